@@ -1,0 +1,144 @@
+"""All clients' data in flat arrays, with offsets and counts per client and split."""
+
+from collections.abc import Mapping, Sequence
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from rookery import _check
+from rookery._types import Tree
+
+
+class Population(eqx.Module):
+    """The rows of all clients, sorted by client; no padding, however unequal the clients are.
+
+    Build one with :meth:`from_parts` or :meth:`stacked`.
+
+    Attributes:
+        data: pytree of arrays [all rows, ...].
+        offsets: [splits, clients], where a client's rows of a split begin.
+        counts: [splits, clients], how many there are.
+        weights: [clients], the weight of each client in a mean; they sum to one.
+        splits: names of the splits, in the order of the first axis above.
+        largest: per split, the rows of its largest client.
+    """
+
+    data: Tree
+    offsets: np.ndarray | jax.Array
+    counts: np.ndarray | jax.Array
+    weights: np.ndarray | jax.Array
+    splits: tuple[str, ...] = eqx.field(static=True)
+    largest: tuple[int, ...] = eqx.field(static=True)
+
+    @property
+    def n_clients(self) -> int:
+        """How many clients there are."""
+        return self.weights.shape[0]
+
+    @classmethod
+    def from_parts(
+        cls,
+        data: Tree,
+        parts: Mapping[str, Sequence[np.ndarray]],
+        *,
+        weights: Sequence[float] | np.ndarray | None = None,
+    ) -> "Population":
+        """Give every client the rows its index lists name.
+
+        Args:
+            data: pytree of arrays whose first axis counts the samples.
+            parts: per split, one array of row numbers per client. A row may be used repeatedly.
+            weights: of the clients in every mean; equal if not given.
+
+        >>> import numpy as np
+        >>> p = Population.from_parts(np.arange(4.0), {"train": [np.array([3]), np.array([0, 1])]})
+        >>> p.data.tolist(), p.counts.tolist()
+        ([3.0, 0.0, 1.0], [[1, 2]])
+        """
+        n_rows = _common_length(data)
+        if not parts:
+            raise ValueError("parts is empty; name at least one split, such as 'train'.")
+        sizes = {split: len(lists) for split, lists in parts.items()}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"every split needs one index list per client, got {sizes}.")
+        n_clients = _check.count("the number of clients", next(iter(sizes.values())))
+        order, counts = [], np.zeros((len(parts), n_clients), np.int32)
+        for client in range(n_clients):
+            for s, (split, lists) in enumerate(parts.items()):
+                rows = np.asarray(lists[client])
+                _check_rows(rows, client, split, n_rows)
+                order.append(rows)
+                counts[s, client] = rows.size
+        # rows lie client by client and, within a client, split by split
+        ends = np.cumsum(counts.T.ravel()).reshape(n_clients, len(parts)).T
+        index = np.concatenate(order)
+        return cls(
+            data=jax.tree.map(lambda a: np.asarray(a)[index], data),
+            offsets=(ends - counts).astype(np.int32),
+            counts=counts,
+            weights=_normalised(weights, n_clients),
+            splits=tuple(parts),
+            largest=tuple(int(c) for c in counts.max(axis=1)),
+        )
+
+    @classmethod
+    def stacked(cls, data: Tree, *, split: str = "train", weights=None) -> "Population":
+        """Clients of equal size from arrays [clients, rows, ...]."""
+        shapes = {np.shape(a)[:2] for a in jax.tree.leaves(data)}
+        if len(shapes) != 1 or len(shape := next(iter(shapes))) != 2:
+            raise ValueError(f"every field must start with the axes [clients, rows], got {shapes}.")
+        n_clients, rows = shape
+        flat = jax.tree.map(lambda a: np.asarray(a).reshape(n_clients * rows, *a.shape[2:]), data)
+        lists = list(np.arange(n_clients * rows).reshape(n_clients, rows))
+        return cls.from_parts(flat, {split: lists}, weights=weights)
+
+    def split_index(self, split: str) -> int:
+        """The position of a split, or an error with the nearest valid name."""
+        return self.splits.index(_check.one_of("split", split, self.splits))
+
+    def example(self, split: str) -> Tree:
+        """Shape and type of one row, for checking losses."""
+        self.split_index(split)
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), self.data)
+
+    def rows(self, client: int, split: str) -> Tree:
+        """One client's rows of a split, as NumPy arrays."""
+        s = self.split_index(split)
+        start, count = int(self.offsets[s, client]), int(self.counts[s, client])
+        return jax.tree.map(lambda a: np.asarray(a[start : start + count]), self.data)
+
+
+def _common_length(data: Tree) -> int:
+    lengths = {np.shape(a)[0] if np.ndim(a) else None for a in jax.tree.leaves(data)}
+    if len(lengths) != 1 or None in lengths:
+        raise ValueError(f"all fields need the same number of rows, got {lengths or 'no fields'}.")
+    return lengths.pop()
+
+
+def _check_rows(rows: np.ndarray, client: int, split: str, n_rows: int) -> None:
+    if rows.size == 0:
+        raise ValueError(
+            f"client {client} has no rows in split {split!r}. Give it some, or leave it out."
+        )
+    if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
+        raise TypeError(
+            f"client {client}, split {split!r}: row numbers must be a flat array of integers, "
+            f"got {rows.dtype}{list(rows.shape)}."
+        )
+    if rows.min() < 0 or rows.max() >= n_rows:
+        raise ValueError(
+            f"client {client}, split {split!r}: row numbers run from {rows.min()} to {rows.max()}, "
+            f"but the data has rows 0 to {n_rows - 1}."
+        )
+
+
+def _normalised(weights, n_clients: int) -> np.ndarray:
+    if weights is None:
+        return np.full(n_clients, 1 / n_clients)
+    weights = np.asarray(weights, float)
+    if weights.shape != (n_clients,):
+        raise ValueError(f"weights must have shape ({n_clients},), got {weights.shape}.")
+    if not np.all(np.isfinite(weights)) or weights.min() < 0 or weights.sum() <= 0:
+        raise ValueError(f"weights must be finite, not negative and not all zero, got {weights}.")
+    return weights / weights.sum()
