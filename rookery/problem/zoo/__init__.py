@@ -1,0 +1,39 @@
+"""Problems whose solution and exact gradient are known; they judge the algorithms.
+
+A member holds the arrays of all clients as [clients, rows, ...] and offers ``problem``, ``data``,
+``start``, ``solution()`` and ``gradient(x)`` (``hypergradient(x)`` for bilevel problems,
+``residual(blocks)`` for multi-sequence ones).
+"""
+
+from rookery.problem.zoo.composition import LinearChain, linear_chain, scalar_composition
+from rookery.problem.zoo.linear_sequences import LinearSequences, linear_sequences
+from rookery.problem.zoo.quadratic import QuadraticBilevel, quadratic_bilevel, scalar_bilevel
+from rookery.problem.zoo.robust import (
+    CubicMAML,
+    RobustQuadratic,
+    cubic_maml,
+    robust_quadratic,
+)
+from rookery.problem.zoo.saddle import QuadraticSaddle, curved_saddle, fednest_saddle, saddle
+from rookery.problem.zoo.semideviation import MeanSemideviation, mean_semideviation
+
+__all__ = [
+    "CubicMAML",
+    "LinearChain",
+    "LinearSequences",
+    "MeanSemideviation",
+    "QuadraticBilevel",
+    "QuadraticSaddle",
+    "RobustQuadratic",
+    "cubic_maml",
+    "curved_saddle",
+    "fednest_saddle",
+    "linear_chain",
+    "linear_sequences",
+    "mean_semideviation",
+    "quadratic_bilevel",
+    "robust_quadratic",
+    "saddle",
+    "scalar_bilevel",
+    "scalar_composition",
+]

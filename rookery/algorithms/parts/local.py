@@ -1,0 +1,87 @@
+"""Local steps on a client: how many, how large, and the variance-reduced kind."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import _check, _tree
+from rookery._types import Key, Sample, Tree
+from rookery.program.federation import Client
+
+
+class PerCall(eqx.Module):
+    """A step size for a whole call, shared out over its local steps: lr_i = lr / local_steps_i.
+
+    With it, clients that take unequally many steps move equally far; a plain number instead is the
+    size of every single local step.
+    """
+
+    lr: float
+
+    def __check_init__(self):
+        _check.positive("PerCall.lr", self.lr)
+
+
+LearningRate = float | PerCall
+LocalSteps = int | tuple[int, ...]
+"""One number for all clients, or one per client."""
+
+
+def learning_rate(value) -> LearningRate:
+    """Field converter: whole numbers become floats, so that they can be swept over."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def check_learning_rate(name: str, value: LearningRate) -> None:
+    """Raise unless a step size is a positive number or a :class:`PerCall`."""
+    if not isinstance(value, PerCall):
+        _check.positive(name, value)
+
+
+def local_steps(value) -> LocalSteps:
+    """Field converter: a list of counts becomes a tuple."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def check_local_steps(name: str, value: LocalSteps, n_clients: int | None = None) -> None:
+    """Raise unless counts are at least one and, if given per client, there is one for each."""
+    for count in value if isinstance(value, tuple) else (value,):
+        _check.count(name, count)
+    if n_clients is not None and isinstance(value, tuple) and len(value) != n_clients:
+        raise ValueError(f"{name} has {len(value)} entries for {n_clients} clients.")
+
+
+def steps_of(client: Client, steps: LocalSteps):
+    """How many local steps this client takes."""
+    return jnp.asarray(steps, jnp.int32)[client.id] if isinstance(steps, tuple) else steps
+
+
+def step_size(lr: LearningRate, steps):
+    """The size of one local step of a client that takes so many."""
+    return lr.lr / steps if isinstance(lr, PerCall) else lr
+
+
+def corrected_steps(
+    client: Client,
+    draw: Callable[[Key], Sample],
+    gradient: Callable[[Tree, Sample], Tree],
+    anchor: Tree,
+    correction: Tree,
+    lr: LearningRate,
+    steps: LocalSteps,
+) -> Tree:
+    """Local steps along  G_i(w; ξ) - G_i(anchor; ξ) + correction,  the same sample ξ in both.
+
+    At the anchor the difference is zero, so the first step needs no evaluation.
+    """
+    steps = steps_of(client, steps)
+    size = step_size(lr, steps)
+
+    def step(nu, w):
+        sample = draw(jax.random.fold_in(client.key, nu))
+        drift = _tree.sub(gradient(w, sample), gradient(anchor, sample))
+        return _tree.axpy(-size, _tree.add(drift, correction), w)
+
+    return client.repeat(steps - 1, step, _tree.axpy(-size, correction, anchor))

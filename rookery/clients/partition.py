@@ -1,0 +1,321 @@
+"""Ways to divide one data set among clients: lists of row numbers, one per client.
+
+``labels`` holds the class of every row; the classes are its distinct values, in rising order. The
+same arguments and ``seed`` give the same rows. No client gets a row twice and, unless a docstring
+says otherwise, no row goes to two clients.
+"""
+
+import bisect
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rookery import _check
+
+Parts = list[np.ndarray]  # row numbers, one array per client
+
+
+def iid(n_samples: int, n_clients: int, *, per_client: int | None = None, seed: int = 0) -> Parts:
+    """Random rows in equal numbers (McMahan et al. 2017, the iid case of FedAvg).
+
+    With ``per_client`` rows for each client, rows left over are dropped. Without it every row is
+    used, and sizes differ by one at most.
+
+    >>> [rows.size for rows in iid(10, 3)], [rows.size for rows in iid(10, 3, per_client=2)]
+    ([4, 3, 3], [2, 2, 2])
+    """
+    return given_sizes(n_samples, _sizes(n_samples, n_clients, per_client), seed=seed)
+
+
+def given_sizes(n_samples: int, sizes: Sequence[int], *, seed: int = 0) -> Parts:
+    """Random rows, so many for each client; rows left over are dropped.
+
+    ComFedL (arXiv:2106.11264) has one client with 5000 images and nine with 20.
+
+    >>> [rows.size for rows in given_sizes(60, (50, 2, 2))]
+    [50, 2, 2]
+    """
+    n_samples = _check.count("n_samples", n_samples)
+    sizes = [_check.count(f"sizes[{i}]", size) for i, size in enumerate(sizes)]
+    if not 0 < sum(sizes) <= n_samples:
+        raise ValueError(f"sizes sum to {sum(sizes)}; name some, {n_samples} rows at most in all.")
+    return _cut(_generator(seed).permutation(n_samples), sizes)
+
+
+def shards(
+    labels: ArrayLike, n_clients: int, *, shards_per_client: int = 2, seed: int = 0
+) -> Parts:
+    """Rows sorted by label, cut into equal shards, a few random shards for each client.
+
+    The non-iid case of FedAvg (McMahan et al. 2017): 100 clients with 2 of 200 shards. Every row
+    is used; shards differ by one row at most.
+
+    >>> labels = np.array([0, 1, 0, 1])
+    >>> sorted(labels[rows].tolist() for rows in shards(labels, 2, shards_per_client=1))
+    [[0, 0], [1, 1]]
+    """
+    by_class = np.concatenate(_rows_by_class(labels))
+    _check.count("shards_per_client", shards_per_client)
+    _sizes(by_class.size, n_clients, shards_per_client)
+    n_shards = n_clients * shards_per_client
+    pieces = np.array_split(by_class, n_shards)
+    order = _generator(seed).permutation(n_shards).reshape(n_clients, shards_per_client)
+    return [np.concatenate([pieces[p] for p in mine]) for mine in order]
+
+
+def k_classes(
+    labels: ArrayLike, n_clients: int, *, classes_per_client: int, per_client: int, seed: int = 0
+) -> Parts:
+    """Each client draws some classes at random, and its rows from these in equal numbers.
+
+    As in FedMBO (arXiv:2302.05412). Clients draw independently: two of them **may hold the same
+    row**, so set test rows aside beforehand. Rows that nobody draws are dropped.
+
+    >>> labels = np.repeat([0, 1, 2], 10)
+    >>> parts = k_classes(labels, 4, classes_per_client=2, per_client=6)
+    >>> [np.unique(labels[rows]).size for rows in parts]
+    [2, 2, 2, 2]
+    """
+    classes = _rows_by_class(labels)
+    n_clients = _check.count("n_clients", n_clients)
+    k = _check.count("classes_per_client", classes_per_client)
+    per_client = _check.count("per_client", per_client, least=k)
+    if k > len(classes):
+        raise ValueError(
+            f"classes_per_client={k}, but there are {len(classes)} classes. Use fewer."
+        )
+    smallest = min(rows.size for rows in classes)
+    # any client may draw the smallest class: whether the call works must not hang on the seed
+    if smallest * k < per_client:
+        raise ValueError(
+            f"per_client={per_client} takes {-(-per_client // k)} rows of one class, but the "
+            f"smallest class has {smallest}. Use per_client={smallest * k} or less."
+        )
+    rng = _generator(seed)
+    parts = []
+    for _ in range(n_clients):
+        quotas = np.zeros((1, len(classes)), int)
+        quotas[0, rng.choice(len(classes), k, replace=False)] = _even(per_client, k)
+        parts += _deal(classes, quotas, rng)
+    return parts
+
+
+def heterogeneity(
+    labels: ArrayLike, n_clients: int, *, q: float, per_client: int | None = None, seed: int = 0
+) -> Parts:
+    """A share ``q`` of each client's rows is of its own class, the rest is from what is left.
+
+    As in FedMSA (arXiv:2306.01648). Client i's own class is number i modulo the number of classes.
+    A class too small for that is divided evenly among the clients that own it. Then all clients
+    are filled up with rows drawn uniformly from the remaining ones, whatever their class, so that
+    ``q=0`` is iid. Sizes and rows left over are as in :func:`iid`.
+
+    >>> labels = np.repeat([0, 1], 10)
+    >>> [np.unique(labels[rows]).tolist() for rows in heterogeneity(labels, 4, q=1)]
+    [[0], [1], [0], [1]]
+    """
+    classes = _rows_by_class(labels)
+    _check_share("q", q)
+    available = np.array([rows.size for rows in classes])
+    sizes = np.array(_sizes(available.sum(), n_clients, per_client))
+    client = np.arange(n_clients)
+    mine = client % available.size
+    own = np.zeros((n_clients, available.size), int)
+    own[client, mine] = np.minimum(np.rint(q * sizes), available[mine] // np.bincount(mine)[mine])
+    rng = _generator(seed)
+    parts = _deal(classes, own, rng)
+    left = np.setdiff1d(np.concatenate(classes), np.concatenate(parts))
+    rest = _cut(rng.permutation(left), sizes - own.sum(1))
+    return [np.concatenate(pair) for pair in zip(parts, rest, strict=True)]
+
+
+def dominant_class(
+    labels: ArrayLike, n_clients: int, *, share: float, per_client: int | None = None, seed: int = 0
+) -> Parts:
+    """A share of each client's rows is of its own class, the rest even over the other classes.
+
+    As in ComFedL (arXiv:2106.11264), whose rho is our ``share``: each other class has a share of
+    (1 - share) / (classes - 1). Client i's own class is number i modulo the number of classes.
+    Without ``per_client`` the clients are as large as the classes permit. Rows left over are
+    dropped.
+
+    >>> labels = np.repeat([0, 1, 2], 10)
+    >>> [np.bincount(labels[r]).tolist() for r in dominant_class(labels, 3, share=0.6)]
+    [[6, 2, 2], [2, 6, 2], [2, 2, 6]]
+    """
+    classes = _rows_by_class(labels)
+    n_clients = _check.count("n_clients", n_clients)
+    _check_share("share", share)
+    available = np.array([rows.size for rows in classes])
+    if available.size < 2:
+        raise ValueError("all labels are equal; a dominant class needs at least 2 classes.")
+
+    def table(size: int) -> np.ndarray:
+        own = round(share * size)
+        # counted from the own class on, so that odd rows are spread over all classes
+        first = [own, *_even(size - own, available.size - 1)]
+        return np.array([np.roll(first, i) for i in range(n_clients)])
+
+    def lacking(size: int) -> int:
+        return (table(size).sum(0) - available).max()
+
+    # the lack grows with the size, so the largest size without one is found by halving
+    largest = bisect.bisect_right(range(1, available.sum() // n_clients + 1), 0, key=lacking)
+    size = _check.count("per_client", max(largest, 1) if per_client is None else per_client)
+    if lacking(size) > 0:
+        raise ValueError(
+            f"{n_clients} clients of {size} rows with share={share} need {lacking(size)} rows more "
+            f"than a class has. Use fewer clients{f' or per_client={largest}' if largest else ''}."
+        )
+    return _deal(classes, table(size), _generator(seed))
+
+
+def dirichlet(
+    labels: ArrayLike,
+    n_clients: int,
+    *,
+    alpha: float,
+    min_per_client: int = 1,
+    max_tries: int = 100,
+    seed: int = 0,
+) -> Parts:
+    """Each class is divided among the clients in Dirichlet(alpha) proportions.
+
+    As in Yurochkin et al. 2019 (arXiv:1905.12022). Small ``alpha``: a class goes to few clients;
+    large: all clients look alike. Every row is used. Proportions are drawn until every client has
+    ``min_per_client`` rows, ``max_tries`` times at most.
+
+    >>> sum(rows.size for rows in dirichlet(np.repeat([0, 1], 50), 5, alpha=0.5))
+    100
+    """
+    classes = _rows_by_class(labels)
+    sizes = np.array([[rows.size] for rows in classes])
+    _check.positive("alpha", alpha)
+    _check.count("max_tries", max_tries)
+    _sizes(sizes.sum(), n_clients, _check.count("min_per_client", min_per_client))
+
+    def draw(alpha: float) -> tuple[Parts, int]:
+        rng, reached = _generator(seed), 0
+        for _ in range(max_tries):
+            ends = rng.dirichlet(np.full(n_clients, alpha), len(classes)).cumsum(1)
+            ends[:, -1] = 1  # rounding must not lose the last row
+            table = np.diff((ends * sizes).astype(int), prepend=0).T
+            reached = max(reached, table.sum(1).min())
+            if reached >= min_per_client:
+                return _deal(classes, table, rng), reached
+        return [], reached
+
+    parts, reached = draw(alpha)
+    if not parts:
+        works = [f"min_per_client={reached}"] if reached else []
+        works += [f"alpha={alpha * 2**k}" for k in range(1, 11) if draw(alpha * 2**k)[0]][:1]
+        raise ValueError(
+            f"none of {max_tries} draws with alpha={alpha} gave each of {n_clients} clients "
+            f"min_per_client={min_per_client} rows. Use {' or '.join([*works, 'fewer clients'])}."
+        )
+    return parts
+
+
+def long_tail(
+    labels: ArrayLike, *, ratio: float = 0.01, largest: float | None = None
+) -> np.ndarray:
+    """Row numbers to keep so that class sizes fall geometrically, as in FedNest and FedMSA.
+
+    Class number c of C keeps its first ``ceil(largest * ratio**(c / (C - 1)))`` rows, or all it
+    has; ``largest`` is the mean class size if not given (6000 in MNIST). The rows come sorted, and
+    nothing is random.
+
+    >>> long_tail(np.array([0, 0, 0, 0, 1, 1, 1, 1]), ratio=0.25).tolist()
+    [0, 1, 2, 3, 4]
+    """
+    classes = _rows_by_class(labels)
+    _check_share("ratio", _check.positive("ratio", ratio))
+    largest = np.size(labels) / len(classes) if largest is None else largest
+    _check.positive("largest", largest)
+    # powers of a step, as in the papers' code: so rounded, the last MNIST class has 61 rows, not 60
+    step = ratio ** (1 / max(len(classes) - 1, 1))
+    kept = [rows[: math.ceil(largest * step**c)] for c, rows in enumerate(classes)]
+    return np.sort(np.concatenate(kept))
+
+
+def split(
+    parts: Sequence[np.ndarray], *, fractions: Mapping[str, float], seed: int = 0
+) -> dict[str, Parts]:
+    """Cut each client's rows at random into named splits, ready for ``Population.from_parts``.
+
+    Every row is used, and every client has at least one row in every split. If a client lists a
+    row twice, the copies may fall into different splits.
+
+    >>> cut = split([np.arange(10), np.arange(10, 13)], fractions={"train": 0.8, "test": 0.2})
+    >>> {name: [rows.size for rows in lists] for name, lists in cut.items()}
+    {'train': [8, 2], 'test': [2, 1]}
+    """
+    for name, fraction in fractions.items():
+        _check.positive(f"fractions[{name!r}]", fraction)
+    if not math.isclose(sum(fractions.values()), 1, abs_tol=1e-6):
+        raise ValueError(f"fractions must sum to 1, got {dict(fractions)}.")
+    position = np.arange(len(fractions))
+    rng = _generator(seed)
+    pieces = []
+    for client, rows in enumerate(parts):
+        spare = len(rows) - len(fractions) + 1
+        if spare < 1:
+            raise ValueError(
+                f"client {client} has {len(rows)} rows, too few for one in each of "
+                f"{', '.join(fractions)}. Give it more rows, or leave it out."
+            )
+        ends = np.rint(np.cumsum(list(fractions.values())) * len(rows)).astype(int)
+        # ends at least one apart, so that no split is empty
+        ends = np.clip(np.maximum.accumulate(ends - position), 1, spare) + position
+        pieces.append(np.split(rng.permutation(rows), ends[:-1]))
+    return {name: [mine[s] for mine in pieces] for s, name in enumerate(fractions)}
+
+
+def _sizes(n_samples: int, n_clients: int, per_client: int | None) -> list[int]:
+    n_samples = _check.count("n_samples", n_samples)
+    n_clients = _check.count("n_clients", n_clients)
+    least = 1 if per_client is None else _check.count("per_client", per_client)
+    if n_clients * least > n_samples:
+        raise ValueError(
+            f"{n_clients} clients with at least {least} rows each need {n_clients * least} rows, but "
+            f"there are {n_samples}. Use fewer clients or rows per client."
+        )
+    return _even(n_samples, n_clients) if per_client is None else [least] * n_clients
+
+
+def _even(total: int, n: int) -> list[int]:
+    """Whole numbers that sum to the total and differ by one at most, the larger ones first."""
+    return [total // n + (i < total % n) for i in range(n)]
+
+
+def _cut(rows: np.ndarray, sizes) -> Parts:
+    """Consecutive pieces of the given sizes, from the front."""
+    return np.split(rows[: sum(sizes)], np.cumsum(sizes)[:-1])
+
+
+def _deal(classes: Parts, table: np.ndarray, rng: np.random.Generator) -> Parts:
+    """Random rows of each class, ``table[client, class]`` of them, none twice."""
+    columns = [_cut(rng.permutation(rows), table[:, c]) for c, rows in enumerate(classes)]
+    return [np.concatenate(mine) for mine in zip(*columns, strict=True)]
+
+
+def _rows_by_class(labels: ArrayLike) -> Parts:
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or not labels.size or not np.issubdtype(labels.dtype, np.integer):
+        raise TypeError(
+            "labels must be a flat array of whole numbers, not empty, "
+            f"got {labels.dtype}{list(labels.shape)}. Number the classes 0, 1, 2, ..."
+        )
+    return [np.flatnonzero(labels == c) for c in np.unique(labels)]
+
+
+def _check_share(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value <= 1:
+        raise ValueError(f"{name} must be a number between 0 and 1, got {value!r}.")
+
+
+def _generator(seed: int) -> np.random.Generator:
+    return np.random.default_rng(_check.count("seed", seed, least=0))

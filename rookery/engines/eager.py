@@ -1,0 +1,156 @@
+"""The eager engine: plain Python loops that define what a program means, and check it.
+
+Its books are kept on their own, with Python integers and sets, so agreement with the compiled
+engine's ledger says something.
+"""
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery import _tree
+from rookery._types import Key, Tree
+from rookery.clients.client import Client
+from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
+from rookery.program.algorithm import numbers_to_arrays
+from rookery.program.cohort import Cohort
+from rookery.program.federation import (
+    AbstractFederation,
+    Placed,
+    Shared,
+    Step,
+    client_key,
+    common_cohort,
+)
+from rookery.program.ledger import Ledger
+
+
+class EagerFederation(AbstractFederation):
+    """The words, one client after another."""
+
+    def __init__(self, program: Program, round: int):
+        weights = jnp.asarray(program.population.weights, float)
+        super().__init__(program.population.n_clients, weights, round, program.aggregate)
+        self._population = program.population
+        self._clock = program.clock
+        self.ledger = Ledger()
+        self._holders: dict[int, set[int]] = {}
+        self._pending: dict[int, list[float]] = {}
+
+    def map(self, step: Step, *values: Placed, key: Key | None = None, **settings: Any) -> Placed:
+        """A loop over the cohort; a failure names the client, the step and the round."""
+        cohort = common_cohort(step, values)
+        check_step(step, settings)
+        replies = []
+        for slot, id in enumerate(cohort.ids.tolist()):
+            occurrence = None if cohort.occurrence is None else cohort.occurrence[slot]
+            own = client_key(key, id, occurrence)
+            client = Client(self._population, id, own, _loop)  # pyright: ignore[reportArgumentType]
+            arguments = [
+                jax.tree.map(lambda a, s=slot: a[s], v.value) if v.is_stacked else v.value
+                for v in values
+            ]
+            try:
+                reply = step(client, *arguments, **settings)
+            except Exception as error:
+                error.add_note(f"client {id}, step {step.__name__}, round {self.round}")
+                raise
+            replies.append(reply)
+            if bool(cohort.active[slot]):
+                gradients, products = (int(w) for w in client.work)
+                self.ledger += Ledger(gradients=gradients, hessian_vectors=products)
+        shapes = {str(jax.tree.map(jnp.shape, reply)) for reply in replies}
+        if len(shapes) > 1:
+            raise ValueError(f"{step.__name__}: clients replied with different shapes: {shapes}.")
+        return Placed(cohort, jax.tree.map(lambda *r: jnp.stack(r), *replies), is_stacked=True)
+
+    def repeat(self, n, body, init):
+        """A Python loop."""
+        return _loop(n, body, init)
+
+    def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
+        pending = self._pending.setdefault(cohort.token, [0.0] * len(cohort))
+        for slot, taking in enumerate(slots.tolist()):
+            if taking:
+                pending[slot] += nbytes
+                self.ledger += Ledger(bytes_down=nbytes)
+
+    def _send_to_newcomers(self, cohort: Cohort, shared: Shared) -> None:
+        holders = self._holders.setdefault(shared.token, set())
+        newcomers = []
+        for id, is_active in zip(cohort.ids.tolist(), cohort.active.tolist(), strict=True):
+            newcomers.append(is_active and id not in holders)
+            if is_active:
+                holders.add(id)
+        self._send(cohort, jnp.array(newcomers), _tree.nbytes(shared.value))
+
+    def _exchange(self, cohort: Cohort, nbytes: int) -> None:
+        pending = self._pending.pop(cohort.token, [0.0] * len(cohort))
+        seconds = self._clock.exchange_seconds(
+            self.round,
+            self.ledger.exchanges,
+            cohort.ids,
+            cohort.active,
+            jnp.array(pending) + nbytes,
+        )
+        active = sum(cohort.active.tolist())
+        self.ledger += Ledger(
+            exchanges=1, messages=2 * active, bytes_up=nbytes * active, seconds=float(seconds)
+        )
+
+
+def check_step(step: Step, settings: dict[str, Any]) -> None:
+    """Raise unless a step is a plain named function that hides no server value."""
+    name = getattr(step, "__qualname__", None)
+    if not inspect.isfunction(step) or name is None or "<locals>" in name or "<lambda>" in name:
+        raise ValueError(
+            f"a client step must be a module-level function, got {step!r}. Both sides of a wire "
+            "know it by its name, and it cannot hide a server value in a closure."
+        )
+    for setting, value in settings.items():
+        if isinstance(value, jax.Array) and value.ndim > 0:
+            raise ValueError(
+                f"{name}: setting {setting!r} is an array of shape {value.shape}. Settings are "
+                "configuration; send arrays with fed.broadcast so that they are counted."
+            )
+
+
+def _loop(n, body, init: Tree) -> Tree:
+    value = init
+    for i in range(int(n)):
+        value = body(jnp.asarray(i, jnp.int32), value)
+    return value
+
+
+class _EagerRunner(AbstractRunner):
+    def __init__(self, program: Program):
+        self._program = Program(
+            numbers_to_arrays(program.algorithm),
+            program.problem,
+            jax.tree.map(jnp.asarray, program.population),
+            program.clock,
+            program.aggregate,
+        )
+
+    def advance(self, state: Tree, key: Key, first_round: int, n_rounds: int) -> Progress:
+        ledgers: list[Ledger] = []
+        is_finite: list[bool] = []
+        algorithm, problem = self._program.algorithm, self._program.problem
+        for round in range(first_round, first_round + n_rounds):
+            fed = EagerFederation(self._program, round)
+            state = algorithm.round(fed, problem, state, jax.random.fold_in(key, round))
+            ledgers.append(fed.ledger)
+            is_finite.append(bool(_tree.all_finite(state)))
+            if not is_finite[-1]:
+                break
+        return Progress(state, ledgers, is_finite)
+
+
+class Eager(AbstractEngine):
+    """Runs a program one operation at a time: slow, easy to look into, and strict."""
+
+    def prepare(self, program: Program) -> AbstractRunner:
+        """Make ready."""
+        return _EagerRunner(program)

@@ -1,0 +1,145 @@
+"""A chain of affine layers under least squares, the composition with a closed form.
+
+Client i has
+    layers 0 to N - 1   A_i z + a_i,  with its own A_i and a_i at every layer,
+    layer N             1/2 |z - t_i|^2.
+With the clients' mean matrices the objective is an ordinary least-squares problem.
+"""
+
+import functools
+
+import equinox as eqx
+import numpy as np
+
+from rookery import _check
+from rookery.problem.composition import Composition
+
+
+class LinearChain(eqx.Module):
+    """The arrays of all clients, stacked as [clients, rows, ...], and the closed forms.
+
+    Attributes:
+        matrices: per affine layer, [clients, rows, size of its value, size of its argument].
+        offsets: per affine layer, [clients, rows, size of its value].
+        target: [clients, rows, size of the last affine layer's value].
+    """
+
+    matrices: tuple[np.ndarray, ...]
+    offsets: tuple[np.ndarray, ...]
+    target: np.ndarray
+
+    @property
+    def problem(self) -> Composition:
+        """The affine layers and the squared distance, all averaged over the same rows."""
+        return Composition((*(_Affine(n) for n in range(len(self.matrices))), _distance))
+
+    @property
+    def data(self) -> dict[str, np.ndarray]:
+        """Per field, an array [clients, rows, ...]."""
+        affine = enumerate(zip(self.matrices, self.offsets, strict=True))
+        named = {f"{name}{n}": a for n, pair in affine for name, a in zip("Aa", pair, strict=True)}
+        return {**named, "t": self.target}
+
+    @property
+    def start(self) -> tuple[np.ndarray]:
+        """Zeros for x."""
+        return (np.zeros(self.matrices[0].shape[-1], self.target.dtype),)
+
+    def levels(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The values (z_1, ..., z_N) of the affine layers at x."""
+        values = []
+        for matrix, offset in self._means():
+            x = matrix @ x + offset
+            values.append(x)
+        return tuple(values)
+
+    def gradient(self, x: np.ndarray) -> np.ndarray:
+        """The exact gradient: the transposed mean matrices times the last residual."""
+        return self._product().T @ (self.levels(x)[-1] - _mean(self.target))
+
+    def solution(self) -> tuple[np.ndarray]:
+        """(x*,), the least-squares solution."""
+        at_zero = self.levels(np.zeros(self.matrices[0].shape[-1]))[-1]
+        return (np.linalg.lstsq(self._product(), _mean(self.target) - at_zero)[0],)
+
+    def _means(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [(_mean(A), _mean(a)) for A, a in zip(self.matrices, self.offsets, strict=True)]
+
+    def _product(self) -> np.ndarray:
+        return functools.reduce(lambda before, A: A @ before, [A for A, _ in self._means()])
+
+
+class _Affine(eqx.Module):
+    level: int = eqx.field(static=True)
+
+    def __call__(self, z, row):
+        return row[f"A{self.level}"] @ z + row[f"a{self.level}"]
+
+
+def _distance(z, row):
+    e = z - row["t"]
+    return e @ e / 2
+
+
+def _mean(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64).mean((0, 1))
+
+
+def linear_chain(
+    *,
+    n_clients: int = 5,
+    sizes: tuple[int, ...] = (3, 4, 5),
+    heterogeneity: float = 1.0,
+    spread: float = 0.3,
+    rows: int = 1,
+    noise: float = 0.0,
+    seed: int = 0,
+    dtype=np.float64,
+) -> LinearChain:
+    """A random instance with a unique solution.
+
+    Args:
+        n_clients: how many clients.
+        sizes: length of x, then of the value of each affine layer; N + 1 numbers give N + 1 layers.
+        heterogeneity: 0 makes all clients equal, 1 draws them independently.
+        spread: size of the random part of the matrices, which are otherwise identities.
+        rows: rows per client; they average to the client's arrays.
+        noise: standard deviation of the rows around their client's arrays.
+        seed: of the random numbers.
+        dtype: of the arrays.
+
+    >>> len(linear_chain(sizes=(2, 2, 3, 4)).problem.layers)
+    4
+    """
+    _check.count("the number of sizes", len(sizes), least=2)
+    if min(sizes) < sizes[0]:
+        raise ValueError(
+            f"no layer may be smaller than x, else the solution is not unique, got {sizes}."
+        )
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape):
+        """A common part, a part of every client's own, and rows that average to their sum."""
+        common, own = rng.normal(size=shape), rng.normal(size=(n_clients, 1, *shape))
+        jitter = noise * rng.normal(size=(n_clients, rows, *shape))
+        return common + heterogeneity * (own - common) + jitter - jitter.mean(1, keepdims=True)
+
+    pairs = list(zip(sizes[1:], sizes[:-1], strict=True))
+    return LinearChain(
+        matrices=tuple((np.eye(*s) + spread * draw(*s)).astype(dtype) for s in pairs),
+        offsets=tuple(draw(size).astype(dtype) for size in sizes[1:]),
+        target=draw(sizes[-1]).astype(dtype),
+    )
+
+
+def scalar_composition(dtype=np.float64) -> LinearChain:
+    """Two clients, one affine layer k_i x with k = (1, 3) and targets (1, 5): x* = 3/2 by hand.
+
+    The gradient is 2 (2 x - 3); the mean of the clients' own gradients is 5 x - 8.
+
+    >>> scalar_composition().solution()[0].round(12).tolist()
+    [1.5]
+    """
+    slope = np.array([1, 3], dtype).reshape(2, 1, 1, 1)
+    target = np.array([1, 5], dtype).reshape(2, 1, 1)
+    return LinearChain((slope,), (np.zeros_like(target),), target)

@@ -1,0 +1,119 @@
+"""Coupled affine maps whose common root is one linear solve.
+
+With all blocks laid end to end, u = (x, z_1, ..., z_N), client i has the maps  M_i u + c_i;  the
+rows of M_i that belong to a block are the map of that block.
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.problem.multisequence import MultiSequence
+
+
+class LinearSequences(eqx.Module):
+    """The matrices of all clients, stacked as [clients, rows, ...], and the closed forms.
+
+    Attributes:
+        M: [clients, rows, total size, total size].
+        c: [clients, rows, total size].
+        sizes: lengths of x, z_1, ..., z_N.
+    """
+
+    M: np.ndarray
+    c: np.ndarray
+    sizes: tuple[int, ...] = eqx.field(static=True)
+
+    @property
+    def problem(self) -> MultiSequence:
+        """One map per block, all averaged over the same rows."""
+        main, *sequences = (_Map(part.start, part.stop) for part in self._parts())
+        return MultiSequence(main, tuple(sequences))
+
+    @property
+    def data(self) -> dict[str, np.ndarray]:
+        """Per field, an array [clients, rows, ...]."""
+        return {"M": self.M, "c": self.c}
+
+    @property
+    def start(self) -> tuple[np.ndarray, ...]:
+        """Zeros for every block."""
+        return tuple(np.zeros(size, self.c.dtype) for size in self.sizes)
+
+    def residual(self, blocks: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+        """The exact mean maps at the blocks, which are all zero at the solution."""
+        M, c = self._means()
+        joined = M @ np.concatenate(blocks) + c
+        return tuple(joined[part] for part in self._parts())
+
+    def solution(self) -> tuple[np.ndarray, ...]:
+        """(x*, z_1*, ..., z_N*)."""
+        M, c = self._means()
+        joined = np.linalg.solve(M, -c)
+        return tuple(joined[part] for part in self._parts())
+
+    def _means(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.M.astype(np.float64).mean((0, 1)), self.c.astype(np.float64).mean((0, 1))
+
+    def _parts(self) -> list[slice]:
+        ends = np.cumsum(self.sizes).tolist()
+        return [slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
+
+
+class _Map(eqx.Module):
+    """The map of the block that lies from ``begin`` to ``end``."""
+
+    begin: int = eqx.field(static=True)
+    end: int = eqx.field(static=True)
+
+    def __call__(self, blocks, row):
+        part = slice(self.begin, self.end)
+        return row["M"][part] @ jnp.concatenate(blocks) + row["c"][part]
+
+
+def linear_sequences(
+    *,
+    n_clients: int = 5,
+    sizes: tuple[int, ...] = (3, 2, 4),
+    coupling: float = 0.5,
+    heterogeneity: float = 1.0,
+    rows: int = 1,
+    noise: float = 0.0,
+    seed: int = 0,
+    dtype=np.float64,
+) -> LinearSequences:
+    """A random instance whose mean map is well-conditioned, however different the clients are.
+
+    The mean matrix is  I + coupling K  with a random K of norm 1. Its symmetric part is positive,
+    so steps against the mean maps converge for every small enough choice of step sizes per block.
+    A single client's matrix promises nothing.
+
+    Args:
+        n_clients: how many clients.
+        sizes: lengths of x, z_1, ..., z_N.
+        coupling: size of the random part of the mean matrix, below 1.
+        heterogeneity: 0 makes all clients equal, 1 lets them differ by the size of the mean.
+        rows: rows per client; they average to the client's arrays.
+        noise: standard deviation of the rows around their client's arrays.
+        seed: of the random numbers.
+        dtype: of the arrays.
+
+    >>> [len(block) for block in linear_sequences(sizes=(2, 1)).solution()]
+    [2, 1]
+    """
+    if not 0 <= coupling < 1:
+        raise ValueError(f"coupling must be at least 0 and below 1, got {coupling}.")
+    rng, total = np.random.default_rng(seed), sum(sizes)
+
+    def around(mean, scale):
+        """Clients around the mean and rows around the clients, each centred on what it spreads."""
+        own = heterogeneity * scale * rng.normal(size=(n_clients, 1, *mean.shape))
+        jitter = noise * rng.normal(size=(n_clients, rows, *mean.shape))
+        return mean + own - own.mean(0) + jitter - jitter.mean(1, keepdims=True)
+
+    K = rng.normal(size=(total, total))
+    M = np.eye(total) + coupling * K / np.linalg.norm(K, 2)
+    c = rng.normal(size=total)
+    return LinearSequences(
+        around(M, 1 / np.sqrt(total)).astype(dtype), around(c, 1.0).astype(dtype), tuple(sizes)
+    )

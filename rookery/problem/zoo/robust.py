@@ -1,0 +1,212 @@
+"""Client-local compositions (ComFedL, arXiv:2106.11264) with exact gradients.
+
+There is no closed form of their solutions: Newton's method with exact Hessians computes them.
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from numpy.linalg import norm
+
+from rookery.problem.composition import LocalComposition
+
+
+class RobustQuadratic(eqx.Module):
+    """Mean over clients of exp(f_i(w) / gamma),  f_i(w) = 1/2 w' H_i w - b_i' w + c_i.
+
+    The minimiser is also that of  gamma log mean exp(f_i / gamma),  the greatest mean loss over
+    all client weights r less gamma KL(r | equal weights).
+    """
+
+    H: np.ndarray
+    b: np.ndarray
+    c: np.ndarray
+    gamma: float = 1.0
+
+    @property
+    def problem(self) -> LocalComposition:
+        """The client's loss inside, the exponential outside, on the same rows."""
+        return LocalComposition(_quadratic, _Exponential(self.gamma))
+
+    @property
+    def data(self) -> dict[str, np.ndarray]:
+        """Per field, an array [clients, rows, ...]."""
+        return {"H": self.H, "b": self.b, "c": self.c}
+
+    @property
+    def start(self) -> tuple[np.ndarray]:
+        """Zeros for w."""
+        return (np.zeros(self.b.shape[-1], self.b.dtype),)
+
+    def losses(self, w: np.ndarray) -> np.ndarray:
+        """f_i(w), [clients]."""
+        H, b, c = map(_means, (self.H, self.b, self.c))
+        return (H @ w) @ w / 2 - b @ w + c
+
+    def weights(self, w: np.ndarray) -> np.ndarray:
+        """The client weights that are worst at w: proportional to exp(f_i / gamma), sum one."""
+        exponent = self.losses(w) / self.gamma
+        weights = np.exp(exponent - exponent.max())
+        return weights / weights.sum()
+
+    def gradient(self, w: np.ndarray) -> np.ndarray:
+        """The exact gradient of the mean of exp(f_i / gamma)."""
+        scale = np.exp(self.losses(w) / self.gamma).mean() / self.gamma
+        return scale * self._log_derivatives(w)[0]
+
+    def solution(self) -> tuple[np.ndarray]:
+        """(w*,) by damped Newton steps on the logarithm, which is convex and cannot overflow."""
+        w = np.zeros(self.b.shape[-1])
+        for _ in range(100):
+            gradient, hessian = self._log_derivatives(w)
+            step = np.linalg.solve(hessian, gradient)
+            while norm(self._log_derivatives(w - step)[0]) > norm(gradient):
+                step = step / 2
+            w = w - step
+        return (w,)
+
+    def _log_derivatives(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        H, r = _means(self.H), self.weights(w)
+        g = H @ w - _means(self.b)
+        spread = g - r @ g
+        return r @ g, np.tensordot(r, H, 1) + spread.T @ (r[:, None] * spread) / self.gamma
+
+
+class CubicMAML(eqx.Module):
+    """Mean of f_i(w - lr grad f_i(w)) over clients,  f_i(w) = w' A_i w / 2 + b_i' w + sum w_j^3 / 6.
+
+    The cubes make Hessians vary with w and losses unbounded: the solution is the local minimiser
+    near zero.
+    """
+
+    A: np.ndarray
+    b: np.ndarray
+    adaptation_lr: float = 0.1
+
+    @property
+    def problem(self) -> LocalComposition:
+        """The adapted point inside, the client's loss outside, on the same rows."""
+        return LocalComposition(_Adapted(self.adaptation_lr), _cubic)
+
+    @property
+    def data(self) -> dict[str, np.ndarray]:
+        """Per field, an array [clients, rows, ...]."""
+        return {"A": self.A, "b": self.b}
+
+    @property
+    def start(self) -> tuple[np.ndarray]:
+        """Zeros for w."""
+        return (np.zeros(self.b.shape[-1], self.b.dtype),)
+
+    def gradient(self, w: np.ndarray) -> np.ndarray:
+        """The exact gradient, mean of (I - lr Hess f_i(w)) grad f_i(adapted w)."""
+        return self._derivatives(w)[0]
+
+    def solution(self) -> tuple[np.ndarray]:
+        """(w*,) by Newton's method from zero."""
+        w = np.zeros(self.b.shape[-1])
+        for _ in range(50):
+            gradient, hessian = self._derivatives(w)
+            w = w - np.linalg.solve(hessian, gradient)
+        return (w,)
+
+    def _derivatives(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        A, b, lr, eye = _means(self.A), _means(self.b), self.adaptation_lr, np.eye(w.size)
+        adapted = w - lr * (A @ w + b + w**2 / 2)
+        jacobian = eye - lr * (A + np.diag(w))
+        loss_gradient = np.einsum("ijk,ik->ij", A, adapted) + b + adapted**2 / 2
+        loss_hessian = A + adapted[:, :, None] * eye
+        gradient = np.einsum("ijk,ik->ij", jacobian, loss_gradient).mean(0)
+        bend = lr * np.diag(loss_gradient.mean(0))  # from the derivative of the Jacobian
+        return gradient, (jacobian @ loss_hessian @ jacobian).mean(0) - bend
+
+
+class _Exponential(eqx.Module):
+    gamma: float
+
+    def __call__(self, u, row):
+        return jnp.exp(u / jnp.asarray(self.gamma, u.dtype))
+
+
+class _Adapted(eqx.Module):
+    lr: float
+
+    def __call__(self, w, row):
+        lr = jnp.asarray(self.lr, w.dtype)
+        return w - lr * (row["A"] @ w + row["b"] + w**2 / 2)
+
+
+def _quadratic(w, row):
+    return w @ row["H"] @ w / 2 - row["b"] @ w + row["c"]
+
+
+def _cubic(w, row):
+    return w @ row["A"] @ w / 2 + row["b"] @ w + jnp.sum(w**3) / 6
+
+
+def _means(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64).mean(1)
+
+
+def robust_quadratic(
+    *,
+    n_clients: int = 5,
+    size: int = 4,
+    gamma: float = 1.0,
+    heterogeneity: float = 1.0,
+    rows: int = 1,
+    noise: float = 0.0,
+    seed: int = 0,
+    dtype=np.float64,
+) -> RobustQuadratic:
+    """A random instance; every f_i is zero at its own minimiser, which lies about 1 from zero.
+
+    Args:
+        n_clients: how many clients.
+        size: length of w.
+        gamma: of the exponential; the smaller, the more the worst client counts.
+        heterogeneity: 0 makes all clients equal, 1 draws them independently.
+        rows: rows per client; they average to the client's arrays.
+        noise: standard deviation of the rows around their client's vector.
+        seed: of the random numbers.
+        dtype: of the arrays.
+    """
+    H, centre = _draw(n_clients, size, heterogeneity, rows, noise, seed)
+    centre = centre / np.sqrt(size)
+    b = np.einsum("...jk,...k->...j", H, centre)
+    c = np.repeat(np.sum(b.mean(1) * centre.mean(1), -1)[:, None] / 2, rows, axis=1)
+    return RobustQuadratic(H.astype(dtype), b.astype(dtype), c.astype(dtype), gamma)
+
+
+def cubic_maml(
+    *,
+    n_clients: int = 5,
+    size: int = 4,
+    adaptation_lr: float = 0.1,
+    heterogeneity: float = 1.0,
+    rows: int = 1,
+    noise: float = 0.0,
+    seed: int = 0,
+    dtype=np.float64,
+) -> CubicMAML:
+    """A random instance, with arguments as in :func:`robust_quadratic`.
+
+    Every client takes a step of size ``adaptation_lr`` before its loss is measured.
+    """
+    A, b = _draw(n_clients, size, heterogeneity, rows, noise, seed)
+    b = 0.3 * b  # small against the curvature, else there is no minimiser
+    return CubicMAML(A.astype(dtype), b.astype(dtype), adaptation_lr)
+
+
+def _draw(n_clients, size, heterogeneity, rows, noise, seed):
+    """Per client one positive matrix for all its rows, and rows that average to its vector."""
+    rng = np.random.default_rng(seed)
+
+    def mixed(*shape):
+        common, own = rng.normal(size=shape), rng.normal(size=(n_clients, 1, *shape))
+        return common + heterogeneity * (own - common)
+
+    factor = mixed(size, size)
+    matrix = np.eye(size) + factor @ factor.swapaxes(-1, -2) / size
+    jitter = noise * rng.normal(size=(n_clients, rows, size))
+    return np.repeat(matrix, rows, axis=1), mixed(size) + jitter - jitter.mean(1, keepdims=True)

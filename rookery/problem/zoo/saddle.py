@@ -1,0 +1,180 @@
+"""Heterogeneous quadratic saddle problems with a closed form.
+
+Client i has
+    loss  -[ 1/2 y' D_i y - b_i' y + y' A_i x ] + 1/2 x' R_i x,
+to be least in x and greatest in y. FedNest's problem (arXiv:2205.02215, section 4.3) is the case
+where all clients share their curvature, D_i = I and R_i = ridge I.
+"""
+
+import equinox as eqx
+import numpy as np
+
+from rookery.problem.minimax import Minimax
+
+
+class QuadraticSaddle(eqx.Module):
+    """The matrices of all clients, stacked as [clients, rows, ...], and the closed forms."""
+
+    D: np.ndarray
+    A: np.ndarray
+    b: np.ndarray
+    R: np.ndarray
+
+    @property
+    def problem(self) -> Minimax:
+        """The payoff, averaged over the clients' rows."""
+        return Minimax(_loss)
+
+    @property
+    def data(self) -> dict[str, np.ndarray]:
+        """Per field, an array [clients, rows, ...]."""
+        return {"D": self.D, "A": self.A, "b": self.b, "R": self.R}
+
+    @property
+    def start(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tens for x and y, FedNest's start; zero would be its solution."""
+        q, p = self.A.shape[-2:]
+        return np.full(p, 10, self.A.dtype), np.full(q, 10, self.A.dtype)
+
+    def inner_solution(self, x: np.ndarray) -> np.ndarray:
+        """The maximiser y*(x)."""
+        m = self._means()
+        return np.linalg.solve(m["D"], m["b"] - m["A"] @ x)
+
+    def gradient(self, x: np.ndarray) -> np.ndarray:
+        """The exact gradient of the maximum over y."""
+        m = self._means()
+        return m["R"] @ x - m["A"].T @ self.inner_solution(x)
+
+    def solution(self) -> tuple[np.ndarray, np.ndarray]:
+        """(x*, y*) with  (R + A' D^-1 A) x* = A' D^-1 b."""
+        m = self._means()
+        AtD = np.linalg.solve(m["D"], m["A"]).T
+        x = np.linalg.solve(m["R"] + AtD @ m["A"], AtD @ m["b"])
+        return x, self.inner_solution(x)
+
+    def _means(self) -> dict[str, np.ndarray]:
+        return {name: a.astype(np.float64).mean((0, 1)) for name, a in self.data.items()}
+
+
+def _loss(x, y, row):
+    return -(y @ row["D"] @ y / 2 - row["b"] @ y + y @ row["A"] @ x) + x @ row["R"] @ x / 2
+
+
+def saddle(
+    *,
+    n_clients: int = 5,
+    size: int = 4,
+    scale: float = 1.0,
+    ridge: float = 1.0,
+    heterogeneity: float = 1.0,
+    rows: int = 1,
+    noise: float = 0.0,
+    seed: int = 0,
+    dtype=np.float64,
+) -> QuadraticSaddle:
+    """A random instance whose clients share their curvature and differ in A_i and b_i.
+
+    Args:
+        n_clients: how many clients.
+        size: length of x and of y.
+        scale: standard deviation of b_i.
+        ridge: curvature in x.
+        heterogeneity: 0 makes all clients equal, 1 draws them independently.
+        rows: rows per client; they average to the client's matrices.
+        noise: standard deviation of the rows around their client's A_i and b_i.
+        seed: of the random numbers.
+        dtype: of the arrays.
+    """
+    return curved_saddle(
+        n_clients=n_clients, x_size=size, y_size=size, scale=scale, ridge=ridge, curvature=0.0,
+        heterogeneity=heterogeneity, rows=rows, noise=noise, seed=seed, dtype=dtype,
+    )  # fmt: skip
+
+
+def curved_saddle(
+    *,
+    n_clients: int = 5,
+    x_size: int = 3,
+    y_size: int = 4,
+    scale: float = 1.0,
+    ridge: float = 1.0,
+    curvature: float = 1.0,
+    heterogeneity: float = 1.0,
+    rows: int = 1,
+    noise: float = 0.0,
+    seed: int = 0,
+    dtype=np.float64,
+) -> QuadraticSaddle:
+    """A random instance whose clients differ in their curvature too.
+
+    Only here do methods with a global and with a local inner solution reach different points.
+
+    Args:
+        n_clients: how many clients.
+        x_size: length of x.
+        y_size: length of y.
+        scale: standard deviation of b_i.
+        ridge: least curvature in x; the least curvature in y is 1.
+        curvature: size of the curvature beyond the least.
+        heterogeneity: 0 makes all clients equal, 1 draws them independently.
+        rows: rows per client; they average to the client's matrices.
+        noise: standard deviation of the rows around their client's A_i and b_i.
+        seed: of the random numbers.
+        dtype: of the arrays.
+    """
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape, noise=noise):
+        """A common part, a part of every client's own, and rows that average to their sum."""
+        common, own = rng.normal(size=shape), rng.normal(size=(n_clients, 1, *shape))
+        jitter = noise * rng.normal(size=(n_clients, rows, *shape))
+        return common + heterogeneity * (own - common) + jitter - jitter.mean(1, keepdims=True)
+
+    def positive(size):
+        factor = draw(size, size, noise=0.0)  # noisy factors would change the mean curvature
+        return curvature * np.einsum("...ij,...kj->...ik", factor, factor) / size
+
+    return QuadraticSaddle(
+        D=(np.eye(y_size) + positive(y_size)).astype(dtype),
+        A=draw(y_size, x_size).astype(dtype),
+        b=(scale * draw(y_size)).astype(dtype),
+        R=(ridge * np.eye(x_size) + positive(x_size)).astype(dtype),
+    )
+
+
+def fednest_saddle(
+    *,
+    n_clients: int = 1000,
+    size: int = 10,
+    scale: float = 1.0,
+    ridge: float = 10.0,
+    coupling: float = 0.1,
+    seed: int = 0,
+    dtype=np.float64,
+) -> QuadraticSaddle:
+    """FedNest's own instance: A_i = t_i I, and b_i that sum to zero, so x* = y* = 0.
+
+    Args:
+        n_clients: how many clients.
+        size: length of x and of y.
+        scale: standard deviation s of the b_i before their mean is taken off.
+        ridge: lambda, the curvature in x.
+        coupling: t_i is uniform between 0 and this.
+        seed: of the random numbers.
+        dtype: of the arrays.
+
+    >>> x, y = fednest_saddle(n_clients=20, size=2).solution()
+    >>> bool(abs(x).max() < 1e-15 and abs(y).max() < 1e-15)
+    True
+    """
+    rng = np.random.default_rng(seed)
+    b = scale * rng.normal(size=(n_clients, 1, size))
+    t = rng.uniform(0, coupling, size=(n_clients, 1, 1, 1))
+    every = np.ones((n_clients, 1, 1, 1))
+    return QuadraticSaddle(
+        D=(every * np.eye(size)).astype(dtype),
+        A=(t * np.eye(size)).astype(dtype),
+        b=(b - b.mean(0)).astype(dtype),
+        R=(every * ridge * np.eye(size)).astype(dtype),
+    )

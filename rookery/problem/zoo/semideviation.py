@@ -1,0 +1,150 @@
+"""Mean-semideviation of a phase-retrieval loss: three nested levels (FedMSA, arXiv:2306.01648).
+
+With  U(x; a, b) = (b - (a'x)^2)^2  and means over all clients' rows,
+    layer 0   x -> (x, E U),
+    layer 1   (x, y) -> (y, E max(0, U - y)^2),
+    layer 2   (s, t) -> s + weight sqrt(t + delta).
+The gradient is exact. The solution is computed by Newton's method, as there is no closed form.
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.problem.composition import Composition
+
+
+class MeanSemideviation(eqx.Module):
+    """The measurements of all clients and what the objective needs.
+
+    Attributes:
+        a: [clients, rows, size], the measuring vectors.
+        b: [clients, rows], the measured squares.
+        truth: [size], the vector that was measured.
+        weight: of the semideviation against the mean.
+        delta: keeps the square root smooth.
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    truth: np.ndarray
+    weight: float = 0.1
+    delta: float = 0.1
+
+    @property
+    def problem(self) -> Composition:
+        """The three layers, averaged over the same rows."""
+        return Composition((_loss_level, _deviation_level, _Risk(self.weight, self.delta)))
+
+    @property
+    def data(self) -> dict[str, np.ndarray]:
+        """Per field, an array [clients, rows, ...]."""
+        return {"a": self.a, "b": self.b}
+
+    @property
+    def start(self) -> tuple[np.ndarray]:
+        """0.1 in every coordinate, FedMSA's start; at zero the gradient vanishes."""
+        return (np.full(self.a.shape[-1], 0.1, self.a.dtype),)
+
+    def gradient(self, x: np.ndarray) -> np.ndarray:
+        """The exact gradient, by the adjoints of the levels from the last to the first."""
+        U, U_x, _ = self._losses(x)
+        over = np.maximum(0, U - U.mean())
+        t_adjoint = self.weight / (2 * np.sqrt(np.mean(over**2) + self.delta))
+        x_adjoint = t_adjoint * np.mean(2 * over[:, None] * U_x, 0)
+        y_adjoint = 1 - 2 * t_adjoint * over.mean()
+        return x_adjoint + y_adjoint * U_x.mean(0)
+
+    def solution(self) -> tuple[np.ndarray]:
+        """(x*,) by Newton's method from the truth, to rounding; -x* is a minimiser as well."""
+        x = self.truth.astype(np.float64)
+        for _ in range(20):
+            x = x - np.linalg.solve(self._hessian(x), self.gradient(x))
+        return (x,)
+
+    def _losses(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """U of every row, its gradients, and its second derivatives in a'x."""
+        a = self.a.astype(np.float64).reshape(-1, self.a.shape[-1])
+        b = self.b.astype(np.float64).ravel()
+        r = a @ x
+        return (b - r**2) ** 2, (-4 * r * (b - r**2))[:, None] * a, 12 * r**2 - 4 * b
+
+    def _hessian(self, x: np.ndarray) -> np.ndarray:
+        a = self.a.astype(np.float64).reshape(-1, self.a.shape[-1])
+        U, U_x, U_rr = self._losses(x)
+        n, over, spread = U.size, np.maximum(0, U - U.mean()), U_x - U_x.mean(0)
+        active = spread[over > 0]
+        mean_hessian = a.T @ (U_rr[:, None] * a) / n
+        t_x = 2 * over @ spread / n
+        t_xx = 2 * (active.T @ active / n + a.T @ ((over * U_rr)[:, None] * a) / n)
+        t_xx -= 2 * over.mean() * mean_hessian
+        root = np.sqrt(np.mean(over**2) + self.delta)
+        risk = t_xx / (2 * root) - np.outer(t_x, t_x) / (4 * root**3)
+        return mean_hessian + self.weight * risk
+
+
+def _loss(x, row):
+    return (row["b"] - (row["a"] @ x) ** 2) ** 2
+
+
+def _loss_level(x, row):
+    return x, _loss(x, row)
+
+
+def _deviation_level(z, row):
+    x, y = z
+    return y, jnp.maximum(0, _loss(x, row) - y) ** 2
+
+
+class _Risk(eqx.Module):
+    weight: float
+    delta: float
+
+    def __call__(self, z, row):
+        s, t = z
+        weight, delta = (jnp.asarray(value, s.dtype) for value in (self.weight, self.delta))
+        return s + weight * jnp.sqrt(t + delta)
+
+
+def mean_semideviation(
+    *,
+    n_clients: int = 2,
+    rows: int = 500,
+    size: int = 10,
+    weight: float = 0.1,
+    delta: float = 0.1,
+    label_noise: float = 0.001,
+    heterogeneity: float = 1.0,
+    seed: int = 0,
+    dtype=np.float64,
+) -> MeanSemideviation:
+    """A random instance, by default of the size of FedMSA's experiment.
+
+    The paper's "covariance with N(0, 1) entries" M is none; its sampler draws from N(0, Sigma)
+    with  Sigma = (M' M)^(1/2),  and so does this one.
+
+    Args:
+        n_clients: how many clients.
+        rows: measurements per client.
+        size: length of x.
+        weight: lambda, of the semideviation against the mean.
+        delta: keeps the square root smooth.
+        label_noise: standard deviation of the noise on the measured squares.
+        heterogeneity: from 0, all clients with the same rows, to 1, rows drawn independently.
+        seed: of the random numbers.
+        dtype: of the arrays.
+    """
+    if not 0 <= heterogeneity <= 1:
+        raise ValueError(f"heterogeneity must be between 0 and 1, got {heterogeneity}.")
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape):
+        """Standard normal in every client, whatever the share of the common part."""
+        common, own = rng.normal(size=(1, *shape)), rng.normal(size=(n_clients, *shape))
+        return np.sqrt(1 - heterogeneity**2) * common + heterogeneity * own
+
+    _, values, basis = np.linalg.svd(rng.normal(size=(size, size)))
+    truth = rng.normal(size=size)
+    a = draw(rows, size) @ (np.sqrt(values)[:, None] * basis)
+    b = (a @ truth) ** 2 + label_noise * draw(rows)
+    return MeanSemideviation(a.astype(dtype), b.astype(dtype), truth, weight, delta)

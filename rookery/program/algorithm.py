@@ -1,0 +1,39 @@
+"""What every algorithm is: an initial state and a round."""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery._types import Key, Tree
+from rookery.program.federation import AbstractFederation
+
+
+class AbstractAlgorithm(eqx.Module):
+    """A server program. Its fields are its hyper-parameters; it holds no state.
+
+    Floating-point fields are array leaves of the program, so a whole run can be mapped over them.
+    """
+
+    @abc.abstractmethod
+    def check(self, problem: Any, n_clients: int) -> None:
+        """Raise unless the algorithm can solve this kind of problem with so many clients."""
+
+    @abc.abstractmethod
+    def init(self, problem: Any, *variables: Tree) -> Tree:
+        """The state before round 0, from the problem's variables."""
+
+    @abc.abstractmethod
+    def round(self, fed: AbstractFederation, problem: Any, state: Tree, key: Key) -> Tree:
+        """One round: a new state from an old one."""
+
+    @abc.abstractmethod
+    def solution(self, state: Tree) -> tuple[Tree, ...]:
+        """The problem's variables out of a state."""
+
+
+def numbers_to_arrays(tree: Tree) -> Tree:
+    """Turn Python floats into arrays, so that changing one does not compile anew."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, float) else leaf, tree)

@@ -1,0 +1,167 @@
+"""Virtual time: how long a client takes to answer in a simulation.
+
+Delays come from a seed of their own, folded with the round, the number of the exchange within the
+round and the client, so all algorithms meet the same slow clients.
+"""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import _check
+
+
+class AbstractDelay(eqx.Module):
+    """Seconds that a client needs for its part of an exchange, apart from moving bytes."""
+
+    @abc.abstractmethod
+    def seconds(self, key: jax.Array, client: jax.Array) -> jax.Array:
+        """One draw for one client."""
+
+
+class NoDelay(AbstractDelay):
+    """Everything is instant."""
+
+    def seconds(self, key, client):
+        """Zero."""
+        return jnp.zeros(())
+
+
+class ConstantDelay(AbstractDelay):
+    """The same time for everyone."""
+
+    value: float
+
+    def __check_init__(self):
+        _check.not_negative("ConstantDelay.value", self.value)
+
+    def seconds(self, key, client):
+        """The value."""
+        return jnp.full((), self.value)
+
+
+class UniformDelay(AbstractDelay):
+    """Uniform between two times; the mean is halfway."""
+
+    low: float
+    high: float
+
+    def __check_init__(self):
+        _check.not_negative("UniformDelay.low", self.low)
+        if not self.high > self.low:
+            raise ValueError(
+                f"UniformDelay.high must be above low, got low={self.low}, high={self.high}."
+            )
+
+    def seconds(self, key, client):
+        """One draw."""
+        return jax.random.uniform(key, (), minval=self.low, maxval=self.high)
+
+
+class LogNormalDelay(AbstractDelay):
+    """Log-normal with a given median; the mean is median * exp(sigma^2 / 2)."""
+
+    median: float
+    sigma: float = 1.0
+
+    def __check_init__(self):
+        _check.positive("LogNormalDelay.median", self.median)
+        _check.positive("LogNormalDelay.sigma", self.sigma)
+
+    def seconds(self, key, client):
+        """One draw."""
+        return self.median * jnp.exp(self.sigma * jax.random.normal(key, ()))
+
+
+class ParetoDelay(AbstractDelay):
+    """Pareto: never below ``least``, heavy-tailed; the mean is least * shape / (shape - 1)."""
+
+    least: float
+    shape: float = 2.0
+
+    def __check_init__(self):
+        _check.positive("ParetoDelay.least", self.least)
+        if not self.shape > 1:
+            raise ValueError(
+                f"ParetoDelay.shape must be above 1, got {self.shape}: the mean would be infinite."
+            )
+
+    def seconds(self, key, client):
+        """One draw."""
+        return self.least * jnp.exp(jax.random.exponential(key, ()) / self.shape)
+
+
+class Stragglers(AbstractDelay):
+    """Some clients are slower than the others by a factor."""
+
+    delay: AbstractDelay
+    clients: tuple[int, ...] = eqx.field(converter=tuple, static=True)
+    factor: float = 5.0
+
+    def __check_init__(self):
+        _check.positive("Stragglers.factor", self.factor)
+        for client in self.clients:
+            _check.count("Stragglers.clients", client, least=0)
+
+    def seconds(self, key, client):
+        """A draw of the underlying delay, stretched for a straggler."""
+        slow = jnp.any(client == jnp.array(self.clients, jnp.int32))
+        return self.delay.seconds(key, client) * jnp.where(slow, self.factor, 1.0)
+
+
+class Clock(eqx.Module):
+    """The delay model, the clients' bandwidth and the seed of all delays.
+
+    Args:
+        delay: seconds per exchange and client.
+        bandwidth: bytes per second of every client, or one number per client; None is infinite.
+        seed: of the delays alone.
+    """
+
+    delay: AbstractDelay = eqx.field(default_factory=NoDelay)
+    bandwidth: float | tuple[float, ...] | None = None
+    seed: int = eqx.field(static=True, default=0)
+
+    def __check_init__(self):
+        if isinstance(self.bandwidth, tuple):
+            for value in self.bandwidth:
+                _check.positive("Clock.bandwidth", value)
+        elif self.bandwidth is not None:
+            _check.positive("Clock.bandwidth", self.bandwidth)
+        _check.count("Clock.seed", self.seed, least=0)
+
+    def check(self, n_clients: int) -> None:
+        """Raise unless the clock fits a population of this size."""
+        if isinstance(self.bandwidth, tuple) and len(self.bandwidth) != n_clients:
+            raise ValueError(
+                f"Clock.bandwidth has {len(self.bandwidth)} numbers for {n_clients} clients."
+            )
+        if isinstance(self.delay, Stragglers) and max(self.delay.clients, default=0) >= n_clients:
+            raise ValueError(
+                f"Stragglers.clients names client {max(self.delay.clients)}, "
+                f"but there are {n_clients} clients (0 to {n_clients - 1})."
+            )
+
+    def exchange_seconds(self, round, exchange, clients, active, nbytes) -> jax.Array:
+        """How long an exchange lasts: its slowest active client.
+
+        Args:
+            round: number of the round.
+            exchange: number of the exchange within the round.
+            clients: ids of the cohort.
+            active: which of them take part.
+            nbytes: bytes that each of them receives and sends.
+        """
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), round), exchange)
+
+        def one(client):
+            return self.delay.seconds(jax.random.fold_in(key, client), client)
+
+        seconds = jax.vmap(one)(clients)
+        if self.bandwidth is not None:
+            bandwidth = jnp.asarray(self.bandwidth, seconds.dtype)
+            rate = bandwidth[clients] if bandwidth.ndim else bandwidth
+            seconds = seconds + nbytes.astype(seconds.dtype) / rate
+        return jnp.max(jnp.where(active, seconds, 0.0))

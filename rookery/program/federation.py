@@ -1,0 +1,226 @@
+"""The words an algorithm is written in.
+
+Values are of two kinds. A *server* value is one pytree. A *placed* value is one pytree per client
+of a cohort. ``broadcast`` and ``scatter`` go down, ``mean``, ``sum``, ``weighted_mean`` and
+``stack`` go up, ``map`` stays on the clients. Every word that goes up ends one exchange.
+
+Engines interpret the words; an algorithm never knows which one does.
+"""
+
+import abc
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import _tree
+from rookery._types import Key, Sample, Tree
+from rookery.program.aggregate import Aggregate
+from rookery.program.cohort import AbstractParticipation, Cohort
+
+_tokens = itertools.count()
+
+
+class Client(Protocol):
+    """What a client step receives first: the client's own data, key and loop."""
+
+    @property
+    def id(self) -> Any:
+        """The client's number."""
+        ...
+
+    @property
+    def key(self) -> Key:
+        """The key of this step on this client."""
+        ...
+
+    def draw(self, split: str, size: int | None, key: Key) -> Sample:
+        """A handle to ``size`` rows of a split, or to all of them if ``size`` is None."""
+        ...
+
+    def repeat(self, n: Any, body: Callable[[Any, Tree], Tree], init: Tree) -> Tree:
+        """``body(i, value)`` n times over; n may differ between clients."""
+        ...
+
+
+Step = Callable[..., Tree]
+"""``step(client, *values, **settings)``: a module-level function, known by its name."""
+
+
+class Placed(eqx.Module):
+    """One value per client of a cohort: the same for all, or stacked along the first axis."""
+
+    cohort: Cohort
+    value: Tree
+    is_stacked: bool = eqx.field(static=True)
+
+    def __iter__(self) -> Iterator["Placed"]:
+        """The parts of a placed tuple."""
+        if not isinstance(self.value, tuple):
+            raise TypeError("only a placed tuple can be unpacked")
+        return iter(Placed(self.cohort, part, self.is_stacked) for part in self.value)
+
+
+class Shared(eqx.Module):
+    """A server value that a client keeps once it has it: it is sent to newcomers only."""
+
+    value: Tree
+    token: int = eqx.field(static=True, default_factory=lambda: next(_tokens))
+
+
+class AbstractFederation(abc.ABC):
+    """The clients as an algorithm sees them during one round.
+
+    Attributes:
+        n_clients: how many clients there are.
+        weights: [clients], summing to one.
+        round: the number of this round, from 0.
+    """
+
+    def __init__(self, n_clients: int, weights: jax.Array, round: Any, aggregate: Aggregate):
+        self.n_clients = n_clients
+        self.weights = weights
+        self.round = round
+        self._aggregate = aggregate
+
+    # ---- who
+
+    def sample(
+        self, rule: AbstractParticipation, key: Key, probabilities: jax.Array | None = None
+    ) -> Cohort:
+        """A fresh cohort."""
+        return rule.draw(
+            key, self.n_clients, self.weights if probabilities is None else probabilities
+        )
+
+    # ---- down
+
+    def share(self, value: Tree) -> Shared:
+        """Mark a server value that several cohorts will need; nothing is sent yet."""
+        return Shared(value)
+
+    def broadcast(self, cohort: Cohort, *values: Tree | Shared) -> Any:
+        """Send server values to a cohort: the same to each client, and to each client once."""
+        placed = []
+        for value in values:
+            if isinstance(value, Shared):
+                self._send_to_newcomers(cohort, value)
+                placed.append(Placed(cohort, value.value, is_stacked=False))
+            else:
+                self._send(cohort, cohort.distinct, _tree.nbytes(value))
+                placed.append(Placed(cohort, value, is_stacked=False))
+        return placed[0] if len(placed) == 1 else tuple(placed)
+
+    def scatter(self, cohort: Cohort, rows: Tree) -> Placed:
+        """Send the client in slot i the i-th row: to each client another value."""
+        sizes = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(rows)}
+        if sizes != {len(cohort)}:
+            raise ValueError(f"{len(cohort)} clients need {len(cohort)} rows, got {sizes}.")
+        self._send(cohort, cohort.active, _tree.nbytes(rows) // len(cohort))
+        return Placed(cohort, rows, is_stacked=True)
+
+    # ---- on the clients
+
+    @abc.abstractmethod
+    def map(self, step: Step, *values: Placed, key: Key | None = None, **settings: Any) -> Placed:
+        """Run ``step(client, *values, **settings)`` on every client of the values' cohort.
+
+        What is communicated is positional; settings are configuration that both sides know. A
+        step must not close over a server value: nobody would count it, and it could not travel.
+        """
+
+    # ---- up
+
+    def mean(self, placed: Placed) -> Tree:
+        """The clients' mean, by their weights and by the run's aggregation rule."""
+        replies, cohort = self._replies(placed)
+        self._exchange(cohort, _tree.nbytes(replies) // len(cohort))
+        weights = jnp.where(cohort.active, self.weights[cohort.ids], 0.0)
+        return self._aggregate(replies, weights / jnp.sum(weights))
+
+    def weighted_mean(self, placed: Placed, weights: Placed) -> Tree:
+        """The mean by weights that the clients send along."""
+        (replies, given), cohort = self._replies(_joined(placed, weights))
+        self._exchange(cohort, _tree.nbytes((replies, given)) // len(cohort))
+        given = jnp.where(cohort.active, given, jnp.zeros_like(given))
+        return self._aggregate(replies, given / jnp.sum(given))
+
+    def sum(self, placed: Placed) -> Tree:
+        """The plain sum over the clients that take part."""
+        replies, cohort = self._replies(placed)
+        self._exchange(cohort, _tree.nbytes(replies) // len(cohort))
+        return jax.tree.map(
+            lambda r: jnp.tensordot(cohort.active.astype(r.dtype), r, 1), replies
+        )
+
+    def stack(self, placed: Placed) -> Tree:
+        """All replies, one row per slot; the row of a switched-off slot means nothing."""
+        replies, cohort = self._replies(placed)
+        self._exchange(cohort, _tree.nbytes(replies) // len(cohort))
+        return replies
+
+    # ---- loops
+
+    @abc.abstractmethod
+    def repeat(self, n: Any, body: Callable[[Any, Tree], Tree], init: Tree) -> Tree:
+        """``body(i, value)`` n times over, starting from ``init``; n may be random.
+
+        With n zero or one it serves as a condition: what the body would have sent is not billed
+        when it does not run.
+        """
+
+    # ---- for engines
+
+    @abc.abstractmethod
+    def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
+        """Bill bytes going down to the given slots of a cohort."""
+
+    @abc.abstractmethod
+    def _send_to_newcomers(self, cohort: Cohort, shared: Shared) -> None:
+        """Bill a shared value to the clients that do not hold it yet; now they do."""
+
+    @abc.abstractmethod
+    def _exchange(self, cohort: Cohort, nbytes: int) -> None:
+        """Bill one exchange in which every active client sends so many bytes."""
+
+    def _replies(self, placed: Placed) -> tuple[Tree, Cohort]:
+        if not isinstance(placed, Placed):
+            raise TypeError(f"only a placed value can go up to the server, got {type(placed)}.")
+        if placed.is_stacked:
+            return placed.value, placed.cohort
+        n = len(placed.cohort)
+        same = jax.tree.map(lambda a: jnp.broadcast_to(a, (n, *jnp.shape(a))), placed.value)
+        return same, placed.cohort
+
+
+def common_cohort(step: Step, values: tuple[Placed, ...]) -> Cohort:
+    """The cohort that all values are placed at, or an error."""
+    name = getattr(step, "__name__", repr(step))
+    if not values:
+        raise ValueError(f"{name}: map needs at least one placed value; broadcast something.")
+    for value in values:
+        if not isinstance(value, Placed):
+            raise TypeError(
+                f"{name}: map takes placed values, got {type(value).__name__}. Broadcast it first, "
+                "or pass it by keyword if it is configuration that the clients know."
+            )
+    if len({value.cohort.token for value in values}) > 1:
+        raise ValueError(f"{name}: the values are placed at different cohorts.")
+    return values[0].cohort
+
+
+def client_key(key: Key | None, id, occurrence) -> Key | None:
+    """The key of one slot: a function of the client alone, never of the cohort's order."""
+    if key is None:
+        return None
+    key = jax.random.fold_in(key, id)
+    return key if occurrence is None else jax.random.fold_in(key, occurrence)
+
+
+def _joined(a: Placed, b: Placed) -> Placed:
+    if a.cohort.token != b.cohort.token or not (a.is_stacked and b.is_stacked):
+        raise ValueError("the mean and its weights must both be replies of one cohort.")
+    return Placed(a.cohort, (a.value, b.value), is_stacked=True)

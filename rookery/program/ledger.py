@@ -1,0 +1,40 @@
+"""What a run has cost so far."""
+
+from dataclasses import asdict, dataclass, fields
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Exact costs of one round or of many; add two ledgers to join them.
+
+    An exchange is one down-and-up between the server and a cohort, the papers' communication
+    round. In an exchange every taking part client receives one message and sends one.
+
+    >>> Ledger(exchanges=1, bytes_up=8) + Ledger(exchanges=2)
+    Ledger(exchanges=3, messages=0, bytes_down=0, bytes_up=8, gradients=0, hessian_vectors=0, seconds=0.0)
+    """  # noqa: E501
+
+    exchanges: int = 0
+    messages: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    gradients: int = 0
+    """Gradients of one row each, over all clients."""
+    hessian_vectors: int = 0
+    """Hessian- and cross-derivative-vector products of one row each, over all clients."""
+    seconds: float = 0.0
+    """Virtual time: every exchange lasts as long as its slowest client."""
+
+    def __add__(self, other: "Ledger") -> "Ledger":
+        return Ledger(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
+
+    def values(self) -> tuple[int | float, ...]:
+        """The fields in order."""
+        return tuple(asdict(self).values())
+
+    def as_dict(self) -> dict[str, int | float]:
+        """The fields by name."""
+        return asdict(self)
+
+
+LEDGER_FIELDS = tuple(field.name for field in fields(Ledger))
