@@ -7,7 +7,6 @@ says otherwise, no row goes to two clients.
 
 import bisect
 import math
-import numbers
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -58,11 +57,9 @@ def shards(
     [[0, 0], [1, 1]]
     """
     by_class = np.concatenate(_rows_by_class(labels))
-    _check.count("shards_per_client", shards_per_client)
-    _sizes(by_class.size, n_clients, shards_per_client)
-    n_shards = n_clients * shards_per_client
-    pieces = np.array_split(by_class, n_shards)
-    order = _generator(seed).permutation(n_shards).reshape(n_clients, shards_per_client)
+    _sizes(by_class.size, n_clients, _check.count("shards_per_client", shards_per_client))
+    pieces = np.array_split(by_class, n_clients * shards_per_client)
+    order = _generator(seed).permutation(len(pieces)).reshape(n_clients, shards_per_client)
     return [np.concatenate([pieces[p] for p in mine]) for mine in order]
 
 
@@ -80,7 +77,6 @@ def k_classes(
     [2, 2, 2, 2]
     """
     classes = _rows_by_class(labels)
-    n_clients = _check.count("n_clients", n_clients)
     k = _check.count("classes_per_client", classes_per_client)
     per_client = _check.count("per_client", per_client, least=k)
     if k > len(classes):
@@ -94,9 +90,8 @@ def k_classes(
             f"per_client={per_client} takes {-(-per_client // k)} rows of one class, but the "
             f"smallest class has {smallest}. Use per_client={smallest * k} or less."
         )
-    rng = _generator(seed)
-    parts = []
-    for _ in range(n_clients):
+    rng, parts = _generator(seed), []
+    for _ in range(_check.count("n_clients", n_clients)):
         quotas = np.zeros((1, len(classes)), int)
         quotas[0, rng.choice(len(classes), k, replace=False)] = _even(per_client, k)
         parts += _deal(classes, quotas, rng)
@@ -121,10 +116,10 @@ def heterogeneity(
     _check_share("q", q)
     available = np.array([rows.size for rows in classes])
     sizes = np.array(_sizes(available.sum(), n_clients, per_client))
-    client = np.arange(n_clients)
-    mine = client % available.size
+    mine = np.arange(n_clients) % available.size
+    at_most = available[mine] // np.bincount(mine)[mine]
     own = np.zeros((n_clients, available.size), int)
-    own[client, mine] = np.minimum(np.rint(q * sizes), available[mine] // np.bincount(mine)[mine])
+    own[np.arange(n_clients), mine] = np.minimum(np.rint(q * sizes), at_most)
     rng = _generator(seed)
     parts = _deal(classes, own, rng)
     left = np.setdiff1d(np.concatenate(classes), np.concatenate(parts))
@@ -139,8 +134,7 @@ def dominant_class(
 
     As in ComFedL (arXiv:2106.11264), whose rho is our ``share``: each other class has a share of
     (1 - share) / (classes - 1). Client i's own class is number i modulo the number of classes.
-    Without ``per_client`` the clients are as large as the classes permit. Rows left over are
-    dropped.
+    Without ``per_client`` clients are as large as the classes permit. Rows left over are dropped.
 
     >>> labels = np.repeat([0, 1, 2], 10)
     >>> [np.bincount(labels[r]).tolist() for r in dominant_class(labels, 3, share=0.6)]
@@ -187,19 +181,15 @@ def dirichlet(
     As in Yurochkin et al. 2019 (arXiv:1905.12022). Small ``alpha``: a class goes to few clients;
     large: all clients look alike. Every row is used. Proportions are drawn until every client has
     ``min_per_client`` rows, ``max_tries`` times at most.
-
-    >>> sum(rows.size for rows in dirichlet(np.repeat([0, 1], 50), 5, alpha=0.5))
-    100
     """
     classes = _rows_by_class(labels)
     sizes = np.array([[rows.size] for rows in classes])
     _check.positive("alpha", alpha)
-    _check.count("max_tries", max_tries)
     _sizes(sizes.sum(), n_clients, _check.count("min_per_client", min_per_client))
 
     def draw(alpha: float) -> tuple[Parts, int]:
         rng, reached = _generator(seed), 0
-        for _ in range(max_tries):
+        for _ in range(_check.count("max_tries", max_tries)):
             ends = rng.dirichlet(np.full(n_clients, alpha), len(classes)).cumsum(1)
             ends[:, -1] = 1  # rounding must not lose the last row
             table = np.diff((ends * sizes).astype(int), prepend=0).T
@@ -219,25 +209,21 @@ def dirichlet(
     return parts
 
 
-def long_tail(
-    labels: ArrayLike, *, ratio: float = 0.01, largest: float | None = None
-) -> np.ndarray:
+def long_tail(labels: ArrayLike, *, ratio: float = 0.01, largest: int | None = None) -> np.ndarray:
     """Row numbers to keep so that class sizes fall geometrically, as in FedNest and FedMSA.
 
     Class number c of C keeps its first ``ceil(largest * ratio**(c / (C - 1)))`` rows, or all it
-    has; ``largest`` is the mean class size if not given (6000 in MNIST). The rows come sorted, and
-    nothing is random.
+    has. ``largest`` is the mean class size if not given (6000 in MNIST). Nothing is random.
 
     >>> long_tail(np.array([0, 0, 0, 0, 1, 1, 1, 1]), ratio=0.25).tolist()
     [0, 1, 2, 3, 4]
     """
     classes = _rows_by_class(labels)
     _check_share("ratio", _check.positive("ratio", ratio))
-    largest = np.size(labels) / len(classes) if largest is None else largest
-    _check.positive("largest", largest)
+    first = np.size(labels) / len(classes) if largest is None else _check.count("largest", largest)
     # powers of a step, as in the papers' code: so rounded, the last MNIST class has 61 rows, not 60
     step = ratio ** (1 / max(len(classes) - 1, 1))
-    kept = [rows[: math.ceil(largest * step**c)] for c, rows in enumerate(classes)]
+    kept = [rows[: math.ceil(first * step**c)] for c, rows in enumerate(classes)]
     return np.sort(np.concatenate(kept))
 
 
@@ -258,15 +244,12 @@ def split(
     if not math.isclose(sum(fractions.values()), 1, abs_tol=1e-6):
         raise ValueError(f"fractions must sum to 1, got {dict(fractions)}.")
     position = np.arange(len(fractions))
-    rng = _generator(seed)
-    pieces = []
+    rng, pieces = _generator(seed), []
     for client, rows in enumerate(parts):
         spare = len(rows) - len(fractions) + 1
         if spare < 1:
-            raise ValueError(
-                f"client {client} has {len(rows)} rows, too few for one in each of "
-                f"{', '.join(fractions)}. Give it more rows, or leave it out."
-            )
+            got = f"client {client} has {len(rows)} rows for the splits {list(fractions)}"
+            raise ValueError(f"{got}. Give it one for each, or leave it out.")
         ends = np.rint(np.cumsum(list(fractions.values())) * len(rows)).astype(int)
         # ends at least one apart, so that no split is empty
         ends = np.clip(np.maximum.accumulate(ends - position), 1, spare) + position
@@ -275,14 +258,10 @@ def split(
 
 
 def _sizes(n_samples: int, n_clients: int, per_client: int | None) -> list[int]:
-    n_samples = _check.count("n_samples", n_samples)
-    n_clients = _check.count("n_clients", n_clients)
     least = 1 if per_client is None else _check.count("per_client", per_client)
-    if n_clients * least > n_samples:
-        raise ValueError(
-            f"{n_clients} clients with at least {least} rows each need {n_clients * least} rows, but "
-            f"there are {n_samples}. Use fewer clients or rows per client."
-        )
+    if _check.count("n_clients", n_clients) * least > _check.count("n_samples", n_samples):
+        got = f"{n_samples} rows are too few for {n_clients} clients with {least} or more each"
+        raise ValueError(f"{got}. Use fewer clients or rows per client.")
     return _even(n_samples, n_clients) if per_client is None else [least] * n_clients
 
 
@@ -306,15 +285,15 @@ def _rows_by_class(labels: ArrayLike) -> Parts:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not labels.size or not np.issubdtype(labels.dtype, np.integer):
         raise TypeError(
-            "labels must be a flat array of whole numbers, not empty, "
-            f"got {labels.dtype}{list(labels.shape)}. Number the classes 0, 1, 2, ..."
+            "labels must be a flat array of whole numbers (classes 0, 1, 2, ...), not empty, "
+            f"got {labels.dtype}{list(labels.shape)}."
         )
     return [np.flatnonzero(labels == c) for c in np.unique(labels)]
 
 
 def _check_share(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value <= 1:
-        raise ValueError(f"{name} must be a number between 0 and 1, got {value!r}.")
+    if _check.not_negative(name, value) > 1:
+        raise ValueError(f"{name} must be a number between 0 and 1, got {value}.")
 
 
 def _generator(seed: int) -> np.random.Generator:

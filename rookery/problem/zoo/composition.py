@@ -116,12 +116,12 @@ def linear_chain(
         raise ValueError(
             f"no layer may be smaller than x, else the solution is not unique, got {sizes}."
         )
-    rng = np.random.default_rng(seed)
+    rng, row_rng = np.random.default_rng(seed).spawn(2)
 
     def draw(*shape):
         """A common part, a part of every client's own, and rows that average to their sum."""
         common, own = rng.normal(size=shape), rng.normal(size=(n_clients, 1, *shape))
-        jitter = noise * rng.normal(size=(n_clients, rows, *shape))
+        jitter = noise * row_rng.normal(size=(n_clients, rows, *shape))
         return common + heterogeneity * (own - common) + jitter - jitter.mean(1, keepdims=True)
 
     pairs = list(zip(sizes[1:], sizes[:-1], strict=True))

@@ -103,12 +103,13 @@ def linear_sequences(
     """
     if not 0 <= coupling < 1:
         raise ValueError(f"coupling must be at least 0 and below 1, got {coupling}.")
-    rng, total = np.random.default_rng(seed), sum(sizes)
+    rng, row_rng = np.random.default_rng(seed).spawn(2)
+    total = sum(sizes)
 
     def around(mean, scale):
         """Clients around the mean and rows around the clients, each centred on what it spreads."""
         own = heterogeneity * scale * rng.normal(size=(n_clients, 1, *mean.shape))
-        jitter = noise * rng.normal(size=(n_clients, rows, *mean.shape))
+        jitter = noise * row_rng.normal(size=(n_clients, rows, *mean.shape))
         return mean + own - own.mean(0) + jitter - jitter.mean(1, keepdims=True)
 
     K = rng.normal(size=(total, total))

@@ -6,6 +6,7 @@ There is no closed form of their solutions: Newton's method with exact Hessians 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 from numpy.linalg import norm
 
 from rookery.problem.composition import LocalComposition
@@ -26,7 +27,7 @@ class RobustQuadratic(eqx.Module):
     @property
     def problem(self) -> LocalComposition:
         """The client's loss inside, the exponential outside, on the same rows."""
-        return LocalComposition(_quadratic, _Exponential(self.gamma))
+        return LocalComposition(_quadratic, Partial(_exponential, self.gamma))
 
     @property
     def data(self) -> dict[str, np.ndarray]:
@@ -51,19 +52,11 @@ class RobustQuadratic(eqx.Module):
 
     def gradient(self, w: np.ndarray) -> np.ndarray:
         """The exact gradient of the mean of exp(f_i / gamma)."""
-        scale = np.exp(self.losses(w) / self.gamma).mean() / self.gamma
-        return scale * self._log_derivatives(w)[0]
+        return np.exp(self.losses(w) / self.gamma).mean() / self.gamma * self._log_derivatives(w)[0]
 
     def solution(self) -> tuple[np.ndarray]:
-        """(w*,) by damped Newton steps on the logarithm, which is convex and cannot overflow."""
-        w = np.zeros(self.b.shape[-1])
-        for _ in range(100):
-            gradient, hessian = self._log_derivatives(w)
-            step = np.linalg.solve(hessian, gradient)
-            while norm(self._log_derivatives(w - step)[0]) > norm(gradient):
-                step = step / 2
-            w = w - step
-        return (w,)
+        """(w*,), found on the logarithm, which is convex and cannot overflow."""
+        return (_newton(self._log_derivatives, np.zeros(self.b.shape[-1])),)
 
     def _log_derivatives(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         H, r = _means(self.H), self.weights(w)
@@ -73,10 +66,9 @@ class RobustQuadratic(eqx.Module):
 
 
 class CubicMAML(eqx.Module):
-    """Mean of f_i(w - lr grad f_i(w)) over clients,  f_i(w) = w' A_i w / 2 + b_i' w + sum w_j^3 / 6.
+    """Mean over clients of f_i(w - lr grad f_i(w)),  f_i(w) = w' A_i w / 2 + b_i' w + sum w^3 / 6.
 
-    The cubes make Hessians vary with w and losses unbounded: the solution is the local minimiser
-    near zero.
+    With lr = adaptation_lr. Cubes are unbounded: the solution is the local minimiser near zero.
     """
 
     A: np.ndarray
@@ -86,7 +78,7 @@ class CubicMAML(eqx.Module):
     @property
     def problem(self) -> LocalComposition:
         """The adapted point inside, the client's loss outside, on the same rows."""
-        return LocalComposition(_Adapted(self.adaptation_lr), _cubic)
+        return LocalComposition(Partial(_adapted, self.adaptation_lr), _cubic)
 
     @property
     def data(self) -> dict[str, np.ndarray]:
@@ -103,41 +95,28 @@ class CubicMAML(eqx.Module):
         return self._derivatives(w)[0]
 
     def solution(self) -> tuple[np.ndarray]:
-        """(w*,) by Newton's method from zero."""
-        w = np.zeros(self.b.shape[-1])
-        for _ in range(50):
-            gradient, hessian = self._derivatives(w)
-            w = w - np.linalg.solve(hessian, gradient)
-        return (w,)
+        """(w*,)."""
+        return (_newton(self._derivatives, np.zeros(self.b.shape[-1])),)
 
     def _derivatives(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         A, b, lr, eye = _means(self.A), _means(self.b), self.adaptation_lr, np.eye(w.size)
         adapted = w - lr * (A @ w + b + w**2 / 2)
-        jacobian = eye - lr * (A + np.diag(w))
-        loss_gradient = np.einsum("ijk,ik->ij", A, adapted) + b + adapted**2 / 2
-        loss_hessian = A + adapted[:, :, None] * eye
-        gradient = np.einsum("ijk,ik->ij", jacobian, loss_gradient).mean(0)
-        bend = lr * np.diag(loss_gradient.mean(0))  # from the derivative of the Jacobian
-        return gradient, (jacobian @ loss_hessian @ jacobian).mean(0) - bend
-
-
-class _Exponential(eqx.Module):
-    gamma: float
-
-    def __call__(self, u, row):
-        return jnp.exp(u / jnp.asarray(self.gamma, u.dtype))
-
-
-class _Adapted(eqx.Module):
-    lr: float
-
-    def __call__(self, w, row):
-        lr = jnp.asarray(self.lr, w.dtype)
-        return w - lr * (row["A"] @ w + row["b"] + w**2 / 2)
+        J = eye - lr * (A + np.diag(w))
+        g = np.einsum("ijk,ik->ij", A, adapted) + b + adapted**2 / 2
+        hessian = J @ (A + adapted[:, :, None] * eye) @ J - lr * g[:, :, None] * eye
+        return np.einsum("ijk,ik->ij", J, g).mean(0), hessian.mean(0)
 
 
 def _quadratic(w, row):
     return w @ row["H"] @ w / 2 - row["b"] @ w + row["c"]
+
+
+def _exponential(gamma, u, row):
+    return jnp.exp(u / jnp.asarray(gamma, u.dtype))
+
+
+def _adapted(lr, w, row):
+    return w - jnp.asarray(lr, w.dtype) * (row["A"] @ w + row["b"] + w**2 / 2)
 
 
 def _cubic(w, row):
@@ -146,6 +125,19 @@ def _cubic(w, row):
 
 def _means(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64).mean(1)
+
+
+def _newton(derivatives, w: np.ndarray) -> np.ndarray:
+    """A root of the gradient; a step that does not shrink it is halved."""
+    for _ in range(100):
+        gradient, hessian = derivatives(w)
+        step = np.linalg.solve(hessian, gradient)
+        while norm(derivatives(w - step)[0]) > norm(gradient):
+            step = step / 2
+        if np.array_equal(w - step, w):
+            break
+        w = w - step
+    return w
 
 
 def robust_quadratic(
@@ -171,8 +163,7 @@ def robust_quadratic(
         seed: of the random numbers.
         dtype: of the arrays.
     """
-    H, centre = _draw(n_clients, size, heterogeneity, rows, noise, seed)
-    centre = centre / np.sqrt(size)
+    H, centre = _draw(n_clients, size, heterogeneity, rows, noise, seed, scale=1 / np.sqrt(size))
     b = np.einsum("...jk,...k->...j", H, centre)
     c = np.repeat(np.sum(b.mean(1) * centre.mean(1), -1)[:, None] / 2, rows, axis=1)
     return RobustQuadratic(H.astype(dtype), b.astype(dtype), c.astype(dtype), gamma)
@@ -189,18 +180,14 @@ def cubic_maml(
     seed: int = 0,
     dtype=np.float64,
 ) -> CubicMAML:
-    """A random instance, with arguments as in :func:`robust_quadratic`.
-
-    Every client takes a step of size ``adaptation_lr`` before its loss is measured.
-    """
-    A, b = _draw(n_clients, size, heterogeneity, rows, noise, seed)
-    b = 0.3 * b  # small against the curvature, else there is no minimiser
+    """A random instance with b_i small enough for a minimiser; other arguments as above."""
+    A, b = _draw(n_clients, size, heterogeneity, rows, noise, seed, scale=0.3)
     return CubicMAML(A.astype(dtype), b.astype(dtype), adaptation_lr)
 
 
-def _draw(n_clients, size, heterogeneity, rows, noise, seed):
+def _draw(n_clients, size, heterogeneity, rows, noise, seed, scale):
     """Per client one positive matrix for all its rows, and rows that average to its vector."""
-    rng = np.random.default_rng(seed)
+    rng, row_rng = np.random.default_rng(seed).spawn(2)
 
     def mixed(*shape):
         common, own = rng.normal(size=shape), rng.normal(size=(n_clients, 1, *shape))
@@ -208,5 +195,6 @@ def _draw(n_clients, size, heterogeneity, rows, noise, seed):
 
     factor = mixed(size, size)
     matrix = np.eye(size) + factor @ factor.swapaxes(-1, -2) / size
-    jitter = noise * rng.normal(size=(n_clients, rows, size))
-    return np.repeat(matrix, rows, axis=1), mixed(size) + jitter - jitter.mean(1, keepdims=True)
+    jitter = noise * row_rng.normal(size=(n_clients, rows, size))
+    vector = scale * mixed(size) + jitter - jitter.mean(1, keepdims=True)
+    return np.repeat(matrix, rows, axis=1), vector

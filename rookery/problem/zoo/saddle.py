@@ -108,7 +108,7 @@ def curved_saddle(
 ) -> QuadraticSaddle:
     """A random instance whose clients differ in their curvature too.
 
-    Only here do methods with a global and with a local inner solution reach different points.
+    Only here do FedNest and LFedNest part: with a shared curvature their iterates are the same.
 
     Args:
         n_clients: how many clients.
@@ -123,12 +123,12 @@ def curved_saddle(
         seed: of the random numbers.
         dtype: of the arrays.
     """
-    rng = np.random.default_rng(seed)
+    rng, row_rng = np.random.default_rng(seed).spawn(2)
 
     def draw(*shape, noise=noise):
         """A common part, a part of every client's own, and rows that average to their sum."""
         common, own = rng.normal(size=shape), rng.normal(size=(n_clients, 1, *shape))
-        jitter = noise * rng.normal(size=(n_clients, rows, *shape))
+        jitter = noise * row_rng.normal(size=(n_clients, rows, *shape))
         return common + heterogeneity * (own - common) + jitter - jitter.mean(1, keepdims=True)
 
     def positive(size):

@@ -1,0 +1,80 @@
+"""Hyper-representation: learn features on validation data under a head fitted to training data.
+
+    min over x of  mean  ℓ(head_{y*(x)}(features_x(input)), label)         on validation data
+    where y*(x) = argmin over y of  mean ℓ(...) + (l2 / 2) |y|^2           on training data
+
+x is the hidden layer of a network, y its last layer. The inner problem is convex in y, and strongly
+so by the ridge.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery import _check, _tree, models
+from rookery._types import Tree
+from rookery.clients.datasets import Dataset
+from rookery.clients.population import Population
+from rookery.problem.bilevel import Bilevel
+from rookery.run.evaluate import OnServer
+from rookery.tasks.task import Task
+
+
+def hyper_representation(
+    dataset: Dataset,
+    parts: Mapping[str, Sequence[np.ndarray]],
+    *,
+    hidden: int = 200,
+    l2: float = 0.01,
+    seed: int = 0,
+) -> Task:
+    """The task on a labelled data set.
+
+    Args:
+        dataset: flat inputs and integer labels.
+        parts: per split (``train`` and ``validation``) the training rows of each client.
+        hidden: units of the hidden layer.
+        l2: ridge on the head.
+        seed: of the initial weights.
+    """
+    _check.count("hidden", hidden)
+    _check.positive("l2", l2)
+    n_in, n_classes = dataset.train["inputs"].shape[1], int(dataset.train["labels"].max()) + 1
+    rng = np.random.default_rng(seed)
+    features = models.dense_init(rng, n_in, hidden)
+    head = models.dense_init(rng, hidden, n_classes)
+    return Task(
+        problem=Bilevel(outer=loss, inner=RidgeLoss(float(l2))),
+        population=Population.from_parts(dataset.train, parts),
+        start=(features, head),
+        evaluate=(OnServer({"accuracy": accuracy, "loss": loss}, dataset.test),),
+    )
+
+
+def logits(x: Tree, y: Tree, example: Tree) -> jax.Array:
+    """Head y on features x of one input."""
+    return models.dense(y, jax.nn.relu(models.dense(x, example["inputs"])))
+
+
+def loss(x: Tree, y: Tree, example: Tree) -> jax.Array:
+    """Cross-entropy of one example."""
+    return models.cross_entropy(logits(x, y, example), example["labels"])
+
+
+class RidgeLoss(eqx.Module):
+    """Cross-entropy plus a ridge on the head."""
+
+    l2: float
+
+    def __call__(self, x: Tree, y: Tree, example: Tree) -> jax.Array:
+        """The inner loss of one example."""
+        ridge = _tree.dot(y, y) / 2
+        return loss(x, y, example) + jnp.asarray(self.l2).astype(ridge.dtype) * ridge
+
+
+def accuracy(x: Tree, y: Tree, example: Tree) -> jax.Array:
+    """One if the example is classified correctly."""
+    return models.is_correct(logits(x, y, example), example["labels"])
