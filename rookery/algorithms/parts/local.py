@@ -60,7 +60,7 @@ def steps_of(client: Client, steps: LocalSteps):
 
 def step_size(lr: LearningRate, steps):
     """The size of one local step of a client that takes so many."""
-    return lr.lr / steps if isinstance(lr, PerCall) else lr
+    return lr.lr / jnp.asarray(steps).astype(float) if isinstance(lr, PerCall) else lr
 
 
 def corrected_steps(

@@ -1,0 +1,34 @@
+# `make demo` and `make test` set up everything they need in .venv, from Python 3.11 alone.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint types unit bench clean
+
+demo: $(READY)
+	$(BIN)/rookery demo
+
+test: lint types unit
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/basedpyright
+
+unit: $(READY)
+	$(BIN)/pytest rookery tests
+
+bench: $(READY)
+	$(BIN)/python benchmarks/fednest_round.py
+
+$(READY): requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -r requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs

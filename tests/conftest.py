@@ -1,0 +1,26 @@
+"""Strict numbers for every test: float64 on demand, no silent promotion of types or ranks."""
+
+import jax
+import numpy as np
+import pytest
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def differences():
+    """The derivative of a function of one flat vector, by central differences of fourth order."""
+
+    def derivative(fn, x, h=1e-3):
+        x = np.asarray(x)
+
+        def along(e):
+            near = np.asarray(fn(x + h * e)) - np.asarray(fn(x - h * e))
+            far = np.asarray(fn(x + 2 * h * e)) - np.asarray(fn(x - 2 * h * e))
+            return (8 * near - far) / (12 * h)
+
+        return np.stack([along(e) for e in np.eye(x.size)], axis=-1)
+
+    return derivative

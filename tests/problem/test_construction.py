@@ -1,0 +1,155 @@
+"""What a problem refuses, and that the message says what was got and what to do."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery.problem import oracles, zoo
+from rookery.problem.bilevel import Bilevel
+from rookery.problem.composition import Composition, LocalComposition
+from rookery.problem.minimax import Minimax
+from rookery.problem.multisequence import MultiSequence
+
+X, Y = np.zeros(3), np.zeros(2)
+THREE: Any = 3  # stands where a function should
+
+
+def example(split):
+    """One row of either split; the splits differ in the length of ``a``."""
+    return {"a": np.zeros({"train": 2, "validation": 3}[split])}
+
+
+def inner(x, y, row):
+    return jnp.sum(x) + y @ row["a"]
+
+
+def outer(x, y, row):
+    return jnp.sum(y) + x @ row["a"]
+
+
+def vector_loss(x, y, row):
+    return y
+
+
+def integer_loss(x, y, row):
+    return jnp.argmax(y)
+
+
+def identity(z, row):
+    return z
+
+
+def total(z, row):
+    return jnp.sum(z)
+
+
+def test_sound_problems_pass():
+    Bilevel(outer, inner).check((X, Y), example)
+    Minimax(inner).check((X, Y), example)
+    Composition((identity, total)).check((X,), example)
+    LocalComposition(identity, total).check((X,), example)
+    MultiSequence(lambda u, row: u[0], (lambda u, row: u[1],)).check((X, Y), example)
+
+
+def test_each_loss_sees_an_example_of_its_own_split():
+    Bilevel(inner, outer, outer_split="train", inner_split="validation").check((X, Y), example)
+    with pytest.raises(ValueError, match="outer cannot be evaluated on one example"):
+        Bilevel(inner, outer).check((X, Y), example)
+
+
+@pytest.mark.parametrize(
+    "build, name",
+    [
+        (lambda: Bilevel(THREE, inner), "outer"),
+        (lambda: Bilevel(outer, THREE), "inner"),
+        (lambda: Minimax(THREE), "loss"),
+        (lambda: Composition((identity, THREE)), r"layers\[1\]"),
+        (lambda: LocalComposition(THREE, total), "inner"),
+        (lambda: LocalComposition(identity, THREE), "outer"),
+        (lambda: MultiSequence(THREE, (identity,)), "main"),
+        (lambda: MultiSequence(identity, (identity, THREE)), r"sequences\[1\]"),
+        (lambda: oracles.check_scalar_loss("cost", THREE, (X,), None), "cost"),
+    ],
+)
+def test_what_cannot_be_called_is_refused(build, name):
+    with pytest.raises(TypeError, match=f"{name} must be a function, got "):
+        build()
+
+
+@pytest.mark.parametrize("layers", [(), (total,)])
+def test_one_layer_is_no_composition(layers):
+    message = f"at least two layers, got {len(layers)}. One layer is an ordinary loss"
+    with pytest.raises(ValueError, match=message):
+        Composition(layers)
+
+
+@pytest.mark.parametrize(
+    "loss, got", [(vector_loss, r"float64\[2\]"), (integer_loss, r"int64\[\]")]
+)
+@pytest.mark.parametrize(
+    "build, name",
+    [
+        (lambda loss: Bilevel(loss, inner), "outer"),
+        (lambda loss: Bilevel(outer, loss), "inner"),
+        (lambda loss: Minimax(loss), "loss"),
+    ],
+)
+def test_a_loss_is_one_floating_point_number(build, name, loss, got):
+    message = f"{name} must give one floating-point number per example, got '?{got}"
+    with pytest.raises(ValueError, match=message):
+        build(loss).check((X, Y), example)
+
+
+@pytest.mark.parametrize("out", ["vector", "tuple"])
+def test_the_last_level_is_one_number(out):
+    last = {"vector": identity, "tuple": lambda z, row: (jnp.sum(z), jnp.sum(z))}[out]
+    with pytest.raises(ValueError, match=r"layers\[2\] must give one floating-point number"):
+        Composition((identity, identity, last)).check((X,), example)
+    with pytest.raises(ValueError, match="outer must give one floating-point number"):
+        LocalComposition(identity, last).check((X,), example)
+
+
+def test_shapes_that_do_not_fit_are_shown():
+    with pytest.raises(ValueError, match="loss cannot be evaluated on one example") as caught:
+        Minimax(inner).check((X, np.zeros(5)), example)
+    for part in ("float64[3]", "float64[5]", "{'a': 'float64[2]'}", "A loss takes the problem's"):
+        assert part in str(caught.value)
+
+
+def test_layers_that_do_not_fit_are_named():
+    def narrow(z, row):
+        return z @ row["a"]
+
+    with pytest.raises(ValueError, match=r"layers\[1\] cannot take float64\[3\] and one example"):
+        Composition((identity, narrow, total)).check((X,), example)
+    with pytest.raises(ValueError, match=r"layers\[1\] cannot be evaluated on one example"):
+        Composition((identity, narrow)).check((X,), example)
+    with pytest.raises(ValueError, match=r"inner cannot take .*float64\[3\].* and one example"):
+        LocalComposition(narrow, total).check((X,), example)
+
+
+def test_every_map_needs_its_block():
+    problem = MultiSequence(lambda u, row: u[0], (lambda u, row: u[1],))
+    with pytest.raises(ValueError, match=r"2 maps need 2 blocks \(x first\), got 3"):
+        problem.check((X, Y, Y), example)
+
+
+@pytest.mark.parametrize("out", [lambda u, row: u[0], lambda u, row: {"y": u[1]}])
+def test_a_map_is_shaped_like_its_block(out):
+    problem = MultiSequence(lambda u, row: u[0], (out,))
+    message = r"sequences\[0\] must be shaped like its block float64\[2\], got "
+    with pytest.raises(ValueError, match=message):
+        problem.check((X, Y), example)
+
+
+def test_zoo_refuses_what_has_no_unique_solution():
+    with pytest.raises(ValueError, match=r"no layer may be smaller than x.*got \(3, 2, 4\)"):
+        zoo.linear_chain(sizes=(3, 2, 4))
+    with pytest.raises(ValueError, match="the number of sizes must be at least 2, got 1"):
+        zoo.linear_chain(sizes=(3,))
+    with pytest.raises(ValueError, match=r"coupling must be at least 0 and below 1, got 1\.5"):
+        zoo.linear_sequences(coupling=1.5)
+    with pytest.raises(ValueError, match="heterogeneity must be between 0 and 1, got 2"):
+        zoo.mean_semideviation(heterogeneity=2)
