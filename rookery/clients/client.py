@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from rookery._random import below
 from rookery._types import Key, Sample, Tree
 from rookery.clients.population import Population
 
@@ -74,7 +75,7 @@ class _Drawn:
     def __init__(self, client: Client, start, count, size: int, key: Key):
         small = count <= size
         position = jnp.arange(size, dtype=count.dtype)
-        drawn = jax.random.randint(key, (size,), 0, count, count.dtype)
+        drawn = below(key, (size,), count).astype(count.dtype)
         index = start + jnp.where(small, jnp.minimum(position, count - 1), drawn)
         self.size = jnp.minimum(count, size)
         self._weights = jnp.where(small & (position >= count), 0.0, 1.0) / self.size.astype(float)

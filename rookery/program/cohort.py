@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rookery import _check
+from rookery._random import below
 from rookery._types import Key
 
 _tokens = itertools.count()
@@ -86,7 +87,7 @@ class Uniform(AbstractParticipation):
 
         def add(i, chosen):
             last = first + i
-            drawn = jax.random.randint(jax.random.fold_in(key, i), (), 0, last + 1, jnp.int32)
+            drawn = below(jax.random.fold_in(key, i), (), last + 1)
             # a client drawn before makes room for the newest candidate
             pick = jnp.where(jnp.any(chosen == drawn), last.astype(jnp.int32), drawn)
             return chosen.at[i].set(pick)
@@ -112,7 +113,7 @@ class WithReplacement(AbstractParticipation):
 
     def draw(self, key, n_clients, probabilities):
         """Independent uniform draws."""
-        return _independent(jax.random.randint(key, (self.n,), 0, n_clients, jnp.int32))
+        return _independent(below(key, (self.n,), n_clients))
 
     def check(self, n_clients):
         """Always fits."""

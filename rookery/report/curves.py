@@ -85,6 +85,8 @@ def _draw_panel(
         for i, curve in enumerate(comparison.curves)
         if metric in curve.metrics
     }
+    if log_x:
+        bands = {i: Band(*(part[band.axis > 0] for part in band)) for i, band in bands.items()}
     floor = _smallest_positive(list(bands.values())) if log_y else -np.inf
     for i, band in bands.items():
         style = {"color": COLOURS[i % len(COLOURS)], "zorder": 3 + i / 100}
@@ -101,7 +103,7 @@ def _draw_panel(
             **style,
         )
     if log_x:
-        panel.set_xscale("log", nonpositive="mask")
+        panel.set_xscale("log")
     else:
         panel.xaxis.set_major_locator(MaxNLocator(6))
         panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
@@ -132,7 +134,7 @@ def _draw_heading(figure: Figure, comparison: Comparison, panels: np.ndarray) ->
     # a letter of the title takes about 0.1 inch, a letter of the legend about 0.08
     width = figure.get_figwidth()
     columns = int(width / (0.08 * max(map(len, entries)) + 0.6))
-    figure.legend(
+    legend = figure.legend(
         entries.values(),
         entries.keys(),
         loc="outside upper left",
@@ -145,4 +147,7 @@ def _draw_heading(figure: Figure, comparison: Comparison, panels: np.ndarray) ->
         alignment="left",
         columnspacing=1.6,
         handlelength=1.6,
-    ).get_title().set_color(_INK)
+    )
+    legend.get_title().set_color(_INK)
+    for text in (legend.get_title(), *legend.get_texts()):
+        text.set_parse_math(False)  # a dollar in a name is a dollar

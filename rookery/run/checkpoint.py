@@ -99,7 +99,7 @@ def _to_plain(leaf: Any) -> tuple[np.ndarray, str]:
     """An array of a type that every reader knows, and the name of the type it had."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(leaf)), f"key<{jax.random.key_impl(leaf)}>"
-    array = np.ascontiguousarray(leaf)
+    array = np.asarray(leaf, order="C")
     if array.dtype == jnp.bfloat16:
         return array.view(np.uint16), "bfloat16"
     return array, str(array.dtype)
@@ -117,5 +117,5 @@ def _digest(arrays: dict[str, np.ndarray]) -> str:
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(name.encode())
-        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+        digest.update(arrays[name].tobytes())
     return digest.hexdigest()

@@ -32,7 +32,7 @@ def fingerprint(tree: Tree) -> str:
     """A short digest of the shapes, types and bytes of all arrays in a tree."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        array = np.ascontiguousarray(leaf)
+        array = np.asarray(leaf, order="C")
         digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()[:16]

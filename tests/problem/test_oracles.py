@@ -242,7 +242,7 @@ class Recording:
         parts = [
             fn(
                 jax.tree.map(lambda a: a[start:stop], self.rows),  # noqa: B023
-                jnp.full((stop - start,), 1 / N_ROWS),
+                jnp.full((stop - start,), 1 / N_ROWS, jnp.float64),
             )
             for start, stop in zip(self.cuts, self.cuts[1:], strict=False)
         ]
@@ -292,8 +292,9 @@ def test_a_sample_may_come_in_blocks_and_is_billed_once(name):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", ORACLES)
 def test_types_of_the_inputs_are_kept(name, dtype):
-    out = jax.eval_shape(ORACLES[name][0], *point(dtype), Rows(data(dtype)))
-    assert {leaf.dtype for leaf in jax.tree.leaves(out)} == {np.dtype(dtype)}
+    for sample in (Rows(data(dtype)), Recording(data(dtype))):  # the latter has float64 weights
+        out = jax.eval_shape(lambda *variables: ORACLES[name][0](*variables, sample), *point(dtype))  # noqa: B023
+        assert {leaf.dtype for leaf in jax.tree.leaves(out)} == {np.dtype(dtype)}
 
 
 def test_one_handle_at_two_points_sees_the_same_rows():

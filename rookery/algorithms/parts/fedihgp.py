@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 
 from rookery import _check, _tree
+from rookery._random import below
 from rookery._types import Key, Tree
 from rookery.algorithms.parts.lipschitz import PowerIteration
 from rookery.problem.bilevel import Bilevel
@@ -52,7 +53,7 @@ class FedIHGP(AbstractIHGP):
     def __call__(self, series, f_y, key):
         """p_{N'}."""
         length_key, hop_key = jax.random.split(key)
-        hops = jax.random.randint(length_key, (), 0, self.terms)  # N'
+        hops = below(length_key, (), self.terms)  # N'
 
         def hop(n, p):
             return series.hop(p, jax.random.fold_in(hop_key, n))

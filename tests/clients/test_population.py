@@ -1,0 +1,105 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery.clients import client as client_module
+from rookery.clients.client import Client
+from rookery.engines.compiled import _loop
+
+
+def ragged():
+    data = {"a": np.arange(20.0), "b": np.arange(40.0).reshape(20, 2)}
+    parts = {
+        "train": [np.array([5, 3]), np.arange(6, 16), np.array([0])],
+        "validation": [np.array([1]), np.array([2, 4]), np.array([17, 18, 19])],
+    }
+    return data, parts, rk.Population.from_parts(data, parts)
+
+
+def test_rows_lie_where_the_offsets_say():
+    data, parts, population = ragged()
+    assert population.n_clients == 3
+    assert population.largest == (10, 3)
+    for split, lists in parts.items():
+        for client, rows in enumerate(lists):
+            got = population.rows(client, split)
+            np.testing.assert_array_equal(got["a"], data["a"][rows])
+            np.testing.assert_array_equal(got["b"], data["b"][rows])
+
+
+@pytest.mark.parametrize("block", [2, 3, 1024])
+@pytest.mark.parametrize("size", [None, 50])
+def test_a_whole_client_is_averaged_exactly_however_small_the_blocks(monkeypatch, block, size):
+    monkeypatch.setattr(client_module, "BLOCK", block)
+    data, parts, population = ragged()
+
+    def mean(id):
+        client = Client(population, id, jax.random.key(0), _loop)
+        sample = client.draw("train", size, client.key)
+        sample.charge(gradients=2, hessian_vectors=1)
+        return sample.average(lambda rows, w: jnp.tensordot(w, rows["b"], 1)), client.work
+
+    means, (gradients, products) = jax.vmap(mean)(jnp.arange(3))
+    for id, rows in enumerate(parts["train"]):
+        np.testing.assert_allclose(means[id], data["b"][rows].mean(0), rtol=1e-14)
+    assert gradients.tolist() == [4, 20, 2]
+    assert products.tolist() == [2, 10, 1]
+
+
+def test_a_batch_is_drawn_from_the_clients_own_rows_and_a_small_client_gives_all_it_has():
+    data, parts, population = ragged()
+
+    def rows(id, key):
+        client = Client(population, id, key, _loop)
+        sample = client.draw("train", 4, key)
+        return sample.average(lambda rows, w: (rows["a"], w)), client
+
+    keys = jax.random.split(jax.random.key(0), 2000)
+    drawn, weights = jax.vmap(lambda k: rows(1, k)[0])(keys)
+    assert set(np.unique(drawn)) == set(range(6, 16))
+    np.testing.assert_allclose(weights, 0.25)
+    share = np.bincount(np.asarray(drawn).astype(int).ravel(), minlength=16)[6:] / 8000
+    np.testing.assert_allclose(share, 0.1, atol=0.015)
+    (small, weights), _ = rows(0, keys[0])
+    assert small[:2].tolist() == [5, 3]
+    assert weights.tolist() == [0.5, 0.5, 0, 0]
+
+
+def test_two_evaluations_on_one_handle_see_the_same_rows():
+    _, _, population = ragged()
+    client = Client(population, 1, jax.random.key(0), _loop)
+    sample = client.draw("train", 3, client.key)
+    first, second = (sample.average(lambda rows, w: rows["a"]) for _ in range(2))
+    other = client.draw("train", 3, jax.random.key(9)).average(lambda rows, w: rows["a"])
+    assert first.tolist() == second.tolist() != other.tolist()
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({}, "parts is empty"),
+        ({"train": [np.array([0]), np.array([], int)]}, "client 1 has no rows in split 'train'"),
+        ({"train": [np.array([20])]}, "row numbers run from 20 to 20, but the data has rows 0 to"),
+        ({"train": [np.array([0])], "test": []}, "one index list per client"),
+    ],
+)
+def test_bad_parts(parts, message):
+    with pytest.raises(ValueError, match=message):
+        rk.Population.from_parts(np.arange(20.0), parts)
+
+
+def test_other_bad_input():
+    with pytest.raises(TypeError, match="flat array of integers"):
+        rk.Population.from_parts(np.arange(3.0), {"train": [np.array([0.5])]})
+    with pytest.raises(ValueError, match="same number of rows"):
+        rk.Population.from_parts({"a": np.zeros(3), "b": np.zeros(4)}, {"train": [np.array([0])]})
+    with pytest.raises(ValueError, match=r"weights must have shape \(3,\)"):
+        rk.Population.stacked(np.zeros((3, 1)), weights=[1.0])
+    with pytest.raises(ValueError, match="not negative and not all zero"):
+        rk.Population.stacked(np.zeros((2, 1)), weights=[0.0, 0.0])
+    with pytest.raises(ValueError, match="unknown split 'trian'. Did you mean 'train'"):
+        ragged()[2].example("trian")
+    with pytest.raises(ValueError, match=r"axes \[clients, rows\]"):
+        rk.Population.stacked(np.zeros(3))

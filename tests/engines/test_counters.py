@@ -1,0 +1,27 @@
+import jax
+import jax.numpy as jnp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rookery.engines import counters
+
+add = jax.jit(counters.add, static_argnums=1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.sampled_from([0, 1, 65535, 65536, 628_040, 2**31 - 1, 2**40 + 12345]),
+    times=st.lists(st.integers(0, 2**20), max_size=4),
+)
+def test_products_are_counted_exactly(size, times):
+    counter = counters.zero()
+    for t in times:
+        counter = add(counter, size, jnp.uint32(t))
+    assert counters.read(counter) == size * sum(times) % 2**64
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5))
+def test_sums_of_numbers_are_counted_exactly(numbers):
+    counter = counters.add_all(counters.zero(), jnp.array(numbers, jnp.uint32))
+    assert counters.read(counter) == sum(numbers)

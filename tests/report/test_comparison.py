@@ -1,0 +1,191 @@
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rookery.report.comparison import (
+    AXES,
+    Comparison,
+    Curve,
+    axis_values,
+    cost_to_reach,
+    interval,
+    mean_and_interval,
+    metric_values,
+    paired_test,
+    student_cdf,
+    student_quantile,
+)
+from rookery.run.history import History
+
+
+def history(exchanges, accuracy):
+    rows = [
+        {
+            "round": k,
+            "exchanges": e,
+            "messages": 2 * e,
+            "bytes_down": 3_000_000 * e,
+            "bytes_up": 1_000_000 * e,
+            "gradients": 5 * e,
+            "hessian_vectors": 7 * e,
+            "seconds": 0.5 * e,
+            "accuracy": a,
+        }
+        for k, (e, a) in enumerate(zip(exchanges, accuracy, strict=True))
+    ]
+    return History(rows)
+
+
+def ending_at(*values):
+    return Curve("c", [history([0, 1], [0.0, value]) for value in values])
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 9, 30, 200])
+def test_student_agrees_with_scipy(df):
+    for t in (-50.0, -3.0, -1e-3, 0.0, 0.5, 2.0, 12.7, 300.0):
+        np.testing.assert_allclose(student_cdf(t, df), stats.t.cdf(t, df), rtol=1e-10)
+    np.testing.assert_allclose(student_quantile(df), stats.t.ppf(0.975, df), rtol=1e-12)
+
+
+def test_axes_of_a_history():
+    run = history([0, 4], [0.1, 0.2])
+    got = {name: axis_values(run, name)[1] for name in AXES}
+    assert got == {
+        "round": 1,
+        "exchanges": 4,
+        "megabytes_up": 4,
+        "megabytes_down": 12,
+        "megabytes": 16,
+        "gradients": 20,
+        "hessian_vectors": 28,
+        "seconds": 2,
+    }
+    with pytest.raises(ValueError, match=r"unknown axis 'bytes'; choose one of round, "):
+        axis_values(run, "bytes")
+
+
+def test_interval_by_hand():
+    # standard deviation 1, standard error 1/√3, quantile of two degrees of freedom 4.30265
+    mean, low, high = interval([1.0, 2.0, 3.0])
+    assert mean == 2
+    assert [high - mean, mean - low] == pytest.approx([4.3026527 / math.sqrt(3)] * 2)
+    assert interval([5.0]) == (5, 5, 5)
+
+
+def test_band_of_equal_costs_averages_row_by_row():
+    curve = Curve("c", [history([0, 2, 4], [0, 0.2, 0.3]), history([0, 2, 4], [0, 0.4, 0.3])])
+    band = mean_and_interval(curve, "exchanges", "accuracy")
+    np.testing.assert_array_equal(band.axis, [0, 2, 4])
+    np.testing.assert_allclose(band.mean, [0, 0.3, 0.3])
+    # the standard error of 0.2 and 0.4 is 0.1
+    np.testing.assert_allclose(band.high - band.mean, [0, 1.27062047, 0], atol=1e-8)
+    np.testing.assert_allclose(band.low, 2 * band.mean - band.high)
+
+
+def test_band_of_different_costs_is_interpolated_on_the_common_range():
+    curve = Curve("c", [history([0, 2, 6], [0, 0.2, 0.6]), history([0, 3, 4], [0, 0.6, 0.8])])
+    band = mean_and_interval(curve, "exchanges", "accuracy")
+    np.testing.assert_array_equal(band.axis, [0, 2, 3, 4])
+    np.testing.assert_allclose(band.mean, [0, (0.2 + 0.4) / 2, (0.3 + 0.6) / 2, (0.4 + 0.8) / 2])
+    in_rounds = mean_and_interval(curve, "round", "accuracy")
+    np.testing.assert_allclose(in_rounds.mean, [0, 0.4, 0.7])
+
+
+def test_band_of_one_seed_has_no_width():
+    band = mean_and_interval(Curve("c", [history([0, 1], [0.1, 0.9])]), "round", "accuracy")
+    np.testing.assert_array_equal(band.low, band.mean)
+    np.testing.assert_array_equal(band.high, [0.1, 0.9])
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf])
+def test_what_is_not_finite_is_a_gap(bad):
+    curve = Curve("c", [history([0, 1, 2], [0.1, bad, 0.3]), history([0, 1, 2], [0.1, 0.2, 0.3])])
+    band = mean_and_interval(curve, "exchanges", "accuracy")
+    np.testing.assert_allclose(band.mean, [0.1, np.nan, 0.3])
+    shifted = Curve("c", [curve.runs[0], history([0, 1.5, 2], [0.1, 0.2, 0.3])])
+    band = mean_and_interval(shifted, "exchanges", "accuracy")
+    np.testing.assert_allclose(band.mean, [0.1, np.nan, np.nan, 0.3])
+    assert np.isnan(metric_values(curve.runs[0], "accuracy")[1])
+
+
+def test_cost_to_reach_interpolates_and_counts():
+    rising = [[0.0, 0.4, 0.8], [0.0, 0.8, 0.1], [0.0, 0.1, 0.2]]
+    curve = Curve("c", [history([0, 10, 20], values) for values in rising])
+    cost = cost_to_reach(curve, "accuracy", 0.6, "exchanges")
+    assert cost.per_seed == [pytest.approx(15), pytest.approx(7.5), None]
+    assert (cost.reached, cost.total) == (2, 3)
+    assert cost.interval.mean == pytest.approx(11.25)
+    assert cost.interval.high == pytest.approx(11.25 + 12.7062047 * 3.75)
+    never = cost_to_reach(curve, "accuracy", 2.0, "exchanges")
+    assert never.reached == 0 and math.isnan(never.interval.mean)
+
+
+def test_cost_to_reach_downwards_at_once_and_after_a_gap():
+    falling = Curve("c", [history([0, 10], [2.0, 1.0])])
+    assert cost_to_reach(falling, "accuracy", 1.25, "megabytes_up", False).per_seed == [7.5]
+    assert cost_to_reach(falling, "accuracy", 3.0, "exchanges", False).per_seed == [0]
+    gap = Curve("c", [history([0, 10, 20], [0.0, math.nan, 1.0])])
+    assert cost_to_reach(gap, "accuracy", 0.5, "exchanges").per_seed == [20]
+
+
+def test_paired_test_agrees_with_scipy_and_with_counting():
+    a, b = [0.91, 0.89, 0.93, 0.90, 0.94], [0.88, 0.89, 0.90, 0.91, 0.90]
+    test = paired_test(ending_at(*a), ending_at(*b), "accuracy")
+    theirs = stats.ttest_rel(a, b)
+    differences = np.subtract(a, b)
+    flips = [abs(np.dot(signs, differences)) for signs in product([1, -1], repeat=5)]
+    assert test.p_student == pytest.approx(theirs.pvalue, rel=1e-9)
+    assert test.p_flips == np.mean(np.array(flips) >= differences.sum() - 1e-12)
+    np.testing.assert_allclose(test.differences, differences)
+    bounds = theirs.confidence_interval(0.95)
+    np.testing.assert_allclose(test.interval, [differences.mean(), bounds.low, bounds.high])
+
+
+def test_paired_test_flips_by_hand():
+    # of the eight sign flips only the two with all signs alike are as far from zero
+    assert paired_test(ending_at(3, 2, 4), ending_at(0, 0, 0), "accuracy").p_flips == 2 / 8
+
+
+def test_paired_test_pairs_by_seed():
+    a = Curve("a", [history([0], [0.5]), history([0], [0.9])], [7, 8])
+    b = Curve("b", [history([0], [0.8]), history([0], [0.1])], [8, 9])
+    test = paired_test(a, b, "accuracy")
+    assert test.seeds == [8]
+    assert test.differences == pytest.approx([0.1])
+    assert math.isnan(test.p_student) and test.p_flips == 1
+    with pytest.raises(ValueError, match="no seed in common"):
+        paired_test(a, Curve("c", b.runs, [1, 2]), "accuracy")
+
+
+def test_paired_test_at_its_limits():
+    same = paired_test(ending_at(1, 1), ending_at(1, 1), "accuracy")
+    assert (same.p_student, same.p_flips) == (1, 1)
+    apart = paired_test(ending_at(2, 2), ending_at(1, 1), "accuracy")
+    assert (apart.p_student, apart.p_flips) == (0, 0.5)
+    broken = paired_test(ending_at(2, math.nan), ending_at(1, 1), "accuracy")
+    assert all(map(math.isnan, (broken.p_student, broken.p_flips, broken.interval.mean)))
+    many = paired_test(ending_at(*range(21)), ending_at(*[0] * 21), "accuracy")
+    assert many.p_student < 1e-4 and math.isnan(many.p_flips)
+
+
+def test_metrics_are_what_is_not_a_cost():
+    other = Curve("d", [History([{"round": 0, "loss": 1.0}])])
+    assert Comparison("t", [ending_at(1), other]).metrics == ["accuracy", "loss"]
+    assert ending_at(1, 2).seeds == [0, 1]
+
+
+def test_wrong_constructions_say_so():
+    run = history([0], [1])
+    with pytest.raises(ValueError, match="one run or more"):
+        Curve("c", [])
+    with pytest.raises(ValueError, match="none of them empty"):
+        Curve("c", [History()])
+    with pytest.raises(ValueError, match="a seed for every run"):
+        Curve("c", [run, run], [1, 1])
+    with pytest.raises(ValueError, match="different names"):
+        Comparison("t", [Curve("c", [run]), Curve("c", [run])])
+    with pytest.raises(ValueError, match=r"settings for \['d'\]"):
+        Comparison("t", [Curve("c", [run])], {"d": {}})

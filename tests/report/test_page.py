@@ -1,0 +1,197 @@
+import json
+import math
+import re
+import shutil
+import subprocess
+from html import unescape
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from rookery.report.comparison import (
+    AXES,
+    Comparison,
+    Curve,
+    cost_to_reach,
+    final_values,
+    interval,
+    mean_and_interval,
+)
+from rookery.report.page import render, write_page
+from rookery.report.tables import plus_minus
+from rookery.run.history import History
+
+EVIL = "</script><!--<b onclick='x'>&amp;\u2028 __DATA__ __TITLE__ \\u003c"
+
+PROBE = """<script>
+const out = {errors: []};
+window.onerror = message => out.errors.push(message);
+const pick = (id, value) => { $(id).value = value; $(id).dispatchEvent(new Event("change")); };
+const look = () => ({
+  x: $("x-label").textContent, y: $("y-label").textContent,
+  lines: [...document.querySelectorAll("path.line")].map(path => path.getAttribute("d")),
+});
+const table = id => [...$(id).rows].map(row => [...row.cells].map(cell => cell.textContent));
+out.start = look();
+out.band = band(data.curves[0], "exchanges", "accuracy");
+pick("axis", "megabytes_up"); out.megabytes = look();
+$("log-y").click(); out.log = look();
+$("log-x").click(); out.loglog = look();
+const button = document.querySelector("#legend button");
+button.click(); out.pressed = button.getAttribute("aria-pressed"); out.hidden = look();
+button.click();
+pick("metric", "loss"); out.loss = look(); out.direction = $("direction").value;
+pick("metric", "accuracy");
+$("target").value = "0.55"; $("target").dispatchEvent(new Event("input"));
+out.final = table("final"); out.cost = table("cost");
+const frame = document.querySelector("#chart > svg").getBoundingClientRect();
+const at = {clientX: frame.left + 90, clientY: frame.top + 90};
+document.querySelector("#chart > svg").dispatchEvent(new PointerEvent("pointermove", at));
+out.readout = $("readout").hidden ? null : $("readout").textContent;
+for (const axis of Object.keys(data.axes)) pick("axis", axis);
+for (const button of document.querySelectorAll("#legend button")) button.click();
+out.empty = document.querySelector("#chart > svg").textContent;
+console.log("probe was here");
+document.body.append(Object.assign(document.createElement("pre"), {
+  id: "probe", textContent: JSON.stringify(out)}));
+</script>"""
+
+
+def curve(name, cost, top, metrics=("accuracy", "loss")):
+    runs = []
+    for seed in range(3):
+        rows = []
+        for k in range(6):
+            e = cost * k * (10 + seed)  # every seed at other costs
+            row = {"round": k, "exchanges": e, "messages": e, "bytes_down": 3000 * e}
+            row |= {"bytes_up": 2500 * e, "gradients": e, "hessian_vectors": 0, "seconds": e / 7}
+            measured = {"accuracy": top * k / 5 + 0.013 * seed, "loss": math.exp(-k * top) - 0.01}
+            rows.append(row | {name: measured[name] for name in metrics})
+        runs.append(History(rows))
+    return Curve(name, runs, [5, 6, 7])
+
+
+@pytest.fixture
+def comparison():
+    curves = [curve("FedNest", 9, 0.9), curve(EVIL, 700, 0.6), curve("C", 1, 0.4, ("accuracy",))]
+    curves[0].runs[1].rows[3]["accuracy"] = math.nan
+    curves[1].runs[0].rows[5]["loss"] = None
+    settings = {"FedNest": {"lr": [0.1, math.inf], "nested": {"text": EVIL}}}
+    return Comparison(EVIL, curves, settings, {"jax": "0.10"}, EVIL)
+
+
+def content(page):
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return json.loads(text)
+
+
+def test_the_page_holds_the_runs_and_gaps_are_null(comparison):
+    data = content(render(comparison, metric="loss", axis="round"))
+    assert (data["metric"], data["axis"], data["metrics"]) == (
+        "loss",
+        "round",
+        ["accuracy", "loss"],
+    )
+    assert data["axes"] == {name: axis.label for name, axis in AXES.items()}
+    run = data["curves"][0]["runs"][1]
+    assert set(run["axes"]) == set(AXES)
+    assert run["axes"]["exchanges"] == [0, 99, 198, 297, 396, 495]
+    assert run["metrics"]["accuracy"] == [
+        pytest.approx(0.18 * k + 0.013) if k != 3 else None for k in range(6)
+    ]
+    assert data["curves"][1]["runs"][0]["metrics"]["loss"][5] is None
+    assert list(data["curves"][2]["runs"][0]["metrics"]) == ["accuracy"]
+    assert data["reach"] == [0, 0, pytest.approx(12.7062047), pytest.approx(4.30265273)]
+    assert data["curves"][0]["seeds"] == [5, 6, 7] and data["versions"] == {"jax": "0.10"}
+
+
+def test_text_cannot_break_out(comparison):
+    page = render(comparison)
+    data = content(page)
+    assert data["title"] == data["notes"] == data["curves"][1]["name"] == EVIL
+    assert data["curves"][0]["settings"] == {"lr": [0.1, "inf"], "nested": {"text": EVIL}}
+    assert page.count("</script>") == 2 and "<!--" not in page and "<b onclick" not in page
+    (title,) = re.findall(r"<title>(.*?)</title>", page, re.S)
+    assert unescape(title) == EVIL
+
+
+def test_the_page_needs_no_network(comparison):
+    page = render(comparison)
+    assert set(re.findall(r"https?://[^\"'\s]+", page)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"<link|<img|<iframe|@import|url\(|\ssrc=|fetch\(", page)
+
+
+def test_wrong_choices_say_so(comparison):
+    with pytest.raises(ValueError, match="no curve has measured 'f1'; there are accuracy, loss"):
+        render(comparison, metric="f1")
+    with pytest.raises(ValueError, match="unknown axis 'bytes'"):
+        render(comparison, axis="bytes")
+    with pytest.raises(ValueError, match="measured nothing"):
+        render(Comparison("t", [curve("c", 1, 1, ())]))
+
+
+@pytest.fixture
+def browse(tmp_path):
+    """Opens a page in a browser without a window: its document and what its console says."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = next(filter(None, map(shutil.which, names)), None)
+    if browser is None:
+        pytest.skip(f"needs a browser, one of {', '.join(names)}.")
+
+    def open_page(path):
+        flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-sync dump-dom"
+        flags += " disable-background-networking disable-component-update enable-logging=stderr"
+        flags += " v=0 virtual-time-budget=3000 window-size=1200,1600"
+        command = [browser, *(f"--{flag}" for flag in flags.split())]
+        command += [f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()]
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", timeout=120, check=True
+        )
+        return done.stdout, re.findall(r"CONSOLE.*", done.stderr)
+
+    return open_page
+
+
+def test_a_browser_draws_the_page(comparison, tmp_path, browse):
+    write_page(comparison, tmp_path / "page.html")
+    document, console = browse(tmp_path / "page.html")
+    assert console == []
+    assert len(re.findall(r'<path class="line" d="M[\d.]+,', document)) == 3
+    (shown,) = re.findall(r'<h1 id="title">(.*?)</h1>', document, re.S)
+    assert unescape(shown) == EVIL
+
+
+def test_the_controls_of_the_page_work(comparison, tmp_path, browse):
+    page = render(comparison)
+    probed = page.replace("</body>", PROBE + "</body>")
+    (tmp_path / "probed.html").write_text(probed, encoding="utf-8")
+    document, console = browse(tmp_path / "probed.html")
+    assert len(console) == 1 and "probe was here" in console[0]
+    (text,) = re.findall(r'<pre id="probe">(.*?)</pre>', document, re.S)
+    out = json.loads(unescape(text))
+    assert out["errors"] == []
+
+    assert (out["start"]["x"], out["megabytes"]["x"]) == ("exchanges", "megabytes up")
+    lines = [out[step]["lines"] for step in ("start", "log", "loglog", "hidden", "loss")]
+    assert all(a != b for a, b in pairwise(lines))
+    assert out["start"]["lines"][0].count("M") == 2  # the gap lifts the pen
+    assert not any("NaN" in path for step in lines for path in step)
+    assert out["pressed"] == "false" and out["hidden"]["lines"][0] == ""
+    assert out["loss"]["y"] == "loss" and out["direction"] == "-1"
+    assert "accuracy" in out["readout"] and "megabytes up" in out["readout"]
+    assert out["empty"] == "Nothing to draw."
+
+    expected = mean_and_interval(comparison.curves[0], "exchanges", "accuracy")
+    got = [[row["x"], row["mean"], row.get("low"), row.get("high")] for row in out["band"]]
+    np.testing.assert_allclose(np.array(got, float).T, expected, rtol=1e-6, atol=1e-9)
+
+    header, *rows = out["cost"]
+    assert header == ["curve", "reached", *(axis.label for axis in AXES.values())]
+    for row, one in zip(rows, comparison.curves, strict=True):
+        costs = [cost_to_reach(one, "accuracy", 0.55, axis) for axis in AXES]
+        assert row[1] == f"{costs[0].reached}/{costs[0].total}"
+        assert row[2:] == [plus_minus(cost.interval) for cost in costs]
+    for row, one in zip(out["final"][1:], comparison.curves, strict=True):
+        expected = plus_minus(interval(final_values(one, "accuracy")))
+        assert row[:3] == [one.name, "5, 6, 7", expected]

@@ -1,0 +1,104 @@
+import math
+
+import pytest
+from rich.console import Console
+
+from rookery.report.comparison import Comparison, Curve, Interval
+from rookery.report.tables import cost_table, final_table, number, plus_minus
+from rookery.run.history import History
+
+
+def curve(name, ends, megabytes):
+    runs = [
+        History(
+            [
+                {
+                    "round": k,
+                    "exchanges": 100 * k,
+                    "bytes_up": megabytes * 1_000_000 * k,
+                    "bytes_down": 3 * megabytes * 1_000_000 * k,
+                    "seconds": 12.5 * k,
+                    "accuracy": end * k,
+                }
+                for k in range(2)
+            ]
+        )
+        for end in ends
+    ]
+    return Curve(name, runs)
+
+
+@pytest.fixture
+def comparison():
+    other = History([{"round": 0, "exchanges": 7, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0}])
+    other.rows[0]["loss"] = math.nan
+    return Comparison(
+        "[red]title",
+        [curve("[bold]wide", [0.8, 0.9, 1.0], 2000), curve("thin", [0.5], 1), Curve("o", [other])],
+    )
+
+
+def cells(table):
+    """The rows as they are printed."""
+    console = Console(width=200, color_system=None)
+    with console.capture() as captured:
+        console.print(table)
+    lines = captured.get().splitlines()
+    rows = [line for line in lines if line.startswith(("│", "┃"))]
+    return lines[0].strip(), [
+        [c.strip() for c in row[1:-1].replace("┃", "│").split("│")] for row in rows
+    ]
+
+
+def test_final_values_and_costs(comparison):
+    title, rows = cells(final_table(comparison))
+    assert title == "[red]title"
+    assert rows == [
+        "curve|seeds|accuracy|loss|exchanges|megabytes up|megabytes down|virtual seconds".split(
+            "|"
+        ),
+        ["[bold]wide", "3", "0.90 ± 0.25", "—", "100", "2,000", "6,000", "12.5"],
+        ["thin", "1", "0.5", "—", "100", "1", "3", "12.5"],
+        ["o", "1", "—", "—", "7", "0", "0", "0"],
+    ]
+
+
+def test_final_table_of_chosen_columns(comparison):
+    _, rows = cells(final_table(comparison, metrics=["accuracy"], axes=["round"]))
+    assert rows[:2] == [
+        ["curve", "seeds", "accuracy", "rounds"],
+        ["[bold]wide", "3", "0.90 ± 0.25", "1"],
+    ]
+
+
+def test_cost_to_target(comparison):
+    title, rows = cells(cost_table(comparison, "accuracy", 0.9, axes=["exchanges", "megabytes"]))
+    assert title == "[red]title: cost of accuracy ≥ 0.9"
+    # two of three seeds get there, after 100 and 90 exchanges: 95 ± 12.706 * 5
+    assert rows == [
+        ["curve", "reached", "exchanges", "megabytes in all"],
+        ["[bold]wide", "2/3", "95 ± 64", "7,600 ± 5,082"],
+        ["thin", "0/1", "—", "—"],
+        ["o", "—", "—", "—"],
+    ]
+    title, rows = cells(cost_table(comparison, "accuracy", 0.1, higher_is_better=False))
+    assert title.endswith("accuracy ≤ 0.1") and rows[2][:3] == ["thin", "1/1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Interval(0.87654, 0.86454, 0.88854), "0.877 ± 0.012"),
+        (Interval(12345.6, 12222.2, 12469.0), "12,346 ± 123"),
+        (Interval(2e-5, 1e-5, 3e-5), "2e-05 ± 1e-05"),
+        (Interval(0.5, 0.5, 0.5), "0.5"),
+        (Interval(math.nan, math.nan, math.nan), "—"),
+    ],
+)
+def test_plus_minus(value, text):
+    assert plus_minus(value) == text
+
+
+def test_number():
+    values = [0, 0.123456, -1234567.8, 1.234e-5, math.nan]
+    assert [number(v) for v in values] == ["0", "0.1235", "-1,234,568", "1.23e-05", "—"]

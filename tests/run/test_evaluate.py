@@ -1,0 +1,47 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rookery as rk
+
+DATA = np.array([1.0, 3.0, 10.0, 20.0, 0.0])
+POPULATION = rk.Population.from_parts(
+    DATA, {"train": [np.array([0])] * 2, "test": [np.array([0, 1]), np.array([2, 3, 4])]}
+)
+
+
+def scaled(x, y, row):
+    return x * row
+
+
+def step_towards_data(client, x, y):
+    sample = client.draw("train", None, client.key)
+    return x + sample.average(lambda rows, w: jnp.dot(w, rows)), y
+
+
+def measure(evaluation):
+    numbers = evaluation((jnp.asarray(2.0), jnp.asarray(0.0)), POPULATION, jax.random.key(0))
+    return {name: float(value) for name, value in numbers.items()}
+
+
+def test_server_data_is_averaged():
+    assert measure(rk.OnServer({"m": scaled}, DATA)) == {"m": pytest.approx(2 * DATA.mean())}
+
+
+def test_clients_are_averaged_each_on_its_own_rows():
+    got = measure(rk.OnClients(scores={"s": scaled}, losses={"l": scaled}))
+    assert got == pytest.approx({"s/mean": 12, "s/worst": 4, "l/mean": 12, "l/worst": 20})
+
+
+def test_metrics_after_adaptation():
+    evaluation = rk.OnClients(scores={"s": scaled}, adapt=step_towards_data, label="adapted ")
+    assert measure(evaluation) == pytest.approx({"adapted s/mean": 18, "adapted s/worst": 6})
+
+
+def test_two_evaluations_of_one_name_are_refused():
+    zoo = rk.zoo.scalar_bilevel()
+    same = rk.OfSolution(lambda x, y: {"m": x[0]})
+    with pytest.raises(ValueError, match="two evaluations give"):
+        rk.run(rk.FedNest(0.1, 0.1), zoo.problem, rk.Population.stacked(zoo.data), zoo.start,
+               rounds=1, evaluate=[same, same])  # fmt: skip
