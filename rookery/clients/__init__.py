@@ -1,0 +1,1 @@
+"""Whose data it is, and how it is dealt out."""

@@ -1,0 +1,1 @@
+"""What is solved: losses and their derivatives, which have never heard of clients."""

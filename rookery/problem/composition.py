@@ -36,15 +36,10 @@ class Composition(eqx.Module):
 
     def check(self, variables: tuple[Tree], example: Callable[[str], Tree]) -> None:
         """Raise unless every layer accepts the value of the one before and the last is a scalar."""
-        (z,), row = variables, example(self.split)
+        _check_one(variables)
+        z, row = variables[0], example(self.split)
         for n, layer in enumerate(self.layers[:-1]):
-            try:
-                z = jax.eval_shape(layer, z, row)
-            except Exception as error:
-                raise ValueError(
-                    f"layers[{n}] cannot take {oracles.describe(z)} and one example "
-                    f"{oracles.describe(row)}. {type(error).__name__}: {error}"
-                ) from error
+            z = oracles.check_map(f"layers[{n}]", layer, z, row)
         last = len(self.layers) - 1
         oracles.check_scalar_loss(f"layers[{last}]", self.layers[last], (z,), row)
 
@@ -83,14 +78,8 @@ class LocalComposition(eqx.Module):
 
     def check(self, variables: tuple[Tree], example: Callable[[str], Tree]) -> None:
         """Raise unless the levels fit together and the outer one is a scalar."""
-        row = example(self.inner_split)
-        try:
-            u = jax.eval_shape(self.inner, *variables, row)
-        except Exception as error:
-            raise ValueError(
-                f"inner cannot take {oracles.describe(variables)} and one example "
-                f"{oracles.describe(row)}. {type(error).__name__}: {error}"
-            ) from error
+        _check_one(variables)
+        u = oracles.check_map("inner", self.inner, variables[0], example(self.inner_split))
         oracles.check_scalar_loss("outer", self.outer, (u,), example(self.outer_split))
 
     def value(self, w: Tree, inner_sample: Sample, outer_sample: Sample) -> jax.Array:
@@ -105,3 +94,6 @@ class LocalComposition(eqx.Module):
         return oracles.map_vjp(self.inner, w, outer_gradient, inner_sample)
 
 
+def _check_one(variables: tuple[Tree, ...]) -> None:
+    if len(variables) != 1:
+        raise ValueError(f"a composition has one variable, got {len(variables)} initial values.")

@@ -45,7 +45,7 @@ class MultiSequence(eqx.Module):
             )
         row = example(self.split)
         for (name, fn), block in zip(named, variables, strict=True):
-            out = jax.eval_shape(fn, variables, row)
+            out = oracles.check_map(name, fn, variables, row)
             want = jax.eval_shape(lambda b: jax.tree.map(jnp.asarray, b), block)
             if jax.tree.structure(out) != jax.tree.structure(want) or any(
                 a.shape != b.shape

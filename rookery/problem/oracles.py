@@ -103,6 +103,20 @@ def check_scalar_loss(name: str, loss: Loss, point: tuple[Tree, ...], example: T
         )
 
 
+def check_map(name: str, fn: Callable[..., Tree], point: Tree, example: Tree) -> Tree:
+    """Shape and type of ``fn(point, example)``; raise unless all of it is floating-point."""
+    try:
+        out = jax.eval_shape(fn, point, example)
+    except Exception as error:
+        raise ValueError(
+            f"{name} cannot take {describe(point)} and one example {describe(example)}.\n"
+            f"  {type(error).__name__}: {error}"
+        ) from error
+    if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(out)):
+        raise ValueError(f"{name} must give floating-point values, got {describe(out)}.")
+    return out
+
+
 def describe(tree: Tree) -> str:
     """Shapes and types of a pytree in one line."""
     return str(jax.tree.map(lambda a: f"{jnp.result_type(a)}{list(jnp.shape(a))}", tree))

@@ -1,0 +1,1 @@
+"""Curves, tables and pages from histories."""

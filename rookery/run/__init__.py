@@ -1,0 +1,1 @@
+"""The run loop, what it measures and what it keeps."""

@@ -80,12 +80,15 @@ class HistoryFile:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps({name: _plain(value) for name, value in row.items()}) + "\n"
+    return json.dumps(to_json(row)) + "\n"
 
 
-def _plain(value: Any) -> Any:
-    """JSON knows no NaN and no infinity; both become null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row that JSON can hold: it knows no NaN and no infinity, so both become null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }
 
 
 def replace_file(path: Path, content: bytes) -> None:

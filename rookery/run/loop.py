@@ -26,7 +26,7 @@ from rookery.program.ledger import Ledger
 from rookery.run import checkpoint as checkpoints
 from rookery.run.describe import describe, fingerprint
 from rookery.run.evaluate import AbstractEvaluation
-from rookery.run.history import History, HistoryFile, replace_file
+from rookery.run.history import History, HistoryFile, replace_file, to_json
 from rookery.run.progress import SILENT, RunProgress
 
 CHUNK_SECONDS = 1.0
@@ -274,7 +274,7 @@ class _Book:
                 "status": status,
                 "rounds": done,
                 **self.ledger.as_dict(),
-                "last": self.history.rows[-1] if len(self.history) else {},
+                "last": to_json(self.history.rows[-1]) if len(self.history) else {},
             }
             path = self.directory / "summary.json"
             replace_file(path, json.dumps(summary, indent=2).encode())

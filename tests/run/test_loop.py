@@ -113,7 +113,7 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="outer must give one floating-point number per example"):
         problem = rk.Bilevel(lambda x, y, row: x, ZOO.problem.inner, "train", "train")
         rk.run(ALGORITHM, problem, POPULATION, ZOO.start, rounds=1)
-    with pytest.raises(ValueError, match="inner cannot be evaluated on one example"):
+    with pytest.raises(ValueError, match="outer cannot be evaluated on one example"):
         rk.run(ALGORITHM, ZOO.problem, POPULATION, (np.zeros(2), np.zeros(4)), rounds=1)
     with pytest.raises(ValueError, match=r"unknown split 'validation'. Valid: train"):
         problem = rk.Bilevel(ZOO.problem.outer, ZOO.problem.inner)

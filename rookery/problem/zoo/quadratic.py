@@ -46,14 +46,15 @@ class QuadraticBilevel(eqx.Module):
         return np.zeros(p, self.B.dtype), np.zeros(q, self.B.dtype)
 
     def inner_solution(self, x: np.ndarray) -> np.ndarray:
-        """y*(x)."""
+        """The inner solution y*(x)."""
         m = self._means()
         return np.linalg.solve(m["H"], m["B"] @ x + m["c"])
 
     def adjoint(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """v with  H v = outer_y(x, y)."""
         m = self._means()
-        Qd = np.einsum("...ij,...j->...i", self.Q, self.d).mean((0, 1))
+        Q, d = self.Q.astype(np.float64), self.d.astype(np.float64)
+        Qd = np.einsum("...ij,...j->...i", Q, d).mean((0, 1))
         return np.linalg.solve(m["H"], m["Q"] @ y - Qd + m["E"].T @ x)
 
     def hypergradient(self, x: np.ndarray) -> np.ndarray:
@@ -113,6 +114,8 @@ def quadratic_bilevel(
         seed: of the random numbers.
         dtype: of the arrays.
     """
+    if not 0 <= heterogeneity <= 1:  # beyond 1 a client's Hessian may be indefinite
+        raise ValueError(f"heterogeneity must lie between 0 and 1, got {heterogeneity}.")
     rng = np.random.default_rng(seed)
     p, q, m = x_size, y_size, n_clients
 
@@ -146,7 +149,8 @@ def quadratic_bilevel(
             repeated = repeated + jitter - jitter.mean(1, keepdims=True)
         return repeated.astype(dtype)
 
-    return QuadraticBilevel(**{name: with_rows(name, a) for name, a in fields.items()})
+    arrays = {name: with_rows(name, a) for name, a in fields.items()}
+    return QuadraticBilevel(**arrays, m0=1.0)
 
 
 def scalar_bilevel(dtype=np.float64) -> QuadraticBilevel:
