@@ -1,6 +1,6 @@
 """Federated nested optimisation: bilevel, minimax, compositional, multi-sequence.
 
-    import rookery as rk
+Import it with ``import rookery as rk``.
 """
 
 from rookery import algorithms as algorithms

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 
 def count(name: str, value: Any, *, least: int = 1) -> int:
@@ -35,7 +36,7 @@ def not_negative(name: str, value: Any) -> Any:
 
 
 def _number(name: str, value: Any) -> np.ndarray | None:
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return None  # the numbers are not known while a sweep is traced
     if isinstance(value, bool) or not isinstance(value, numbers.Real | np.ndarray | jax.Array):
         raise TypeError(f"{name} must be a number, got {value!r}.")

@@ -175,7 +175,9 @@ def _arguments(
     arguments = {key: value for key, value in table.items() if key != "name"}
     for key in arguments:
         _check.one_of(f"key in [{where}]", key, valid)
-    required = [k for k in valid if k in parameters and parameters[k].default is inspect.Parameter.empty]
+    required = [
+        k for k in valid if k in parameters and parameters[k].default is inspect.Parameter.empty
+    ]
     missing = [key for key in required if key not in arguments]
     if missing:
         raise ValueError(f"[{where}] needs the key{'s' * (len(missing) > 1)} {', '.join(missing)}.")

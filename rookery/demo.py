@@ -69,7 +69,8 @@ def run_demo(console: Console, *, out: Path, rounds: int, data: Path | None) -> 
         curves=curves,
         settings={name: describe(algorithm) for name, algorithm in SETTINGS.items()},
         versions={name: version(name) for name in ("rookery", "jax", "equinox", "numpy")},
-        notes=f"Hyper-representation, {rounds} rounds, seeds {SEEDS}; test accuracy on 1,000 digits.",
+        notes=f"Hyper-representation, {rounds} rounds, seeds {SEEDS}; "
+        "test accuracy on 1,000 digits.",
     )
     console.print(final_table(comparison, axes=("exchanges", "megabytes")))
     console.print(cost_table(comparison, "accuracy", 0.8, axes=("exchanges", "megabytes")))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import rookery as rk
+from rookery import engines, program
 
 SOURCE = Path(rk.__file__).read_text()
 NAMES = [
@@ -24,7 +25,7 @@ def test_every_public_name_is_documented(name):
 
 def test_names_are_unique_and_every_algorithm_and_part_is_among_them():
     assert len(NAMES) == len(set(NAMES))
-    for package in (rk.algorithms, rk.algorithms.parts, rk.program, rk.engines):
+    for package in (rk.algorithms, rk.algorithms.parts, program, engines):
         assert set(package.__all__) <= {*NAMES}
 
 

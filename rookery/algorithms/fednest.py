@@ -12,9 +12,9 @@ D. A. Tarzanagh, M. Li, C. Thrampoulidis, S. Oymak. ICML 2022, arXiv:2205.02215.
     S       clients                         who takes part in an exchange
 
 Cost of a round: 2 T + N' + 3 exchanges with FedIHGP (N' hops drawn), 2 T + N + 3 with FedIHGPSum,
-and one more in a round that estimates L. Departures from the paper: FedIHGPSum is the default, since
-a random length is noise that no batch size removes; the first local step is taken without its two
-cancelling gradients. Here are bilevel problems.
+and one more in a round that estimates L. Departures from the paper: FedIHGPSum is the default,
+since a random length is noise that no batch size removes; the first local step is taken without its
+two cancelling gradients. Here are bilevel problems.
 """
 
 from typing import NamedTuple

@@ -24,12 +24,19 @@ class Client:
     :meth:`repeat` that note travels with the loop.
     """
 
-    def __init__(self, population: Population, id, key: Key, loop: Callable):
+    def __init__(self, population: Population, id, key: Key | None, loop: Callable):
         self.id = id
-        self.key = key
         self.work = (jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
         self._population = population
+        self._key = key
         self._loop = loop
+
+    @property
+    def key(self) -> Key:
+        """The key of this step on this client, or an error if the step was given none."""
+        if self._key is None:
+            raise ValueError("this step draws random numbers; pass key= to fed.map")
+        return self._key
 
     def draw(self, split: str, size: int | None, key: Key) -> Sample:
         """A sample handle: ``size`` rows of a split, or all of them if ``size`` is None.

@@ -111,9 +111,10 @@ class Population(eqx.Module):
 
 def _common_length(data: Tree) -> int:
     lengths = {np.shape(a)[0] if np.ndim(a) else None for a in jax.tree.leaves(data)}
-    if len(lengths) != 1 or None in lengths:
+    length = next(iter(lengths), None)
+    if len(lengths) != 1 or length is None:
         raise ValueError(f"all fields need the same number of rows, got {lengths or 'no fields'}.")
-    return lengths.pop()
+    return length
 
 
 def _check_rows(rows: np.ndarray, client: int, split: str, n_rows: int) -> None:

@@ -10,7 +10,6 @@ from jax import lax
 from rookery import _check, _tree
 from rookery._types import Key, Tree
 from rookery.clients.client import Client
-from rookery.clients.population import Population
 from rookery.engines import counters
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
 from rookery.program.algorithm import numbers_to_arrays
@@ -39,8 +38,8 @@ class Books(NamedTuple):
 
 
 def _empty_books() -> Books:
-    small = jnp.zeros((), jnp.uint32)
-    return Books(small, small, *(counters.zero() for _ in range(4)), jnp.zeros(()))
+    small, wide = jnp.zeros((), jnp.uint32), counters.zero()
+    return Books(small, small, wide, wide, wide, wide, jnp.zeros(()))
 
 
 class CompiledFederation(AbstractFederation):
@@ -58,13 +57,13 @@ class CompiledFederation(AbstractFederation):
         self._pending: dict[int, jax.Array] = {}  # cohort -> bytes sent since its last reply
 
     def map(self, step: Step, *values: Placed, key: Key | None = None, **settings: Any) -> Placed:
-        """One vmap over the cohort, or several of ``clients_at_once`` clients, one after another."""
+        """One vmap over the cohort, or several of ``clients_at_once`` clients one after another."""
         cohort = common_cohort(step, values)
         stacked = [v.value for v in values if v.is_stacked]
 
         def one(slot):
             id, occurrence, own = slot
-            client = Client(self._population, id, client_key(key, id, occurrence), _loop)  # pyright: ignore[reportArgumentType]
+            client = Client(self._population, id, client_key(key, id, occurrence), _loop)
             rows = iter(own)
             arguments = [next(rows) if v.is_stacked else v.value for v in values]
             return step(client, *arguments, **settings), client.work
@@ -94,9 +93,7 @@ class CompiledFederation(AbstractFederation):
             return value, (self.books, self._holders, self._pending)
 
         notes = (self.books, self._holders, self._pending)
-        value, (self.books, self._holders, self._pending) = lax.fori_loop(
-            0, n, once, (init, notes)
-        )
+        value, (self.books, self._holders, self._pending) = lax.fori_loop(0, n, once, (init, notes))
         return value
 
     def share(self, value: Tree) -> Shared:
@@ -222,13 +219,18 @@ class _CompiledRunner(AbstractRunner):
 
 def read_books(books: Books) -> list[Ledger]:
     """The ledgers out of stacked books, one per round."""
-    books = jax.device_get(books)
-    wide = [counters.read(getattr(books, name)) for name in Books._fields[2:6]]
+    rounds = zip(*jax.device_get(books), strict=True)
     return [
-        Ledger(int(exchanges), int(messages), *exact, float(seconds))
-        for exchanges, messages, *exact, seconds in zip(
-            books.exchanges, books.messages, *wide, books.seconds, strict=True
+        Ledger(
+            exchanges=int(book.exchanges),
+            messages=int(book.messages),
+            bytes_down=counters.read(book.bytes_down),
+            bytes_up=counters.read(book.bytes_up),
+            gradients=counters.read(book.gradients),
+            hessian_vectors=counters.read(book.hessian_vectors),
+            seconds=float(book.seconds),
         )
+        for book in (Books(*one) for one in rounds)
     ]
 
 

@@ -38,12 +38,9 @@ def add_all(counter: jax.Array, numbers: jax.Array) -> jax.Array:
     return add(add(counter, 1, low), 1 << 16, high)
 
 
-def read(counter: np.ndarray) -> int | list:
-    """The value as a Python integer, or nested lists of them for stacked counters."""
-    counter = np.asarray(counter)
-    if counter.ndim > 1:
-        return [read(one) for one in counter]
-    return sum(int(limb) << (16 * j) for j, limb in enumerate(counter))
+def read(counter: np.ndarray | jax.Array) -> int:
+    """The value of one counter as a Python integer."""
+    return sum(int(limb) << (16 * j) for j, limb in enumerate(np.asarray(counter)))
 
 
 def _carried(limbs: list[jax.Array]) -> jax.Array:

@@ -47,7 +47,7 @@ class EagerFederation(AbstractFederation):
         for slot, id in enumerate(cohort.ids.tolist()):
             occurrence = None if cohort.occurrence is None else cohort.occurrence[slot]
             own = client_key(key, id, occurrence)
-            client = Client(self._population, id, own, _loop)  # pyright: ignore[reportArgumentType]
+            client = Client(self._population, id, own, _loop)
             arguments = [
                 jax.tree.map(lambda a, s=slot: a[s], v.value) if v.is_stacked else v.value
                 for v in values

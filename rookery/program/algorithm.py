@@ -22,7 +22,7 @@ class AbstractAlgorithm(eqx.Module):
         """Raise unless the algorithm can solve this kind of problem with so many clients."""
 
     @abc.abstractmethod
-    def init(self, problem: Any, *variables: Tree) -> Tree:
+    def init(self, problem: Any, *variables: Any, **named: Any) -> Tree:
         """The state before round 0, from the problem's variables."""
 
     @abc.abstractmethod

@@ -152,9 +152,7 @@ class AbstractFederation(abc.ABC):
         """The plain sum over the clients that take part."""
         replies, cohort = self._replies(placed)
         self._exchange(cohort, _tree.nbytes(replies) // len(cohort))
-        return jax.tree.map(
-            lambda r: jnp.tensordot(cohort.active.astype(r.dtype), r, 1), replies
-        )
+        return jax.tree.map(lambda r: jnp.tensordot(cohort.active.astype(r.dtype), r, 1), replies)
 
     def stack(self, placed: Placed) -> Tree:
         """All replies, one row per slot; the row of a switched-off slot means nothing."""

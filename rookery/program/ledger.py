@@ -26,7 +26,15 @@ class Ledger:
     """Virtual time: every exchange lasts as long as its slowest client."""
 
     def __add__(self, other: "Ledger") -> "Ledger":
-        return Ledger(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
+        return Ledger(
+            exchanges=self.exchanges + other.exchanges,
+            messages=self.messages + other.messages,
+            bytes_down=self.bytes_down + other.bytes_down,
+            bytes_up=self.bytes_up + other.bytes_up,
+            gradients=self.gradients + other.gradients,
+            hessian_vectors=self.hessian_vectors + other.hessian_vectors,
+            seconds=self.seconds + other.seconds,
+        )
 
     def values(self) -> tuple[int | float, ...]:
         """The fields in order."""

@@ -68,7 +68,7 @@ def load_latest(directory: Path, like: Tree) -> tuple[Checkpoint | None, list[st
 def _load(path: Path, like: Tree) -> Checkpoint:
     with safetensors.safe_open(path, framework="numpy") as file:
         note = json.loads((file.metadata() or {})["rookery"])
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        arrays = {name: file.get_tensor(name) for name in file.keys()}
     if _digest(arrays) != note["sha256"]:
         raise ValueError("its content does not match its checksum")
     expected = _named_leaves(like)

@@ -134,9 +134,7 @@ def run(
             if done == 0 and not len(book.history):
                 measure()
             while done < rounds:
-                until = min(
-                    rounds, _next(done, evaluate_every), _next(done, checkpoint_every)
-                )
+                until = min(rounds, _next(done, evaluate_every), _next(done, checkpoint_every))
                 chunk = 1 if per_second is None else max(1, int(per_second * CHUNK_SECONDS))
                 began, n = time.monotonic(), min(until - done, chunk)
                 progress = runner.advance(state, round_key, done, n)
@@ -188,7 +186,9 @@ def _configuration(program: Program, start, seed, evaluate, evaluate_every) -> d
         "problem": describe(program.problem),
         "population": {
             "clients": population.n_clients,
-            "rows": {s: int(c.sum()) for s, c in zip(population.splits, population.counts, strict=True)},
+            "rows": {
+                s: int(c.sum()) for s, c in zip(population.splits, population.counts, strict=True)
+            },
             "fingerprint": fingerprint(population),
         },
         "start": fingerprint(start),

@@ -62,8 +62,6 @@ class RunProgress:
         news = "  ".join(f"{k} {v:.4g}" for k, v in list(numbers.items())[:3])
         self._bar.update(self._task, news=news)
         is_last = row["round"] == self._n_rounds
-        if not self._console.is_terminal and (
-            is_last or time.monotonic() - self._last_line > 10
-        ):
+        if not self._console.is_terminal and (is_last or time.monotonic() - self._last_line > 10):
             self._console.print(f"{self._title}: round {row['round']}/{self._n_rounds}  {news}")
             self._last_line = time.monotonic()

@@ -49,7 +49,7 @@ def test_a_whole_client_is_averaged_exactly_however_small_the_blocks(monkeypatch
 
 
 def test_a_batch_is_drawn_from_the_clients_own_rows_and_a_small_client_gives_all_it_has():
-    data, parts, population = ragged()
+    _, _, population = ragged()
 
     def rows(id, key):
         client = Client(population, id, key, _loop)
@@ -99,7 +99,7 @@ def test_other_bad_input():
         rk.Population.stacked(np.zeros((3, 1)), weights=[1.0])
     with pytest.raises(ValueError, match="not negative and not all zero"):
         rk.Population.stacked(np.zeros((2, 1)), weights=[0.0, 0.0])
-    with pytest.raises(ValueError, match="unknown split 'trian'. Did you mean 'train'"):
+    with pytest.raises(ValueError, match=r"unknown split 'trian'. Did you mean 'train'"):
         ragged()[2].example("trian")
     with pytest.raises(ValueError, match=r"axes \[clients, rows\]"):
         rk.Population.stacked(np.zeros(3))

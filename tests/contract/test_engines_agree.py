@@ -143,6 +143,7 @@ def test_neither_the_second_call_nor_another_step_size_compiles_again():
 
     problem = rk.Bilevel(zoo.problem.outer, counting_inner, "train", "train")
     state = initial(zoo, CASES["one number"][1])
+    after_first = 0
     for rate, first in ((0.1, 0), (0.1, 5), (0.2, 0)):
         algorithm = rk.FedNest(outer_lr=rate, inner_lr=0.1)
         ready = Program(algorithm, problem, rk.Population.stacked(zoo.data), rk.Clock(), rk.Mean())

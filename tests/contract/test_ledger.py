@@ -46,9 +46,7 @@ def test_an_estimate_of_lipschitz_is_one_more_exchange_when_it_is_due():
 
 def test_bytes_with_everyone():
     m, T, N = 6, 2, 3
-    algorithm = rk.FedNest(
-        outer_lr=0.01, inner_lr=0.1, inner_rounds=T, ihgp=rk.FedIHGPSum(N, 5.0)
-    )
+    algorithm = rk.FedNest(outer_lr=0.01, inner_lr=0.1, inner_rounds=T, ihgp=rk.FedIHGPSum(N, 5.0))
     ledger = ledgers(algorithm, rounds=1)[0]
     fedinn_down, fedinn_up = (P + Q) + Q, Q + Q
     ihgp_down, ihgp_up = (P + Q) + N * Q, Q + N * Q  # everyone holds x, y after the first exchange

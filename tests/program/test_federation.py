@@ -31,17 +31,13 @@ def on_both(body, clock=None, aggregate=None, population=POPULATION):
     (ledger,) = read_books(jax.tree.map(lambda a: a[None], books))
     assert ledger.values()[:-1] == eager.ledger.values()[:-1]
     assert ledger.seconds == pytest.approx(eager.ledger.seconds, rel=1e-12)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), value, compiled_value
-    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), value, compiled_value)
     return value, ledger
 
 
 def jax_program(program):
     population = jax.tree.map(jnp.asarray, program.population)
-    return Program(
-        program.algorithm, program.problem, population, program.clock, program.aggregate
-    )
+    return Program(program.algorithm, program.problem, population, program.clock, program.aggregate)
 
 
 def id_plus(client, value):
@@ -65,7 +61,7 @@ def test_broadcast_map_mean():
     def body(fed):
         cohort = fed.sample(rk.Everyone(), jax.random.key(0))
         v = fed.broadcast(cohort, jnp.ones(2))
-        return fed.mean(fed.map(own_row_times, v, factor=3.0))
+        return fed.mean(fed.map(own_row_times, v, key=jax.random.key(1), factor=3.0))
 
     value, ledger = on_both(body)
     np.testing.assert_allclose(value, [6.0, 6.0])
@@ -216,9 +212,16 @@ def test_means_follow_the_clients_weights():
 # ---- what the language refuses
 
 
+def refusing_program():
+    return Program(rk.FedNest(0.1, 0.1), None, POPULATION, rk.Clock(), rk.Mean())
+
+
 def eager():
-    program = Program(rk.FedNest(0.1, 0.1), None, POPULATION, rk.Clock(), rk.Mean())
-    return EagerFederation(program, 0)
+    return EagerFederation(refusing_program(), 0)
+
+
+def compiled():
+    return CompiledFederation(refusing_program(), 0, None)
 
 
 def test_values_of_two_cohorts_do_not_mix():
@@ -230,10 +233,18 @@ def test_values_of_two_cohorts_do_not_mix():
 
 
 def test_a_server_value_must_be_sent():
-    with pytest.raises(TypeError, match="map takes placed values, got float. Broadcast it first"):
+    with pytest.raises(TypeError, match=r"map takes placed values, got float. Broadcast it first"):
         eager().map(id_plus, 1.0)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="only a placed value can go up"):
         eager().mean(1.0)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("make", [eager, compiled], ids=["eager", "compiled"])
+def test_a_step_that_needs_a_key_and_was_given_none_says_so(make):
+    fed = make()
+    v = fed.broadcast(fed.sample(rk.Everyone(), jax.random.key(0)), jnp.zeros(()))
+    with pytest.raises(ValueError, match=r"draws random numbers; pass key= to fed\.map"):
+        fed.map(noise, v)
 
 
 def test_a_step_that_hides_a_server_value_is_refused():

@@ -108,7 +108,7 @@ class Series(eqx.Module):
         return self.fed.mean(f_y)  # ----------------------------------------- up    f_y
 
     def hop(self, p: Tree, key: Key) -> Tree:
-        """p - g_yy p / L, the product averaged over a fresh cohort."""
+        """The term after p: p - g_yy p / L, the product averaged over a fresh cohort."""
         who, sample_key = jax.random.split(key)
         cohort = self.fed.sample(self.clients, who)
         point, sent = self.fed.broadcast(cohort, self.point, p)  # ----------- down  p (and x, y)
@@ -130,7 +130,7 @@ def fedihgp(
     batch_size: int | None,
     key: Key,
 ) -> Tree:
-    """v at (x, y), by the estimator's own number of exchanges."""
+    """The product v at (x, y), by the estimator's own number of exchanges."""
     start_key, series_key = jax.random.split(key)
     series = Series(fed, problem, fed.share((x, y)), lipschitz, clients, batch_size)
     return estimator(series, series.start(start_key), series_key)

@@ -34,7 +34,7 @@ class FedInn(eqx.Module):
     def __call__(
         self, fed: AbstractFederation, problem: Bilevel, x: Tree, y: Tree, key: Key
     ) -> Tree:
-        """y after one round."""
+        """The inner variable y after one round."""
         who, anchor_key, local_key = jax.random.split(key, 3)
         settings = {"problem": problem, "fedinn": self}
         cohort = fed.sample(self.clients, who)

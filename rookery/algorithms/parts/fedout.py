@@ -33,7 +33,7 @@ class FedOut(eqx.Module):
     def __call__(
         self, fed: AbstractFederation, problem: Bilevel, x: Tree, y: Tree, v: Tree, key: Key
     ) -> Tree:
-        """x after one round."""
+        """The outer variable x after one round."""
         who, hyper_key, local_key = jax.random.split(key, 3)
         settings = {"problem": problem, "fedout": self}
         cohort = fed.sample(self.clients, who)

@@ -76,12 +76,12 @@ def corrected_steps(
 
     At the anchor the difference is zero, so the first step needs no evaluation.
     """
-    steps = steps_of(client, steps)
-    size = step_size(lr, steps)
+    own_steps = steps_of(client, steps)
+    size = step_size(lr, own_steps)
 
     def step(nu, w):
         sample = draw(jax.random.fold_in(client.key, nu))
         drift = _tree.sub(gradient(w, sample), gradient(anchor, sample))
         return _tree.axpy(-size, _tree.add(drift, correction), w)
 
-    return client.repeat(steps - 1, step, _tree.axpy(-size, correction, anchor))
+    return client.repeat(own_steps - 1, step, _tree.axpy(-size, correction, anchor))

@@ -10,6 +10,7 @@ import functools
 
 import equinox as eqx
 import numpy as np
+from numpy.typing import DTypeLike
 
 from rookery import _check
 from rookery.problem.composition import Composition
@@ -94,7 +95,7 @@ def linear_chain(
     rows: int = 1,
     noise: float = 0.0,
     seed: int = 0,
-    dtype=np.float64,
+    dtype: DTypeLike = np.float64,
 ) -> LinearChain:
     """A random instance with a unique solution.
 
@@ -132,7 +133,7 @@ def linear_chain(
     )
 
 
-def scalar_composition(dtype=np.float64) -> LinearChain:
+def scalar_composition(dtype: DTypeLike = np.float64) -> LinearChain:
     """Two clients, one affine layer k_i x with k = (1, 3) and targets (1, 5): x* = 3/2 by hand.
 
     The gradient is 2 (2 x - 3); the mean of the clients' own gradients is 5 x - 8.

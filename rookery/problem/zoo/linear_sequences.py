@@ -7,6 +7,7 @@ rows of M_i that belong to a block are the map of that block.
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
 from rookery.problem.multisequence import MultiSequence
 
@@ -80,7 +81,7 @@ def linear_sequences(
     rows: int = 1,
     noise: float = 0.0,
     seed: int = 0,
-    dtype=np.float64,
+    dtype: DTypeLike = np.float64,
 ) -> LinearSequences:
     """A random instance whose mean map is well-conditioned, however different the clients are.
 

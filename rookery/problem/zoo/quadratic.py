@@ -9,6 +9,7 @@ Everything below follows from the clients' mean matrices.
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
 from rookery.problem.bilevel import Bilevel
 
@@ -51,7 +52,7 @@ class QuadraticBilevel(eqx.Module):
         return np.linalg.solve(m["H"], m["B"] @ x + m["c"])
 
     def adjoint(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """v with  H v = outer_y(x, y)."""
+        """The vector v with  H v = outer_y(x, y)."""
         m = self._means()
         Q, d = self.Q.astype(np.float64), self.d.astype(np.float64)
         Qd = np.einsum("...ij,...j->...i", Q, d).mean((0, 1))
@@ -98,7 +99,7 @@ def quadratic_bilevel(
     noise: float = 0.0,
     cross: float = 0.2,
     seed: int = 0,
-    dtype=np.float64,
+    dtype: DTypeLike = np.float64,
 ) -> QuadraticBilevel:
     """A random instance.
 
@@ -153,7 +154,7 @@ def quadratic_bilevel(
     return QuadraticBilevel(**arrays, m0=1.0)
 
 
-def scalar_bilevel(dtype=np.float64) -> QuadraticBilevel:
+def scalar_bilevel(dtype: DTypeLike = np.float64) -> QuadraticBilevel:
     """Two clients, one number each: x* = -3/10, y* = 2/5, v* = -3/10 by hand."""
 
     def column(*values):

@@ -6,6 +6,7 @@ There is no closed form of their solutions: Newton's method with exact Hessians 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 from jax.tree_util import Partial
 from numpy.linalg import norm
 
@@ -149,7 +150,7 @@ def robust_quadratic(
     rows: int = 1,
     noise: float = 0.0,
     seed: int = 0,
-    dtype=np.float64,
+    dtype: DTypeLike = np.float64,
 ) -> RobustQuadratic:
     """A random instance; every f_i is zero at its own minimiser, which lies about 1 from zero.
 
@@ -178,7 +179,7 @@ def cubic_maml(
     rows: int = 1,
     noise: float = 0.0,
     seed: int = 0,
-    dtype=np.float64,
+    dtype: DTypeLike = np.float64,
 ) -> CubicMAML:
     """A random instance with b_i small enough for a minimiser; other arguments as above."""
     A, b = _draw(n_clients, size, heterogeneity, rows, noise, seed, scale=0.3)

@@ -8,6 +8,7 @@ where all clients share their curvature, D_i = I and R_i = ridge I.
 
 import equinox as eqx
 import numpy as np
+from numpy.typing import DTypeLike
 
 from rookery.problem.minimax import Minimax
 
@@ -71,7 +72,7 @@ def saddle(
     rows: int = 1,
     noise: float = 0.0,
     seed: int = 0,
-    dtype=np.float64,
+    dtype: DTypeLike = np.float64,
 ) -> QuadraticSaddle:
     """A random instance whose clients share their curvature and differ in A_i and b_i.
 
@@ -104,7 +105,7 @@ def curved_saddle(
     rows: int = 1,
     noise: float = 0.0,
     seed: int = 0,
-    dtype=np.float64,
+    dtype: DTypeLike = np.float64,
 ) -> QuadraticSaddle:
     """A random instance whose clients differ in their curvature too.
 
@@ -151,7 +152,7 @@ def fednest_saddle(
     ridge: float = 10.0,
     coupling: float = 0.1,
     seed: int = 0,
-    dtype=np.float64,
+    dtype: DTypeLike = np.float64,
 ) -> QuadraticSaddle:
     """FedNest's own instance: A_i = t_i I, and b_i that sum to zero, so x* = y* = 0.
 

@@ -10,6 +10,7 @@ The gradient is exact. The solution is computed by Newton's method, as there is 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
 from rookery.problem.composition import Composition
 
@@ -116,7 +117,7 @@ def mean_semideviation(
     label_noise: float = 0.001,
     heterogeneity: float = 1.0,
     seed: int = 0,
-    dtype=np.float64,
+    dtype: DTypeLike = np.float64,
 ) -> MeanSemideviation:
     """A random instance, by default of the size of FedMSA's experiment.
 
