@@ -6,9 +6,9 @@ There is no closed form of their solutions: Newton's method with exact Hessians 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import DTypeLike
 from jax.tree_util import Partial
 from numpy.linalg import norm
+from numpy.typing import DTypeLike
 
 from rookery.problem.composition import LocalComposition
 

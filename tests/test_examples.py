@@ -1,0 +1,32 @@
+"""Every example runs, in a process of its own, and says what its docstring promises."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+EXPECTED = {
+    "01_quadratic.py": "e-12 away",
+    "02_your_own_loss.py": "penalties of those that mean nothing",
+    "03_your_own_algorithm.py": "FedNest: |x - x*| = 2",
+}
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.name)
+def test_example(path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert EXPECTED[path.name] in done.stdout
+    assert len(path.read_text().splitlines()) <= 80
+
+
+def test_the_readmes_program_runs():
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    program = readme.split("```python\n")[1].split("```")[0]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "exchanges=" in done.stdout
