@@ -14,8 +14,8 @@ import numpy as np
 
 import rookery as rk
 from rookery import models
-from rookery.engines.compiled import many_rounds
 from rookery.engines.engine import Program
+from rookery.engines.traced import many_rounds
 from rookery.tasks.hyper_representation import RidgeLoss, loss
 
 COHORT, ROWS, BATCH, LOCAL_STEPS, HOPS = 10, 300, 64, 25, 5
@@ -97,8 +97,8 @@ def rounds_compiled(people: rk.Population):
     """An XLA executable of many rounds, and what compiling it took."""
 
     def rounds(people, state, key, first, n):
-        program = Program(ALGORITHM, PROBLEM, people, rk.Clock(), rk.Mean())
-        return many_rounds(program, None, 20, state, key, first, n)
+        program = Program(PROBLEM, people, rk.Clock(), rk.Mean())
+        return many_rounds(program, ALGORITHM, None, 20, state, key, first, n)
 
     state = ALGORITHM.init(PROBLEM, *start())
     arguments = (people, state, jax.random.key(0), jnp.int32(0), jnp.int32(0))
@@ -129,12 +129,12 @@ def bench_gemm_share(compiled, people, state) -> float:
 
 
 def bench_eager(people, compiled_seconds: float) -> None:
-    program = Program(ALGORITHM, PROBLEM, people, rk.Clock(), rk.Mean())
-    runner = rk.Eager().prepare(program)
-    state = ALGORITHM.init(PROBLEM, *start())
-    runner.advance(state, jax.random.key(0), 0, 1)
+    program = Program(PROBLEM, people, rk.Clock(), rk.Mean())
+    runner = rk.Eager().prepare(program, [ALGORITHM])
+    states, keys = [ALGORITHM.init(PROBLEM, *start())], [jax.random.key(0)]
+    runner.advance(states, keys, 0, [1])
     began = time.process_time()
-    runner.advance(state, jax.random.key(0), 1, 1)
+    runner.advance(states, keys, 1, [1])
     eager = time.process_time() - began
     print(f"  eager round: {eager:.1f} s of CPU")
     print(f"(b) eager / compiled: {eager / compiled_seconds:.0f} (wanted: at least 10)")
@@ -179,8 +179,8 @@ def bench_seeds() -> None:
     state = algorithm.init(zoo.problem, *(jnp.asarray(a) for a in zoo.start))
 
     def run(people, seed):
-        program = Program(algorithm, zoo.problem, people, rk.Clock(), rk.Mean())
-        return many_rounds(program, None, 200, state, jax.random.key(seed), 0, 200)[0]
+        program = Program(zoo.problem, people, rk.Clock(), rk.Mean())
+        return many_rounds(program, algorithm, None, 200, state, jax.random.key(seed), 0, 200)[0]
 
     seeds = jnp.arange(8)
     one, all_at_once = jax.jit(run), jax.jit(jax.vmap(run, in_axes=(None, 0)))

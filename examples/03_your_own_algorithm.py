@@ -61,4 +61,6 @@ nested = rk.FedNest(outer_lr=0.1, inner_lr=0.2, ihgp=rk.FedIHGPSum(40, 4.0))
 for algorithm in (LocalHypergradient(outer_lr=0.1), nested):
     result = rk.run(algorithm, zoo.problem, population, zoo.start, rounds=400)
     error = np.linalg.norm(result.solution[0] - zoo.solution()[0])
-    print(f"{type(algorithm).__name__}: |x - x*| = {error:.1e}, {result.ledger.exchanges} exchanges")
+    print(
+        f"{type(algorithm).__name__}: |x - x*| = {error:.1e}, {result.ledger.exchanges} exchanges"
+    )

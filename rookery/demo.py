@@ -43,16 +43,16 @@ def run_demo(console: Console, *, out: Path, rounds: int, data: Path | None) -> 
         "Together they learn a hidden layer (outer) under the best head for it (inner); "
         "no digit leaves its client."
     )
+    task = hyper_representation(dataset, parts, hidden=64, l2=0.01)
     curves = []
     for name, algorithm in SETTINGS.items():
         runs = []
         for seed in SEEDS:
-            task = hyper_representation(dataset, parts, hidden=64, seed=seed)
             result = run(
                 algorithm,
                 task.problem,
                 task.population,
-                task.start,
+                task.start(seed),
                 rounds=rounds,
                 seed=seed,
                 evaluate=task.evaluate,

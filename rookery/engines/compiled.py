@@ -1,237 +1,17 @@
-"""The compiled engine: a cohort is a vmap, loops are lax loops, many rounds are one XLA call."""
+"""The compiled engine: many rounds, and many runs of one structure, are one XLA call."""
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from rookery import _check, _tree
+from rookery import _check
 from rookery._types import Key, Tree
-from rookery.clients.client import Client
-from rookery.engines import counters
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
-from rookery.program.algorithm import numbers_to_arrays
-from rookery.program.cohort import Cohort
-from rookery.program.federation import (
-    AbstractFederation,
-    Placed,
-    Shared,
-    Step,
-    client_key,
-    common_cohort,
-)
+from rookery.engines.traced import many_rounds, read_books
+from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.ledger import Ledger
-
-
-class Books(NamedTuple):
-    """The ledger of one round as arrays."""
-
-    exchanges: jax.Array
-    messages: jax.Array
-    bytes_down: jax.Array
-    bytes_up: jax.Array
-    gradients: jax.Array
-    hessian_vectors: jax.Array
-    seconds: jax.Array
-
-
-def _empty_books() -> Books:
-    small, wide = jnp.zeros((), jnp.uint32), counters.zero()
-    return Books(small, small, wide, wide, wide, wide, jnp.zeros(()))
-
-
-class CompiledFederation(AbstractFederation):
-    """The words, traced. It lives while a round is traced; loops carry what it has noted."""
-
-    def __init__(self, program: Program, round, clients_at_once: int | None):
-        population = program.population
-        weights = jnp.asarray(population.weights, float)
-        super().__init__(population.n_clients, weights, round, program.aggregate)
-        self._population = population
-        self._clock = program.clock
-        self._clients_at_once = clients_at_once
-        self.books = _empty_books()
-        self._holders: dict[int, jax.Array] = {}  # shared value -> which clients hold it
-        self._pending: dict[int, jax.Array] = {}  # cohort -> bytes sent since its last reply
-
-    def map(self, step: Step, *values: Placed, key: Key | None = None, **settings: Any) -> Placed:
-        """One vmap over the cohort, or several of ``clients_at_once`` clients one after another."""
-        cohort = common_cohort(step, values)
-        stacked = [v.value for v in values if v.is_stacked]
-
-        def one(slot):
-            id, occurrence, own = slot
-            client = Client(self._population, id, client_key(key, id, occurrence), _loop)
-            rows = iter(own)
-            arguments = [next(rows) if v.is_stacked else v.value for v in values]
-            return step(client, *arguments, **settings), client.work
-
-        slots = (cohort.ids, cohort.occurrence, stacked)
-        if self._clients_at_once is None or len(cohort) <= self._clients_at_once:
-            replies, work = jax.vmap(one)(slots)
-        else:
-            replies, work = lax.map(one, slots, batch_size=self._clients_at_once)
-        gradients, products = (jnp.where(cohort.active, w, jnp.uint32(0)) for w in work)
-        self.books = self.books._replace(
-            gradients=counters.add_all(self.books.gradients, gradients),
-            hessian_vectors=counters.add_all(self.books.hessian_vectors, products),
-        )
-        return Placed(cohort, replies, is_stacked=True)
-
-    def repeat(self, n, body, init):
-        """A ``fori_loop`` whose carry takes the books along."""
-
-        def once(i, carry):
-            value, (self.books, self._holders, self._pending) = carry
-            holders, pending = tuple(self._holders), tuple(self._pending)
-            value = body(i, value)
-            # what was shared or drawn inside the body ends with it
-            self._holders = {token: self._holders[token] for token in holders}
-            self._pending = {token: self._pending[token] for token in pending}
-            return value, (self.books, self._holders, self._pending)
-
-        notes = (self.books, self._holders, self._pending)
-        value, (self.books, self._holders, self._pending) = lax.fori_loop(0, n, once, (init, notes))
-        return value
-
-    def share(self, value: Tree) -> Shared:
-        """Mark a value; no client holds it yet."""
-        shared = super().share(value)
-        self._holders[shared.token] = jnp.zeros(self.n_clients, bool)
-        return shared
-
-    def sample(self, rule, key, probabilities=None) -> Cohort:
-        """A fresh cohort, to which nothing has been sent yet."""
-        return self._known(super().sample(rule, key, probabilities))
-
-    def _known(self, cohort: Cohort) -> Cohort:
-        if cohort.token not in self._pending:
-            self._pending[cohort.token] = jnp.zeros(len(cohort))
-        return cohort
-
-    def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
-        self._known(cohort)
-        taking = jnp.sum(slots, dtype=jnp.uint32)
-        self.books = self.books._replace(
-            bytes_down=counters.add(self.books.bytes_down, nbytes, taking)
-        )
-        self._pending[cohort.token] = self._pending[cohort.token] + jnp.where(slots, nbytes, 0.0)
-
-    def _send_to_newcomers(self, cohort: Cohort, shared: Shared) -> None:
-        if shared.token not in self._holders:
-            raise ValueError(
-                "a value shared inside fed.repeat was used after the loop ended. Share it before."
-            )
-        holders = self._holders[shared.token]
-        self._send(cohort, cohort.distinct & ~holders[cohort.ids], _tree.nbytes(shared.value))
-        self._holders[shared.token] = holders.at[cohort.ids].max(cohort.active)
-
-    def _exchange(self, cohort: Cohort, nbytes: int) -> None:
-        self._known(cohort)
-        active = jnp.sum(cohort.active, dtype=jnp.uint32)
-        seconds = self._clock.exchange_seconds(
-            self.round,
-            self.books.exchanges,
-            cohort.ids,
-            cohort.active,
-            self._pending[cohort.token] + nbytes,
-        )
-        self.books = self.books._replace(
-            exchanges=self.books.exchanges + jnp.uint32(1),
-            messages=self.books.messages + jnp.uint32(2) * active,
-            bytes_up=counters.add(self.books.bytes_up, nbytes, active),
-            seconds=self.books.seconds + seconds,
-        )
-        self._pending[cohort.token] = jnp.zeros(len(cohort))
-
-
-def _loop(n, body, init):
-    return lax.fori_loop(0, n, body, init)
-
-
-def one_round(
-    program: Program, clients_at_once: int | None, state: Tree, key: Key, round
-) -> tuple[Tree, Books]:
-    """Trace one round of a program: pure, so it can be jitted and mapped over."""
-    fed = CompiledFederation(program, round, clients_at_once)
-    state = program.algorithm.round(fed, program.problem, state, jax.random.fold_in(key, round))
-    return state, fed.books
-
-
-def many_rounds(
-    program: Program, clients_at_once: int | None, capacity: int, state: Tree, key: Key, first, n
-) -> tuple[Tree, Books, jax.Array]:
-    """``n <= capacity`` rounds, n traced: the state, the books of each round, the rounds done.
-
-    The loop ends early after a round that left something not finite.
-    """
-    books = jax.tree.map(lambda a: jnp.zeros((capacity, *a.shape), a.dtype), _empty_books())
-
-    def goes_on(carry):
-        done, is_finite, _, _ = carry
-        return (done < n) & is_finite
-
-    def once(carry):
-        done, _, state, books = carry
-        state, book = one_round(program, clients_at_once, state, key, first + done)
-        books = jax.tree.map(lambda all, one: all.at[done].set(one), books, book)
-        return done + 1, _tree.all_finite(state), state, books
-
-    done, is_finite, state, books = lax.while_loop(
-        goes_on, once, (jnp.zeros((), jnp.int32), jnp.array(True), state, books)
-    )
-    return state, books, jnp.stack([done, is_finite.astype(jnp.int32)])
-
-
-@eqx.filter_jit
-def _advance(algorithm, problem, population, clock, aggregate, at_once, capacity, state, *when):
-    program = Program(algorithm, problem, population, clock, aggregate)
-    return many_rounds(program, at_once, capacity, state, *when)
-
-
-class _CompiledRunner(AbstractRunner):
-    def __init__(self, program: Program, clients_at_once: int | None, capacity: int):
-        self._parts = (
-            numbers_to_arrays(program.algorithm),
-            program.problem,
-            jax.device_put(program.population),
-            program.clock,
-            program.aggregate,
-        )
-        self._clients_at_once, self._capacity = clients_at_once, capacity
-
-    def advance(self, state: Tree, key: Key, first_round: int, n_rounds: int) -> Progress:
-        ledgers: list[Ledger] = []
-        while len(ledgers) < n_rounds:
-            first = jnp.asarray(first_round + len(ledgers), jnp.int32)
-            n = jnp.asarray(min(self._capacity, n_rounds - len(ledgers)), jnp.int32)
-            state, books, status = _advance(
-                *self._parts, self._clients_at_once, self._capacity, state, key, first, n
-            )
-            done, is_finite = (int(s) for s in status)
-            ledgers += read_books(books)[:done]
-            if not is_finite:
-                return Progress(state, ledgers, [True] * (len(ledgers) - 1) + [False])
-        return Progress(state, ledgers, [True] * len(ledgers))
-
-
-def read_books(books: Books) -> list[Ledger]:
-    """The ledgers out of stacked books, one per round."""
-    rounds = zip(*jax.device_get(books), strict=True)
-    return [
-        Ledger(
-            exchanges=int(book.exchanges),
-            messages=int(book.messages),
-            bytes_down=counters.read(book.bytes_down),
-            bytes_up=counters.read(book.bytes_up),
-            gradients=counters.read(book.gradients),
-            hessian_vectors=counters.read(book.hessian_vectors),
-            seconds=float(book.seconds),
-        )
-        for book in (Books(*one) for one in rounds)
-    ]
 
 
 class Compiled(AbstractEngine):
@@ -252,6 +32,84 @@ class Compiled(AbstractEngine):
             _check.count("clients_at_once", self.clients_at_once)
         _check.count("rounds_per_call", self.rounds_per_call)
 
-    def prepare(self, program: Program) -> AbstractRunner:
+    def prepare(self, program: Program, algorithms: Sequence[AbstractAlgorithm]) -> AbstractRunner:
         """Make ready; compilation happens at the first call."""
-        return _CompiledRunner(program, self.clients_at_once, self.rounds_per_call)
+        return _CompiledRunner(program, algorithms, self.clients_at_once, self.rounds_per_call)
+
+
+class _CompiledRunner(AbstractRunner):
+    """Lanes share one program: their algorithms differ in array leaves only."""
+
+    def __init__(self, program, algorithms, clients_at_once, capacity):
+        arrays = [eqx.partition(numbers_to_arrays(a), eqx.is_array) for a in algorithms]
+        self._lanes = stack([numbers for numbers, _ in arrays])
+        self._structure = arrays[0][1]
+        self._program = Program(
+            program.problem, jax.device_put(program.population), program.clock, program.aggregate
+        )
+        self._clients_at_once, self._capacity = clients_at_once, capacity
+
+    def advance(
+        self, states: Sequence[Tree], keys: Sequence[Key], first: int, n: Sequence[int]
+    ) -> list[Progress]:
+        stacked, key = stack(states), jnp.stack(list(keys))
+        ledgers: list[list[Ledger]] = [[] for _ in states]
+        is_finite = [True] * len(states)
+        for begun in range(0, max(n), self._capacity):
+            todo = [
+                min(self._capacity, max(0, lane - begun)) if finite else 0
+                for lane, finite in zip(n, is_finite, strict=True)
+            ]
+            stacked, books, status = _advance(
+                self._program,
+                self._lanes,
+                self._structure,
+                self._clients_at_once,
+                self._capacity,
+                stacked,
+                key,
+                jnp.asarray(first + begun, jnp.int32),
+                jnp.asarray(todo, jnp.int32),
+            )
+            books = jax.device_get(books)
+            for lane, (done, finite) in enumerate(status.tolist()):
+                mine = jax.tree.map(lambda a, i=lane, d=done: a[i, :d], books)
+                ledgers[lane] += read_books(mine)
+                is_finite[lane] &= bool(finite)
+        return [
+            Progress(jax.tree.map(lambda a, i=i: a[i], stacked), ledgers[i], is_finite[i])
+            for i in range(len(states))
+        ]
+
+
+@eqx.filter_jit
+def _advance(
+    lanes,
+    structure,
+    problem,
+    population,
+    clock,
+    aggregate,
+    at_once,
+    capacity,
+    states,
+    keys,
+    first,
+    n,
+):
+    program = Program(problem, population, clock, aggregate)
+
+    def one(numbers, state, key, n):
+        algorithm = eqx.combine(numbers, structure)
+        return many_rounds(program, algorithm, at_once, capacity, state, key, first, n)
+
+    if n.shape[0] > 1:
+        return jax.vmap(one)(lanes, states, keys, n)
+    # a single lane keeps real branches and loop lengths, which a vmap would turn into selects
+    alone = jax.tree.map(lambda a: a[0], (lanes, states, keys, n))
+    return jax.tree.map(lambda a: a[None], one(*alone))
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Trees of one structure, leaf by leaf along a new first axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

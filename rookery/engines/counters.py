@@ -1,53 +1,65 @@
 """Exact counters inside compiled programs, where integers have 32 bits unless told otherwise.
 
-A counter is four limbs of 16 bits, least first, in a uint32 array of length 4: it counts to 2^64.
+A counter is a uint32 array (low, high): it counts to 2^64.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-_LIMBS = 4
-_MASK = 0xFFFF
+_WORD = 2**32
 
 
 def zero() -> jax.Array:
     """A counter at zero."""
-    return jnp.zeros(_LIMBS, jnp.uint32)
+    return jnp.zeros(2, jnp.uint32)
 
 
-def add(counter: jax.Array, size: int, times: jax.Array) -> jax.Array:
-    """The counter plus ``size * times``: a size known when tracing, a count that may be traced."""
+def add(counter: jax.Array, size: int, times: jax.Array, most: int) -> jax.Array:
+    """The counter plus ``size * times``.
+
+    Args:
+        counter: the counter.
+        size: known when tracing.
+        times: may be traced.
+        most: a bound on ``times``, known when tracing.
+    """
     times = times.astype(jnp.uint32)
-    halves = (times & _MASK, times >> 16)
-    limbs = list(counter)
-    for j in range(_LIMBS):
-        digit = jnp.uint32((size >> (16 * j)) & _MASK)
-        for shift, half in enumerate(halves):
-            product = digit * half  # below 2^32
-            for k, part in ((j + shift, product & _MASK), (j + shift + 1, product >> 16)):
-                if k < _LIMBS:
-                    limbs[k] = limbs[k] + part
-    return _carried(limbs)
+    if size * most < _WORD:
+        return _plus(counter, jnp.uint32(size) * times, jnp.uint32(0))
+    for shift in range(0, 64, 16):  # long multiplication, in digits of 16 bits
+        digit = jnp.uint32((size >> shift) & 0xFFFF)
+        counter = _plus_shifted(counter, digit * (times & 0xFFFF), shift)
+        counter = _plus_shifted(counter, digit * (times >> 16), shift + 16)
+    return counter
 
 
 def add_all(counter: jax.Array, numbers: jax.Array) -> jax.Array:
-    """The counter plus the sum of an array of uint32 numbers, none of which may wrap around."""
-    low = jnp.sum(numbers & _MASK, dtype=jnp.uint32)
+    """The counter plus the sum of fewer than 65,536 numbers of type uint32."""
+    low = jnp.sum(numbers & 0xFFFF, dtype=jnp.uint32)
     high = jnp.sum(numbers >> 16, dtype=jnp.uint32)
-    return add(add(counter, 1, low), 1 << 16, high)
+    return _plus(_plus(counter, low, jnp.uint32(0)), high << 16, high >> 16)
 
 
 def read(counter: np.ndarray | jax.Array) -> int:
-    """The value of one counter as a Python integer."""
-    return sum(int(limb) << (16 * j) for j, limb in enumerate(np.asarray(counter)))
+    """The value as a Python integer."""
+    low, high = np.asarray(counter).tolist()
+    return low + _WORD * high
 
 
-def _carried(limbs: list[jax.Array]) -> jax.Array:
-    carry = jnp.uint32(0)
-    out = []
-    for limb in limbs:
-        total = limb + carry
-        out.append(total & _MASK)
-        carry = total >> 16
-    return jnp.stack(out)
+def _plus(counter: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    total = counter[0] + low
+    carry = (total < low).astype(jnp.uint32)
+    return jnp.stack([total, counter[1] + high + carry])
+
+
+def _plus_shifted(counter: jax.Array, number: jax.Array, shift: int) -> jax.Array:
+    zero = jnp.uint32(0)
+    low, high = {
+        0: (number, zero),
+        16: (number << 16, number >> 16),
+        32: (zero, number),
+        48: (zero, number << 16),
+        64: (zero, zero),  # beyond what a counter holds
+    }[shift]
+    return _plus(counter, low, high)

@@ -5,6 +5,7 @@ engine's ledger says something.
 """
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from rookery import _tree
 from rookery._types import Key, Tree
 from rookery.clients.client import Client
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
-from rookery.program.algorithm import numbers_to_arrays
+from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.cohort import Cohort
 from rookery.program.federation import (
     AbstractFederation,
@@ -125,25 +126,28 @@ def _loop(n, body, init: Tree) -> Tree:
 
 
 class _EagerRunner(AbstractRunner):
-    def __init__(self, program: Program):
-        self._program = Program(
-            numbers_to_arrays(program.algorithm),
-            program.problem,
-            jax.tree.map(jnp.asarray, program.population),
-            program.clock,
-            program.aggregate,
-        )
+    def __init__(self, program: Program, algorithms: Sequence[AbstractAlgorithm]):
+        population = jax.tree.map(jnp.asarray, program.population)
+        self._program = Program(program.problem, population, program.clock, program.aggregate)
+        self._algorithms = [numbers_to_arrays(a) for a in algorithms]
 
-    def advance(self, state: Tree, key: Key, first_round: int, n_rounds: int) -> Progress:
+    def advance(
+        self, states: Sequence[Tree], keys: Sequence[Key], first: int, n: Sequence[int]
+    ) -> list[Progress]:
+        lanes = zip(self._algorithms, states, keys, n, strict=True)
+        return [self._one(algorithm, state, key, first, n) for algorithm, state, key, n in lanes]
+
+    def _one(self, algorithm, state, key, first, n) -> Progress:
         ledgers: list[Ledger] = []
-        is_finite: list[bool] = []
-        algorithm, problem = self._program.algorithm, self._program.problem
-        for round in range(first_round, first_round + n_rounds):
+        is_finite = True
+        for round in range(first, first + n):
             fed = EagerFederation(self._program, round)
-            state = algorithm.round(fed, problem, state, jax.random.fold_in(key, round))
+            state = algorithm.round(
+                fed, self._program.problem, state, jax.random.fold_in(key, round)
+            )
             ledgers.append(fed.ledger)
-            is_finite.append(bool(_tree.all_finite(state)))
-            if not is_finite[-1]:
+            is_finite = bool(_tree.all_finite(state))
+            if not is_finite:
                 break
         return Progress(state, ledgers, is_finite)
 
@@ -151,6 +155,6 @@ class _EagerRunner(AbstractRunner):
 class Eager(AbstractEngine):
     """Runs a program one operation at a time: slow, easy to look into, and strict."""
 
-    def prepare(self, program: Program) -> AbstractRunner:
+    def prepare(self, program: Program, algorithms: Sequence[AbstractAlgorithm]) -> AbstractRunner:
         """Make ready."""
-        return _EagerRunner(program)
+        return _EagerRunner(program, algorithms)

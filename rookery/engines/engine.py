@@ -1,6 +1,7 @@
 """What an engine offers the run loop."""
 
 import abc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,9 @@ from rookery.program.clock import Clock
 from rookery.program.ledger import Ledger
 
 
-@dataclass(frozen=True)
-class Program:
-    """Everything that a run consists of, apart from where it runs."""
+class Program(eqx.Module):
+    """What all runs of a comparison have in common, apart from where they run."""
 
-    algorithm: AbstractAlgorithm
     problem: Any
     population: Population
     clock: Clock
@@ -27,22 +26,24 @@ class Program:
 
 @dataclass(frozen=True)
 class Progress:
-    """Some rounds done: the new state, what each round cost and whether it stayed finite."""
+    """Some rounds done: the new state, what each round cost, whether all stayed finite."""
 
     state: Tree
     ledgers: list[Ledger]
-    is_finite: list[bool]
+    is_finite: bool
 
 
 class AbstractRunner(abc.ABC):
-    """A program made ready on an engine."""
+    """One or several runs, side by side in lanes, made ready on an engine."""
 
     @abc.abstractmethod
-    def advance(self, state: Tree, key: Key, first_round: int, n_rounds: int) -> Progress:
-        """Run rounds ``first_round`` to ``first_round + n_rounds - 1``.
+    def advance(
+        self, states: Sequence[Tree], keys: Sequence[Key], first: int, n: Sequence[int]
+    ) -> list[Progress]:
+        """Run rounds ``first`` to ``first + n[i] - 1`` of each lane i.
 
-        A round's key is ``fold_in(key, round)``, so where the rounds are cut changes nothing. The
-        rounds end after the first whose state is not finite.
+        A round's key is ``fold_in(keys[i], round)``, so where the rounds are cut changes nothing.
+        A lane ends after the first round whose state is not finite.
         """
 
 
@@ -50,5 +51,5 @@ class AbstractEngine(eqx.Module):
     """Where a program runs."""
 
     @abc.abstractmethod
-    def prepare(self, program: Program) -> AbstractRunner:
-        """Make a program ready to run."""
+    def prepare(self, program: Program, algorithms: Sequence[AbstractAlgorithm]) -> AbstractRunner:
+        """Make algorithms that differ in numbers only ready to run side by side."""

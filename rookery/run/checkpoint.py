@@ -49,20 +49,20 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
-def load_latest(directory: Path, like: Tree) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint, and a warning for each damaged one that was passed over.
+def load_all(directory: Path, like: Tree) -> tuple[list[Checkpoint], list[str]]:
+    """All whole checkpoints, newest first, and a warning for each damaged one.
 
     Args:
         directory: where checkpoints lie.
         like: a state of the expected structure.
     """
-    warnings = []
+    found, warnings = [], []
     for path in reversed(_files(directory)):
         try:
-            return _load(path, like), warnings
+            found.append(_load(path, like))
         except (safetensors.SafetensorError, ValueError, KeyError, OSError) as error:
             warnings.append(f"{path} is damaged ({error}); using the checkpoint before it.")
-    return None, warnings
+    return found, warnings
 
 
 def _load(path: Path, like: Tree) -> Checkpoint:

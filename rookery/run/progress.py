@@ -26,8 +26,8 @@ class RunProgress:
     ten seconds, so that a log file stays readable.
     """
 
-    def __init__(self, console: Console, title: str, first_round: int, n_rounds: int):
-        self._console, self._title, self._n_rounds = console, title, n_rounds
+    def __init__(self, console: Console, n_rounds: int):
+        self._console, self._n_rounds = console, n_rounds
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -39,9 +39,8 @@ class RunProgress:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task(
-            title, total=n_rounds, completed=first_round, rate="compiling", news=""
-        )
+        self._task = self._bar.add_task("", total=n_rounds, rate="compiling", news="")
+        self._title, self._before = "", 0
         self._last_line = time.monotonic()
 
     def __enter__(self) -> "RunProgress":
@@ -51,17 +50,22 @@ class RunProgress:
     def __exit__(self, *_) -> None:
         self._bar.stop()
 
-    def advanced(self, round: int, rounds_per_second: float | None) -> None:
-        """So many rounds are done."""
-        rate = "" if rounds_per_second is None else f"{rounds_per_second:.3g} rounds/s"
-        self._bar.update(self._task, completed=round, rate=rate)
+    def begin(self, title: str, before: int) -> None:
+        """A new batch of runs begins after so many rounds of earlier ones."""
+        self._title, self._before = title, before
+        self._bar.update(self._task, description=title, completed=before, rate="compiling")
 
-    def measured(self, row: Mapping[str, Any]) -> None:
-        """An evaluation was made."""
+    def advanced(self, round: int, rounds_per_second: float | None) -> None:
+        """So many rounds of this batch are done."""
+        rate = "" if rounds_per_second is None else f"{rounds_per_second:.3g} rounds/s"
+        self._bar.update(self._task, completed=self._before + round, rate=rate)
+
+    def measured(self, row: Mapping[str, Any], name: str) -> None:
+        """An evaluation of one run was made."""
         numbers = {k: v for k, v in row.items() if k not in ("round", *LEDGER_FIELDS)}
         news = "  ".join(f"{k} {v:.4g}" for k, v in list(numbers.items())[:3])
         self._bar.update(self._task, news=news)
-        is_last = row["round"] == self._n_rounds
-        if not self._console.is_terminal and (is_last or time.monotonic() - self._last_line > 10):
-            self._console.print(f"{self._title}: round {row['round']}/{self._n_rounds}  {news}")
+        if not self._console.is_terminal and time.monotonic() - self._last_line > 10:
+            done, total = self._before + row["round"], self._n_rounds
+            self._console.print(f"[{done}/{total}] {name}: round {row['round']}  {news}")
             self._last_line = time.monotonic()

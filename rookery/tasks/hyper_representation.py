@@ -16,11 +16,10 @@ import numpy as np
 
 from rookery import _check, _tree, models
 from rookery._types import Tree
-from rookery.clients.datasets import Dataset
+from rookery.clients.dataset import Dataset
 from rookery.clients.population import Population
 from rookery.problem.bilevel import Bilevel
-from rookery.run.evaluate import OnServer
-from rookery.tasks.task import Task
+from rookery.tasks.task import Task, server_metrics
 
 
 def hyper_representation(
@@ -28,29 +27,29 @@ def hyper_representation(
     parts: Mapping[str, Sequence[np.ndarray]],
     *,
     hidden: int = 200,
-    l2: float = 0.01,
-    seed: int = 0,
+    l2: float = 0.001,
 ) -> Task:
-    """The task on a labelled data set.
+    """Learn a hidden layer on validation data under a head fitted to training data.
 
     Args:
         dataset: flat inputs and integer labels.
         parts: per split (``train`` and ``validation``) the training rows of each client.
         hidden: units of the hidden layer.
         l2: ridge on the head.
-        seed: of the initial weights.
     """
     _check.count("hidden", hidden)
     _check.positive("l2", l2)
-    n_in, n_classes = dataset.train["inputs"].shape[1], int(dataset.train["labels"].max()) + 1
-    rng = np.random.default_rng(seed)
-    features = models.dense_init(rng, n_in, hidden)
-    head = models.dense_init(rng, hidden, n_classes)
+    n_in, n_classes = dataset.train["inputs"].shape[1], dataset.n_classes
+
+    def start(seed: int) -> tuple[Tree, Tree]:
+        rng = np.random.default_rng(seed)
+        return models.dense_init(rng, n_in, hidden), models.dense_init(rng, hidden, n_classes)
+
     return Task(
         problem=Bilevel(outer=loss, inner=RidgeLoss(float(l2))),
         population=Population.from_parts(dataset.train, parts),
-        start=(features, head),
-        evaluate=(OnServer({"accuracy": accuracy, "loss": loss}, dataset.test),),
+        start=start,
+        evaluate=server_metrics({"accuracy": accuracy, "loss": loss}, dataset),
     )
 
 

@@ -9,17 +9,17 @@ import rookery as rk
 from rookery.algorithms.parts.fedihgp import fedihgp
 from rookery.algorithms.parts.fedinn import FedInn
 from rookery.algorithms.parts.fedout import FedOut
-from rookery.engines.compiled import CompiledFederation
 from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
+from rookery.engines.traced import TracedFederation
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=5)
 
 
 def federation(zoo, is_eager=False):
     population = jax.tree.map(jnp.asarray, rk.Population.stacked(zoo.data))
-    program = Program(rk.FedNest(0.1, 0.1), zoo.problem, population, rk.Clock(), rk.Mean())
-    return EagerFederation(program, 0) if is_eager else CompiledFederation(program, 0, None)
+    program = Program(zoo.problem, population, rk.Clock(), rk.Mean())
+    return EagerFederation(program, 0) if is_eager else TracedFederation(program, 0, None)
 
 
 def means(zoo):

@@ -6,7 +6,7 @@ import pytest
 import rookery as rk
 from rookery.clients import client as client_module
 from rookery.clients.client import Client
-from rookery.engines.compiled import _loop
+from rookery.engines.traced import _loop
 
 
 def ragged():

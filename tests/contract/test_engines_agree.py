@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.engines.compiled import many_rounds, read_books
 from rookery.engines.engine import Program
+from rookery.engines.traced import many_rounds, read_books
 
 NOISY = rk.zoo.quadratic_bilevel(n_clients=4, rows=3, noise=0.3)
 SCALAR = rk.zoo.scalar_bilevel()
@@ -61,9 +61,13 @@ CASES = {
 }
 
 
-def program(zoo, algorithm, clock=None) -> Program:
-    population = rk.Population.stacked(zoo.data)
-    return Program(algorithm, zoo.problem, population, clock or rk.Clock(), rk.Mean())
+def program(zoo, clock=None) -> Program:
+    return Program(zoo.problem, rk.Population.stacked(zoo.data), clock or rk.Clock(), rk.Mean())
+
+
+def advance(engine, ready, algorithm, state, key, first, n):
+    (progress,) = engine.prepare(ready, [algorithm]).advance([state], [key], first, [n])
+    return progress
 
 
 def initial(zoo, algorithm):
@@ -74,10 +78,10 @@ def initial(zoo, algorithm):
 def test_eager_and_compiled_agree(case):
     zoo, algorithm = CASES[case]
     clock = rk.Clock(rk.LogNormalDelay(0.1), bandwidth=1e4, seed=3)
-    ready = program(zoo, algorithm, clock)
+    ready = program(zoo, clock)
     state, key = initial(zoo, algorithm), jax.random.key(7)
-    eager = rk.Eager().prepare(ready).advance(state, key, 0, 3)
-    compiled = rk.Compiled().prepare(ready).advance(state, key, 0, 3)
+    eager = advance(rk.Eager(), ready, algorithm, state, key, 0, 3)
+    compiled = advance(rk.Compiled(), ready, algorithm, state, key, 0, 3)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12),
         eager.state,
@@ -92,42 +96,41 @@ def test_eager_and_compiled_agree(case):
 @pytest.mark.parametrize("at_once", [1, 2, 3])
 def test_a_cohort_in_chunks_gives_the_same(at_once):
     zoo, algorithm = CASES["estimated lipschitz, unequal local steps"]
-    ready, state = program(zoo, algorithm), initial(zoo, algorithm)
+    ready, state = program(zoo), initial(zoo, algorithm)
     key = jax.random.key(1)
-    whole = rk.Compiled().prepare(ready).advance(state, key, 0, 4)
-    parts = rk.Compiled(clients_at_once=at_once).prepare(ready).advance(state, key, 0, 4)
+    whole = advance(rk.Compiled(), ready, algorithm, state, key, 0, 4)
+    parts = advance(rk.Compiled(clients_at_once=at_once), ready, algorithm, state, key, 0, 4)
     np.testing.assert_allclose(whole.state.x, parts.state.x, rtol=1e-13)
     assert whole.ledgers == parts.ledgers
 
 
 def test_where_the_rounds_are_cut_changes_nothing():
     zoo, algorithm = CASES["random length, partial, mini-batch"]
-    runner = rk.Compiled(rounds_per_call=3).prepare(program(zoo, algorithm))
-    key, state = jax.random.key(1), initial(zoo, algorithm)
-    once = runner.advance(state, key, 0, 7)
-    first = runner.advance(state, key, 0, 2)
-    second = runner.advance(first.state, key, 2, 5)
+    runner = rk.Compiled(rounds_per_call=3).prepare(program(zoo), [algorithm])
+    keys, state = [jax.random.key(1)], initial(zoo, algorithm)
+    (once,) = runner.advance([state], keys, 0, [7])
+    (first,) = runner.advance([state], keys, 0, [2])
+    (second,) = runner.advance([first.state], keys, 2, [5])
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), once.state, second.state))
     assert once.ledgers == first.ledgers + second.ledgers
 
 
 def test_a_whole_run_maps_over_seeds_and_step_sizes():
     zoo, algorithm = CASES["random length, partial, mini-batch"]
-    ready, state = program(zoo, algorithm), initial(zoo, algorithm)
+    ready, state = program(zoo), initial(zoo, algorithm)
     rates = jnp.array([0.02, 0.05, 0.1])
     seeds = jnp.arange(2)
 
     def one(rate, seed):
         mine = eqx.tree_at(lambda a: a.outer_lr, algorithm, rate)
-        swept = Program(mine, ready.problem, ready.population, ready.clock, ready.aggregate)
-        return many_rounds(swept, None, 5, state, jax.random.key(seed), 0, 5)
+        return many_rounds(ready, mine, None, 5, state, jax.random.key(seed), 0, 5)
 
     grid = jax.jit(jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None)))
     states, books, _ = grid(rates, seeds)
     for i, rate in enumerate(rates.tolist()):
         for j, seed in enumerate(seeds.tolist()):
-            alone = program(zoo, eqx.tree_at(lambda a: a.outer_lr, algorithm, rate))
-            want = rk.Compiled().prepare(alone).advance(state, jax.random.key(seed), 0, 5)
+            mine = eqx.tree_at(lambda a: a.outer_lr, algorithm, rate)
+            want = advance(rk.Compiled(), ready, mine, state, jax.random.key(seed), 0, 5)
             np.testing.assert_allclose(states.x[i, j], want.state.x, rtol=1e-12)
             ledgers = read_books(jax.tree.map(lambda a, i=i, j=j: a[i, j], books))
             assert ledgers == want.ledgers
@@ -146,8 +149,8 @@ def test_neither_the_second_call_nor_another_step_size_compiles_again():
     after_first = 0
     for rate, first in ((0.1, 0), (0.1, 5), (0.2, 0)):
         algorithm = rk.FedNest(outer_lr=rate, inner_lr=0.1)
-        ready = Program(algorithm, problem, rk.Population.stacked(zoo.data), rk.Clock(), rk.Mean())
-        rk.Compiled().prepare(ready).advance(state, jax.random.key(0), first, 2)
+        ready = Program(problem, rk.Population.stacked(zoo.data), rk.Clock(), rk.Mean())
+        advance(rk.Compiled(), ready, algorithm, state, jax.random.key(0), first, 2)
         if not first and rate == 0.1:
             after_first = len(traced)
     assert len(traced) == after_first

@@ -13,9 +13,10 @@ P, Q = 3 * 8, 4 * 8  # bytes of x and of y
 
 def ledgers(algorithm, rounds=6, seed=0):
     population = rk.Population.stacked(ZOO.data)
-    program = Program(algorithm, ZOO.problem, population, rk.Clock(), rk.Mean())
+    program = Program(ZOO.problem, population, rk.Clock(), rk.Mean())
     state = algorithm.init(ZOO.problem, *(jnp.asarray(a) for a in ZOO.start))
-    return rk.Compiled().prepare(program).advance(state, jax.random.key(seed), 0, rounds).ledgers
+    runner = rk.Compiled().prepare(program, [algorithm])
+    return runner.advance([state], [jax.random.key(seed)], 0, [rounds])[0].ledgers
 
 
 @pytest.mark.parametrize(("T", "N"), [(1, 1), (1, 5), (3, 4)])
@@ -75,11 +76,10 @@ def test_evaluations_are_counted_in_rows():
         ihgp=rk.FedIHGPSum(2, 5.0),
         batch_size=2,
     )
-    program = Program(
-        algorithm, zoo.problem, rk.Population.stacked(zoo.data), rk.Clock(), rk.Mean()
-    )
+    program = Program(zoo.problem, rk.Population.stacked(zoo.data), rk.Clock(), rk.Mean())
     state = algorithm.init(zoo.problem, *(jnp.asarray(a) for a in zoo.start))
-    ledger = rk.Compiled().prepare(program).advance(state, jax.random.key(0), 0, 1).ledgers[0]
+    runner = rk.Compiled().prepare(program, [algorithm])
+    ledger = runner.advance([state], [jax.random.key(0)], 0, [1])[0].ledgers[0]
     anchor, inner, f_y, direct, outer = 5, 3 * 2 * 2, 2, 2, 1 * 2 * 2
     assert ledger.gradients == 3 * (anchor + inner + f_y + direct + outer)
     assert ledger.hessian_vectors == 3 * (2 * 2 + 2)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.engines.compiled import CompiledFederation, read_books
 from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
+from rookery.engines.traced import TracedFederation, read_books
 
 ROWS = np.arange(5.0)[:, None, None] * np.ones((5, 1, 2))  # client i holds the row (i, i)
 POPULATION = rk.Population.stacked(ROWS)
@@ -17,14 +17,12 @@ POPULATION = rk.Population.stacked(ROWS)
 
 def on_both(body, clock=None, aggregate=None, population=POPULATION):
     """What a body of words gives on each engine, after checking that the ledgers are equal."""
-    program = Program(
-        rk.FedNest(0.1, 0.1), None, population, clock or rk.Clock(), aggregate or rk.Mean()
-    )
+    program = Program(None, population, clock or rk.Clock(), aggregate or rk.Mean())
     eager = EagerFederation(jax_program(program), 0)
     value = body(eager)
 
     def traced():
-        fed = CompiledFederation(jax_program(program), 0, None)
+        fed = TracedFederation(jax_program(program), 0, None)
         return body(fed), fed.books
 
     compiled_value, books = jax.jit(traced)()
@@ -37,7 +35,7 @@ def on_both(body, clock=None, aggregate=None, population=POPULATION):
 
 def jax_program(program):
     population = jax.tree.map(jnp.asarray, program.population)
-    return Program(program.algorithm, program.problem, population, program.clock, program.aggregate)
+    return Program(program.problem, population, program.clock, program.aggregate)
 
 
 def id_plus(client, value):
@@ -213,7 +211,7 @@ def test_means_follow_the_clients_weights():
 
 
 def refusing_program():
-    return Program(rk.FedNest(0.1, 0.1), None, POPULATION, rk.Clock(), rk.Mean())
+    return Program(None, POPULATION, rk.Clock(), rk.Mean())
 
 
 def eager():
@@ -221,7 +219,7 @@ def eager():
 
 
 def compiled():
-    return CompiledFederation(refusing_program(), 0, None)
+    return TracedFederation(refusing_program(), 0, None)
 
 
 def test_values_of_two_cohorts_do_not_mix():

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.program.ledger import Ledger
-from rookery.run.checkpoint import KEPT, Checkpoint, load_latest, save
+from rookery.run.checkpoint import KEPT, Checkpoint, load_all, save
 
 STATE = {
     "x": (jnp.arange(3.0), jnp.float32(2.5)),
@@ -16,8 +16,8 @@ STATE = {
 def test_every_kind_of_leaf_comes_back_as_it_was(tmp_path):
     ledger = Ledger(exchanges=3, bytes_down=2**53 + 1, seconds=0.1)
     save(tmp_path, Checkpoint(12, STATE, ledger))
-    found, warnings = load_latest(tmp_path, STATE)
-    assert found is not None and not warnings
+    (found,), warnings = load_all(tmp_path, STATE)
+    assert not warnings
     assert (found.round, found.ledger) == (12, ledger)
     assert jax.random.key_data(found.state["key"]).tolist() == [0, 5]
     for name in ("x", "low", "n"):
@@ -36,12 +36,12 @@ def test_only_the_newest_are_kept_and_no_temporary_file_stays(tmp_path):
 
 def test_a_state_of_another_shape_is_not_taken(tmp_path):
     save(tmp_path, Checkpoint(1, {"x": jnp.zeros(3)}, Ledger()))
-    found, warnings = load_latest(tmp_path, {"x": jnp.zeros(4)})
-    assert found is None
+    found, warnings = load_all(tmp_path, {"x": jnp.zeros(4)})
+    assert found == []
     assert "wanted float64[4]" in warnings[0]
-    found, warnings = load_latest(tmp_path, {"z": jnp.zeros(3)})
-    assert found is None and "not this algorithm's state" in warnings[0]
+    found, warnings = load_all(tmp_path, {"z": jnp.zeros(3)})
+    assert found == [] and "not this algorithm's state" in warnings[0]
 
 
 def test_no_checkpoint_is_no_error(tmp_path):
-    assert load_latest(tmp_path, STATE) == (None, [])
+    assert load_all(tmp_path, STATE) == ([], [])

@@ -1,0 +1,213 @@
+"""The words, traced: a cohort is a vmap, loops are lax loops, the ledger is arrays in the carry."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rookery import _tree
+from rookery._types import Key, Tree
+from rookery.clients.client import Client
+from rookery.engines import counters
+from rookery.engines.engine import Program
+from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.cohort import Cohort
+from rookery.program.federation import (
+    AbstractFederation,
+    Placed,
+    Shared,
+    Step,
+    client_key,
+    common_cohort,
+)
+from rookery.program.ledger import Ledger
+
+
+class Books(NamedTuple):
+    """The ledger of one round as arrays."""
+
+    exchanges: jax.Array
+    messages: jax.Array
+    bytes_down: jax.Array
+    bytes_up: jax.Array
+    gradients: jax.Array
+    hessian_vectors: jax.Array
+    seconds: jax.Array
+
+
+def _empty_books() -> Books:
+    small, wide = jnp.zeros((), jnp.uint32), counters.zero()
+    return Books(small, small, wide, wide, wide, wide, jnp.zeros(()))
+
+
+class TracedFederation(AbstractFederation):
+    """The words, traced. It lives while a round is traced; loops carry what it has noted."""
+
+    def __init__(self, program: Program, round, clients_at_once: int | None):
+        population = program.population
+        weights = jnp.asarray(population.weights, float)
+        super().__init__(population.n_clients, weights, round, program.aggregate)
+        self._population = population
+        self._clock = program.clock
+        self._clients_at_once = clients_at_once
+        self.books = _empty_books()
+        self._holders: dict[int, jax.Array] = {}  # shared value -> which clients hold it
+        self._pending: dict[int, jax.Array] = {}  # cohort -> bytes sent since its last reply
+
+    def map(self, step: Step, *values: Placed, key: Key | None = None, **settings: Any) -> Placed:
+        """One vmap over the cohort, or several of ``clients_at_once`` clients one after another."""
+        cohort = common_cohort(step, values)
+        stacked = [v.value for v in values if v.is_stacked]
+
+        def one(slot):
+            id, occurrence, own = slot
+            client = Client(self._population, id, client_key(key, id, occurrence), _loop)
+            rows = iter(own)
+            arguments = [next(rows) if v.is_stacked else v.value for v in values]
+            return step(client, *arguments, **settings), client.work
+
+        slots = (cohort.ids, cohort.occurrence, stacked)
+        if self._clients_at_once is None or len(cohort) <= self._clients_at_once:
+            replies, work = jax.vmap(one)(slots)
+        else:
+            replies, work = lax.map(one, slots, batch_size=self._clients_at_once)
+        gradients, products = (jnp.where(cohort.active, w, jnp.uint32(0)) for w in work)
+        self.books = self.books._replace(
+            gradients=counters.add_all(self.books.gradients, gradients),
+            hessian_vectors=counters.add_all(self.books.hessian_vectors, products),
+        )
+        return Placed(cohort, replies, is_stacked=True)
+
+    def repeat(self, n, body, init):
+        """A ``fori_loop`` whose carry takes the books along."""
+
+        def once(i, carry):
+            value, (self.books, self._holders, self._pending) = carry
+            holders, pending = tuple(self._holders), tuple(self._pending)
+            value = body(i, value)
+            # what was shared or drawn inside the body ends with it
+            self._holders = {token: self._holders[token] for token in holders}
+            self._pending = {token: self._pending[token] for token in pending}
+            return value, (self.books, self._holders, self._pending)
+
+        notes = (self.books, self._holders, self._pending)
+        value, (self.books, self._holders, self._pending) = lax.fori_loop(0, n, once, (init, notes))
+        return value
+
+    def share(self, value: Tree) -> Shared:
+        """Mark a value; no client holds it yet."""
+        shared = super().share(value)
+        self._holders[shared.token] = jnp.zeros(self.n_clients, bool)
+        return shared
+
+    def sample(self, rule, key, probabilities=None) -> Cohort:
+        """A fresh cohort, to which nothing has been sent yet."""
+        return self._known(super().sample(rule, key, probabilities))
+
+    def _known(self, cohort: Cohort) -> Cohort:
+        if cohort.token not in self._pending:
+            self._pending[cohort.token] = jnp.zeros(len(cohort))
+        return cohort
+
+    def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
+        self._known(cohort)
+        taking = jnp.sum(slots, dtype=jnp.uint32)
+        self.books = self.books._replace(
+            bytes_down=counters.add(self.books.bytes_down, nbytes, taking, len(cohort))
+        )
+        self._pending[cohort.token] = self._pending[cohort.token] + jnp.where(slots, nbytes, 0.0)
+
+    def _send_to_newcomers(self, cohort: Cohort, shared: Shared) -> None:
+        if shared.token not in self._holders:
+            raise ValueError(
+                "a value shared inside fed.repeat was used after the loop ended. Share it before."
+            )
+        holders = self._holders[shared.token]
+        self._send(cohort, cohort.distinct & ~holders[cohort.ids], _tree.nbytes(shared.value))
+        self._holders[shared.token] = holders.at[cohort.ids].max(cohort.active)
+
+    def _exchange(self, cohort: Cohort, nbytes: int) -> None:
+        self._known(cohort)
+        active = jnp.sum(cohort.active, dtype=jnp.uint32)
+        seconds = self._clock.exchange_seconds(
+            self.round,
+            self.books.exchanges,
+            cohort.ids,
+            cohort.active,
+            self._pending[cohort.token] + nbytes,
+        )
+        self.books = self.books._replace(
+            exchanges=self.books.exchanges + jnp.uint32(1),
+            messages=self.books.messages + jnp.uint32(2) * active,
+            bytes_up=counters.add(self.books.bytes_up, nbytes, active, len(cohort)),
+            seconds=self.books.seconds + seconds,
+        )
+        self._pending[cohort.token] = jnp.zeros(len(cohort))
+
+
+def _loop(n, body, init):
+    return lax.fori_loop(0, n, body, init)
+
+
+def one_round(
+    program: Program,
+    algorithm: AbstractAlgorithm,
+    clients_at_once: int | None,
+    state: Tree,
+    key: Key,
+    round,
+) -> tuple[Tree, Books]:
+    """Trace one round of a program: pure, so it can be jitted and mapped over."""
+    fed = TracedFederation(program, round, clients_at_once)
+    state = algorithm.round(fed, program.problem, state, jax.random.fold_in(key, round))
+    return state, fed.books
+
+
+def many_rounds(
+    program: Program,
+    algorithm: AbstractAlgorithm,
+    clients_at_once: int | None,
+    capacity: int,
+    state: Tree,
+    key: Key,
+    first,
+    n,
+) -> tuple[Tree, Books, jax.Array]:
+    """``n <= capacity`` rounds, n traced: the state, the books of each round, the rounds done.
+
+    The loop ends early after a round that left something not finite.
+    """
+    books = jax.tree.map(lambda a: jnp.zeros((capacity, *a.shape), a.dtype), _empty_books())
+
+    def goes_on(carry):
+        done, is_finite, _, _ = carry
+        return (done < n) & is_finite
+
+    def once(carry):
+        done, _, state, books = carry
+        state, book = one_round(program, algorithm, clients_at_once, state, key, first + done)
+        books = jax.tree.map(lambda all, one: all.at[done].set(one), books, book)
+        return done + 1, _tree.all_finite(state), state, books
+
+    done, is_finite, state, books = lax.while_loop(
+        goes_on, once, (jnp.zeros((), jnp.int32), jnp.array(True), state, books)
+    )
+    return state, books, jnp.stack([done, is_finite.astype(jnp.int32)])
+
+
+def read_books(books: Books) -> list[Ledger]:
+    """The ledgers out of stacked books, one per round."""
+    rounds = zip(*jax.device_get(books), strict=True)
+    return [
+        Ledger(
+            exchanges=int(book.exchanges),
+            messages=int(book.messages),
+            bytes_down=counters.read(book.bytes_down),
+            bytes_up=counters.read(book.bytes_up),
+            gradients=counters.read(book.gradients),
+            hessian_vectors=counters.read(book.hessian_vectors),
+            seconds=float(book.seconds),
+        )
+        for book in (Books(*one) for one in rounds)
+    ]

@@ -1,0 +1,80 @@
+"""Side by side gives what one after another gives."""
+
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery.engines import compiled
+from rookery.run.loop import structure
+
+
+def jobs_and_zoo(dtype=np.float64, directory=None):
+    zoo = rk.zoo.quadratic_bilevel(n_clients=4, rows=3, noise=0.2, dtype=dtype)
+    jobs = [
+        rk.Job(
+            rk.FedNest(outer_lr=lr, inner_lr=0.1, ihgp=ihgp(3, 5.0), clients=2, batch_size=2),
+            zoo.start,
+            seed,
+            None if directory is None else directory / f"{ihgp.__name__}-{lr}-{seed}",
+        )
+        for ihgp in (rk.FedIHGP, rk.FedIHGPSum)
+        for lr in (0.02, 0.05)
+        for seed in (0, 1, 2)
+    ]
+    return jobs, zoo
+
+
+def size(x, y):
+    return {"size": (x @ x) ** 0.5}
+
+
+def go(jobs, zoo, **kwargs):
+    kwargs = {"rounds": 7, "evaluate": [rk.OfSolution(size)], "evaluate_every": 3, **kwargs}
+    return rk.sweep(jobs, zoo.problem, rk.Population.stacked(zoo.data), **kwargs)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-6)])
+def test_a_sweep_equals_its_single_runs_and_compiles_once_per_structure(dtype, tolerance):
+    jobs, zoo = jobs_and_zoo(dtype)
+    assert len({str(structure(job.algorithm, job.start)) for job in jobs}) == 2
+    compiled._advance._cached.clear_cache()
+    together = go(jobs, zoo)
+    assert compiled._advance._cached._cache_size() == 2
+    for job, result in zip(jobs, together, strict=True):
+        (alone,) = go([job], zoo)
+        np.testing.assert_allclose(
+            result.history["size"], alone.history["size"], rtol=tolerance, atol=tolerance
+        )
+        assert result.ledger == alone.ledger
+        assert result.history["round"].tolist() == [0, 3, 6, 7]
+
+
+def test_few_lanes_give_the_same():
+    jobs, zoo = jobs_and_zoo()
+    for a, b in zip(go(jobs, zoo), go(jobs, zoo, lanes=4), strict=True):
+        np.testing.assert_allclose(a.history["size"], b.history["size"], rtol=1e-12)
+
+
+def test_one_lane_that_diverges_leaves_the_others_alone():
+    jobs, zoo = jobs_and_zoo()
+    wild = rk.Job(
+        rk.FedNest(
+            outer_lr=1e200, inner_lr=0.1, ihgp=rk.FedIHGPSum(3, 5.0), clients=2, batch_size=2
+        ),
+        zoo.start,
+    )
+    results = go([wild, jobs[6], jobs[7]], zoo)
+    assert [r.status for r in results] == ["diverged", "finished", "finished"]
+    assert results[0].rounds < 7
+    np.testing.assert_allclose(
+        results[1].history["size"], go([jobs[6]], zoo)[0].history["size"], rtol=1e-12
+    )
+
+
+def test_an_interrupted_sweep_goes_on_from_the_round_that_all_lanes_have(tmp_path):
+    jobs, zoo = jobs_and_zoo(directory=tmp_path)
+    jobs = jobs[:3]
+    whole = [r.history.rows for r in go(jobs, zoo, rounds=9)]
+    # as if the kill had come while the last checkpoints were being written
+    (tmp_path / "FedIHGP-0.02-1" / "checkpoints" / "round-000000009.safetensors").unlink()
+    assert [r.history.rows for r in go(jobs, zoo, rounds=9)] == whole
