@@ -147,7 +147,9 @@ def bench_population() -> None:
     for size in sizes:
         people = population(size)
         compiled, state, compile_seconds = rounds_compiled(people)
-        memory = compiled.memory_analysis().temp_size_in_bytes / 1e6
+        analysis = compiled.memory_analysis()
+        assert analysis is not None
+        memory = analysis.temp_size_in_bytes / 1e6
         ready.append((people, compiled, state, memory, compile_seconds))
     times = [float("inf")] * len(sizes)
     for _ in range(4):

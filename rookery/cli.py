@@ -1,27 +1,27 @@
 """The ``rookery`` command."""
 
+import importlib.resources
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from rookery import config
+from rookery import config, desk
 from rookery.clients import datasets
-from rookery.demo import run_demo
+from rookery.report.comparison import Comparison
+from rookery.report.tables import cost_table, final_table
 
 app = tyro.extras.SubcommandApp()
+Overrides = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="TABLE.KEY=VALUE")]
 
 
 @app.command(name="demo")
-def demo(
-    out: Path = Path("runs/demo"),
-    rounds: int = 150,
-    data: Path | None = None,
-) -> None:
+def demo(out: Path = Path("runs/demo"), rounds: int = 150, data: Path | None = None) -> None:
     """Compare three settings of FedNest on 5,000 real digits of 20 clients. About a minute.
 
     Args:
@@ -29,7 +29,10 @@ def demo(
         rounds: how many rounds every setting runs.
         data: folder with data files; the digits come with the installed packages.
     """
-    run_demo(Console(), out=out, rounds=rounds, data=data)
+    file = Path(str(importlib.resources.files("rookery") / "demo.toml"))
+    experiment = config.load(file, [f"run.rounds={rounds}"])
+    Console().print(f"[bold]{experiment.title}[/]\n{experiment.claim.strip()}\n")
+    _run([experiment], out, data, overwrite=True)
 
 
 @app.command(name="run")
@@ -37,45 +40,139 @@ def run(
     experiment: tyro.conf.Positional[Path],
     out: Path | None = None,
     data: Path | None = None,
-    rounds: int | None = None,
-    seed: int | None = None,
+    overrides: Overrides = (),
     overwrite: bool = False,
 ) -> None:
-    """Run an experiment described by a TOML file.
+    """Run an experiment: every curve of a TOML file with every seed, then the report.
 
-    An interrupted run goes on where it stopped when the same command is given again.
+    An interrupted experiment goes on where it stopped when the same command is given again.
 
     Args:
-        experiment: the file, for example experiments/fednest_fig2/noniid.toml.
-        out: the run's directory; runs/<folder>-<file>-seed<seed> if not given.
+        experiment: the file, or a folder with a config.toml, as experiments/fednest_fig2.
+        out: where runs and report are written; runs/<experiment> if not given.
         data: folder with data files; otherwise ROOKERY_DATA, then the user's cache.
-        rounds: instead of the file's number of rounds.
-        seed: instead of the file's seed.
+        overrides: settings that replace the file's, as algorithm.outer_lr=0.02 run.rounds=50.
         overwrite: begin afresh in a directory that holds another run.
     """
+    _run([config.load(experiment, overrides)], out, data, overwrite)
+
+
+@app.command(name="compare")
+def compare(
+    experiments: tyro.conf.Positional[tuple[Path, ...]],
+    vary: str | None = None,
+    out: Path = Path("runs/compare"),
+    data: Path | None = None,
+    overrides: Overrides = (),
+    overwrite: bool = False,
+) -> None:
+    """Run the curves of several files and compare them in one report.
+
+    Args:
+        experiments: TOML files; curves of one task and structure share one compiled program.
+        vary: one setting with several values, as algorithm.outer_lr=[0.01,0.02,0.05]; every curve
+            is run with each of them.
+        out: where runs and report are written.
+        data: folder with data files; otherwise ROOKERY_DATA, then the user's cache.
+        overrides: settings that replace the files', as run.seeds=[0,1,2,3,4].
+        overwrite: begin afresh in a directory that holds another run.
+    """
+    if not experiments:
+        raise ValueError("name at least one experiment file.")
+    loaded = [config.load(path, overrides) for path in experiments]
+    if vary is not None:
+        loaded = [desk.varied(one, vary) for one in loaded]
+    _run(loaded, out, data, overwrite)
+
+
+@app.command(name="tune")
+def tune(
+    experiment: tyro.conf.Positional[Path],
+    data: Path | None = None,
+    overrides: Overrides = (),
+) -> None:
+    """Choose settings from the grid of an experiment's [tune] table, the same for every curve.
+
+    The grid, all its values and the choice are written beside the file; rookery run uses them.
+
+    Args:
+        experiment: the file, or a folder with a config.toml.
+        data: folder with data files; otherwise ROOKERY_DATA, then the user's cache.
+        overrides: settings that replace the file's.
+    """
     console = Console()
-    loaded = config.load(experiment)
-    overrides = {k: v for k, v in (("rounds", rounds), ("seed", seed)) if v is not None}
-    seed = {**loaded.run_settings, **overrides}.get("seed", 0)
-    folder = out or Path("runs") / f"{experiment.parent.name}-{experiment.stem}-seed{seed}"
-    result = loaded.run(
-        directory=folder, data_directory=data, overwrite=overwrite, console=console, **overrides
-    )
-    last = result.history.rows[-1]
-    table = Table("", title=f"{loaded.title}: {result.status}", show_header=False)
-    for name, value in last.items():
-        table.add_row(name, f"{value:,.6g}" if isinstance(value, float) else f"{value:,}")
+    loaded = config.load(experiment, overrides)
+    report = desk.tune(loaded, data=data, console=console)
+    metric = report["declared"]["metric"]
+    table = Table("curve", "setting", f"mean {metric}", "chosen", title=loaded.title)
+    for label, one in report["curves"].items():
+        for tried in one["tried"]:
+            mean = "diverged" if tried["mean"] is None else f"{tried['mean']:.5g}"
+            is_chosen = tried["setting"] == one["choice"]
+            table.add_row(label, json.dumps(tried["setting"]), mean, "yes" if is_chosen else "")
+        table.add_section()
     console.print(table)
-    console.print(f"Kept in {folder}.")
-    if result.status != "finished":
-        raise SystemExit(1)
+    console.print(f"Kept in {desk.write_tuning(loaded, report)}.")
+
+
+@app.command(name="show")
+def show(experiment: tyro.conf.Positional[Path], overrides: Overrides = ()) -> None:
+    """Show an experiment before running it: the claim, the settings and what a round costs.
+
+    Exchanges and bytes come from a dry run on rows of zeros; no data file is read.
+
+    Args:
+        experiment: the file, or a folder with a config.toml.
+        overrides: settings that replace the file's.
+    """
+    console = Console()
+    loaded = config.load(experiment, overrides)
+    console.print(f"[bold]{loaded.title}[/]\n{loaded.claim}\n")
+    console.print_json(data={"run": loaded.run, **({"tune": loaded.tune} if loaded.tune else {})})
+    table = Table("curve", "exchanges", "MB down", "MB up", title="cost of a round")
+    for curve in loaded.curves:
+        console.print_json(data={curve.label: curve.tables})
+        ledgers = desk.cost_of_rounds(curve)
+        cells = (
+            _spread([ledger.exchanges for ledger in ledgers]),
+            _spread([ledger.bytes_down / 1e6 for ledger in ledgers]),
+            _spread([ledger.bytes_up / 1e6 for ledger in ledgers]),
+        )
+        table.add_row(curve.label, *cells)
+    console.print(table)
+
+
+@app.command(name="report")
+def report(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report"),
+    title: str = "Comparison",
+) -> None:
+    """Make one self-contained page and a picture from finished or unfinished runs.
+
+    Args:
+        runs: run directories, or folders of them.
+        out: folder for report.html and curves.png; a name ending in .html gives the page alone.
+        title: headline of the page.
+    """
+    if not runs:
+        raise ValueError("name at least one run directory.")
+    comparison = desk.read_runs(runs)
+    comparison = Comparison(
+        title, comparison.curves, comparison.settings, comparison.versions, comparison.notes
+    )
+    if out.suffix == ".html":
+        out.parent.mkdir(parents=True, exist_ok=True)
+        desk.write_page(comparison, out)
+        Console().print(f"The page: {out}")
+        return
+    page, picture = desk.write_report(comparison, out, {})
+    Console().print(f"The page: {page}\nThe picture: {picture}")
 
 
 @app.command(name="list")
-def list_names(
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
-) -> None:
-    """List algorithms, tasks, partitions, data sets and engines by the names that files use.
+def list_names(as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
+    """List algorithms, tasks, partitions, data sets, engines and experiments by name.
 
     Args:
         as_json: print JSON instead of a table.
@@ -87,6 +184,7 @@ def list_names(
         "partition": _first_lines(config.PARTITIONS),
         "data": datasets.available(),
         "engine": _first_lines(config.ENGINES),
+        "experiment": _experiments(Path("experiments")),
     }
     if as_json:
         print(json.dumps(groups, indent=2))
@@ -99,8 +197,40 @@ def list_names(
     Console().print(table)
 
 
-def _first_lines(objects) -> dict[str, str]:
+def _run(experiments: list[config.Experiment], out: Path | None, data, overwrite: bool) -> None:
+    console = Console()
+    folder = out or Path("runs") / experiments[0].name
+    done = [
+        desk.run_experiment(
+            e, folder if len(experiments) == 1 else folder / e.name, data=data,
+            overwrite=overwrite, console=console,
+        )
+        for e in experiments
+    ]  # fmt: skip
+    comparison = done[0] if len(done) == 1 else desk.joined(done)
+    shown: Mapping[str, Any] = experiments[0].plot
+    console.print(final_table(comparison, metrics=shown.get("metrics")))
+    if "target" in shown:
+        better = shown.get("higher_is_better", True)
+        metric = shown.get("metrics", desk.default_metrics(comparison))[0]
+        console.print(cost_table(comparison, metric, shown["target"], higher_is_better=better))
+    page, picture = desk.write_report(comparison, folder, shown)
+    console.print(f"The page: {page}\nThe picture: {picture}")
+
+
+def _spread(values: list) -> str:
+    low, high = min(values), max(values)
+    if low == high:
+        return f"{low:,.6g}"
+    return f"{sum(values) / len(values):,.4g} ({low:,.4g} to {high:,.4g})"
+
+
+def _first_lines(objects: Mapping[str, Any]) -> dict[str, str]:
     return {name: (fn.__doc__ or "").strip().split("\n")[0] for name, fn in objects.items()}
+
+
+def _experiments(folder: Path) -> dict[str, str]:
+    return {str(path): config.load(path).title for path in sorted(folder.glob("*/*.toml"))}
 
 
 def main() -> None:

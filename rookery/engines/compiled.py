@@ -83,22 +83,7 @@ class _CompiledRunner(AbstractRunner):
 
 
 @eqx.filter_jit
-def _advance(
-    lanes,
-    structure,
-    problem,
-    population,
-    clock,
-    aggregate,
-    at_once,
-    capacity,
-    states,
-    keys,
-    first,
-    n,
-):
-    program = Program(problem, population, clock, aggregate)
-
+def _advance(program, lanes, structure, at_once, capacity, states, keys, first, n):
     def one(numbers, state, key, n):
         algorithm = eqx.combine(numbers, structure)
         return many_rounds(program, algorithm, at_once, capacity, state, key, first, n)

@@ -29,7 +29,7 @@ class Book:
     ledger: Ledger = field(default_factory=Ledger)
     began: float = field(default_factory=time.monotonic)
 
-    def open(self, configuration: dict[str, Any], overwrite: bool) -> None:
+    def open(self, title: str, configuration: dict[str, Any], overwrite: bool) -> None:
         """Make the directory this run's own, or raise if it is another's."""
         if self.directory is None:
             return
@@ -47,7 +47,12 @@ class Book:
                     "Choose another directory, or overwrite it."
                 )
             return
-        content = {"format": FORMAT, "run": configuration, "versions": versions()}
+        content = {
+            "format": FORMAT,
+            "title": title,
+            "run": configuration,
+            "versions": versions(),
+        }
         replace_file(path, json.dumps(content, indent=2).encode())
 
     def checkpoints(self, like: Tree) -> list[Checkpoint]:

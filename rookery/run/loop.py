@@ -282,7 +282,8 @@ class _Loop:
         books, states, found = [], [], []
         for job in jobs:
             book = Book(None if job.directory is None else Path(job.directory), self.console)
-            book.open(self._configuration(job), self.overwrite)
+            title = job.title or type(job.algorithm).__name__
+            book.open(title, self._configuration(job), self.overwrite)
             states.append(job.algorithm.init(self.program.problem, *job.start))
             found.append({c.round: c for c in book.checkpoints(states[-1])})
             books.append(book)

@@ -1,5 +1,23 @@
 """Ready-made tasks: functions that return a problem, its clients and initial values."""
 
+from rookery.tasks.hyper_cleaning import hyper_cleaning as hyper_cleaning
 from rookery.tasks.hyper_representation import hyper_representation as hyper_representation
+from rookery.tasks.loss_tuning import loss_tuning as loss_tuning
+from rookery.tasks.maml import maml as maml
+from rookery.tasks.mean_semideviation import mean_semideviation as mean_semideviation
+from rookery.tasks.quadratic import quadratic as quadratic
+from rookery.tasks.regularisation import regularisation as regularisation
+from rookery.tasks.robust import robust as robust
+from rookery.tasks.saddle import saddle as saddle
 
-__all__ = ["hyper_representation"]
+__all__ = [
+    "hyper_cleaning",
+    "hyper_representation",
+    "loss_tuning",
+    "maml",
+    "mean_semideviation",
+    "quadratic",
+    "regularisation",
+    "robust",
+    "saddle",
+]

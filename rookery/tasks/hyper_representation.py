@@ -7,8 +7,6 @@ x is the hidden layer of a network, y its last layer. The inner problem is conve
 so by the ridge.
 """
 
-from collections.abc import Mapping, Sequence
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -19,12 +17,12 @@ from rookery._types import Tree
 from rookery.clients.dataset import Dataset
 from rookery.clients.population import Population
 from rookery.problem.bilevel import Bilevel
-from rookery.tasks.task import Task, server_metrics
+from rookery.tasks.task import Parts, Task, check_splits, server_metrics
 
 
 def hyper_representation(
     dataset: Dataset,
-    parts: Mapping[str, Sequence[np.ndarray]],
+    parts: Parts,
     *,
     hidden: int = 200,
     l2: float = 0.001,
@@ -37,6 +35,7 @@ def hyper_representation(
         hidden: units of the hidden layer.
         l2: ridge on the head.
     """
+    check_splits(parts, "train", "validation")
     _check.count("hidden", hidden)
     _check.positive("l2", l2)
     n_in, n_classes = dataset.train["inputs"].shape[1], dataset.n_classes

@@ -1,13 +1,18 @@
-"""What a ready-made task consists of."""
+"""What a ready-made task consists of, and what several of them need."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from rookery._types import Tree
 from rookery.clients.dataset import Dataset
 from rookery.clients.population import Population
 from rookery.run.evaluate import AbstractEvaluation, Metric, OnServer
+
+Parts = Mapping[str, Sequence[np.ndarray]]
+"""Per split, the training rows of each client."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,24 @@ def server_metrics(
 
     The names of the latter begin with ``holdout_``.
     """
-    on_test = OnServer(metrics, dataset.test)
+    return tuple(
+        OnServer({prefix + name: metric for name, metric in metrics.items()}, rows)
+        for prefix, rows in server_rows(dataset).items()
+    )
+
+
+def server_rows(dataset: Dataset) -> dict[str, dict[str, np.ndarray]]:
+    """The rows that no client has, by the prefix of the metrics that are taken on them."""
     if dataset.holdout is None:
-        return (on_test,)
-    tuning = {f"holdout_{name}": metric for name, metric in metrics.items()}
-    return on_test, OnServer(tuning, dataset.holdout)
+        return {"": dataset.test}
+    return {"": dataset.test, "holdout_": dataset.holdout}
+
+
+def check_splits(parts: Parts, *needed: str) -> None:
+    """Raise unless all needed splits are there."""
+    for split in needed:
+        if split not in parts:
+            raise ValueError(
+                f"parts needs the splits {', '.join(needed)}, got {', '.join(parts) or 'none'}. "
+                "rookery.partition.split cuts the clients' rows into splits."
+            )

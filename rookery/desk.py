@@ -1,0 +1,298 @@
+"""The researcher's desk: run the curves of an experiment, tune them, compare, report."""
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from rookery import config
+from rookery.engines.compiled import Compiled
+from rookery.engines.engine import Program
+from rookery.program.aggregate import Mean
+from rookery.program.ledger import Ledger
+from rookery.report.comparison import Comparison, Curve
+from rookery.report.curves import plot
+from rookery.report.page import write_page
+from rookery.run.book import read_config, versions
+from rookery.run.history import History, HistoryFile, replace_file, to_json
+from rookery.run.loop import Job, Result, sweep
+
+
+def run_experiment(
+    experiment: config.Experiment,
+    out: Path,
+    *,
+    data: Path | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Comparison:
+    """Run every curve with every seed, curves of one structure side by side."""
+    curves = tuned(experiment)
+    results = _run_curves(
+        curves, experiment.run, experiment.seeds, data=data, out=out, overwrite=overwrite,
+        console=console,
+    )  # fmt: skip
+    return Comparison(
+        title=experiment.title,
+        curves=[
+            Curve(c.label, [r.history for r in results[c.label]], experiment.seeds) for c in curves
+        ],
+        settings={c.label: {**c.tables, "run": experiment.run} for c in curves},
+        versions=versions(),
+        notes=experiment.claim,
+    )
+
+
+def _run_curves(
+    curves: Sequence[config.Curve],
+    run: Mapping[str, Any],
+    seeds: Sequence[int],
+    *,
+    data: Path | None,
+    out: Path | None,
+    overwrite: bool,
+    console: Console | None,
+) -> dict[str, list[Result]]:
+    """Per label one result per seed. Curves that share task, clock and engine share a sweep."""
+    groups: dict[Any, list[config.Curve]] = {}
+    for curve in curves:
+        key = (curve.needs(), str(curve.tables.get("clock")), str(curve.tables.get("engine")))
+        groups.setdefault(key, []).append(curve)
+    settings = {key: value for key, value in run.items() if key != "seeds"}
+    results: dict[str, list[Result]] = {}
+    for group in groups.values():
+        task = group[0].task(data)
+        jobs = [
+            Job(
+                curve.algorithm,
+                task.start(seed),
+                seed,
+                None if out is None else out / slug(curve.label) / f"seed-{seed}",
+                curve.label,
+            )
+            for curve in group
+            for seed in seeds
+        ]
+        done = sweep(
+            jobs,
+            task.problem,
+            task.population,
+            evaluate=task.evaluate,
+            clock=group[0].clock,
+            engine=group[0].engine,
+            overwrite=overwrite,
+            console=console,
+            **settings,
+        )
+        for job, result in zip(jobs, done, strict=True):
+            results.setdefault(job.title, []).append(result)
+    return results
+
+
+def slug(label: str) -> str:
+    """A label as a folder's name."""
+    return re.sub(r"[^A-Za-z0-9.=_]+", "-", label).strip("-")
+
+
+# ---- costs before running
+
+
+def cost_of_rounds(curve: config.Curve, rounds: int = 20) -> list[Ledger]:
+    """What rounds cost in exchanges and bytes, by running them on rows of zeros.
+
+    Evaluation counts and virtual times depend on the real data and are not to be taken from here.
+    """
+    task = curve.blank_task()
+    start = jax.tree.map(np.asarray, task.start(0))
+    program = Program(task.problem, task.population, curve.clock, Mean())
+    runner = Compiled().prepare(program, [curve.algorithm])
+    state = curve.algorithm.init(task.problem, *jax.tree.map(jax.numpy.asarray, start))
+    (progress,) = runner.advance([state], [jax.random.key(0)], 0, [rounds])
+    return progress.ledgers
+
+
+# ---- tuning
+
+
+def tune(
+    experiment: config.Experiment, *, data: Path | None = None, console: Console | None = None
+) -> dict[str, Any]:
+    """Run the declared grid for every curve and choose by the declared criterion.
+
+    The grid is the same for all curves. The choice is the setting with the best mean of the last
+    measured values over seeds; one that diverges is never chosen.
+    """
+    declared = experiment.tune
+    if declared is None:
+        raise ValueError("the experiment declares no grid; add a table [tune].")
+    keys = list(declared["grid"])
+    grid = [dict(zip(keys, v, strict=True)) for v in itertools.product(*declared["grid"].values())]
+    metric, goal = declared["metric"], declared.get("goal", "max")
+    seeds = declared.get("seeds", experiment.seeds)
+    run = {**experiment.run, **{k: declared[k] for k in ("rounds",) if k in declared}}
+    candidates = []
+    for curve in experiment.curves:
+        for point in grid:
+            one = config.override(curve, point)
+            label = f"{curve.label} | {json.dumps(point)}"
+            candidates.append(config.curve(label, one.tables))
+    results = _run_curves(
+        candidates, run, seeds, data=data, out=None, overwrite=False, console=console
+    )
+    report: dict[str, Any] = {"declared": declared, "rounds": run["rounds"], "curves": {}}
+    for curve in experiment.curves:
+        tried = []
+        for point in grid:
+            runs = results[f"{curve.label} | {json.dumps(point)}"]
+            if metric not in runs[0].history.names:
+                raise ValueError(
+                    f"[tune] metric {metric!r} is not measured; there are "
+                    f"{', '.join(runs[0].history.names)}."
+                )
+            values = [r.history.last(metric) if r.status == "finished" else None for r in runs]
+            mean = None if None in values else fmean(v for v in values if v is not None)
+            tried.append({"setting": point, "values": values, "mean": mean})
+        good = [t for t in tried if t["mean"] is not None and np.isfinite(t["mean"])]
+        if not good:
+            raise ValueError(
+                f"every setting of {curve.label!r} diverged; widen the grid downwards."
+            )
+        best = (max if goal == "max" else min)(good, key=lambda t: t["mean"])
+        report["curves"][curve.label] = {"choice": best["setting"], "tried": tried}
+    return report
+
+
+def tuning_path(experiment: config.Experiment) -> Path:
+    """Where the choice is kept, beside the experiment's file."""
+    if experiment.path is None:
+        raise ValueError("only an experiment in a file can be tuned.")
+    return experiment.path.with_suffix(".tuning.json")
+
+
+def write_tuning(experiment: config.Experiment, report: Mapping[str, Any]) -> Path:
+    """Keep the grid, all its values and the choice."""
+    path = tuning_path(experiment)
+    replace_file(path, (json.dumps(to_json(report), indent=1) + "\n").encode())
+    return path
+
+
+def tuned(experiment: config.Experiment) -> list[config.Curve]:
+    """The curves with the chosen settings, if the experiment declares a grid."""
+    if experiment.tune is None:
+        return experiment.curves
+    path = tuning_path(experiment)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{experiment.path} declares a grid but {path.name} is not there. "
+            f"Choose the settings first: rookery tune {experiment.path}"
+        )
+    chosen = json.loads(path.read_text(encoding="utf-8"))
+    if chosen["declared"] != json.loads(json.dumps(experiment.tune)):
+        raise ValueError(f"{path} was made for another grid. Run: rookery tune {experiment.path}")
+    try:
+        return [config.override(c, chosen["curves"][c.label]["choice"]) for c in experiment.curves]
+    except KeyError as error:
+        raise ValueError(
+            f"{path} does not know the curve {error}. Run: rookery tune {experiment.path}"
+        ) from error
+
+
+# ---- reading and writing
+
+
+def read_runs(directories: Iterable[Path]) -> Comparison:
+    """A comparison out of run directories; runs with one title are the seeds of one curve."""
+    found: dict[str, list[tuple[int, History, dict[str, Any]]]] = {}
+    seen: dict[str, str] = {}
+    for directory in directories:
+        inside = sorted(p.parent for p in directory.rglob("config.json"))
+        if not inside:
+            raise ValueError(f"{directory} holds no run: there is no config.json in it.")
+        for path in inside:
+            content = read_config(path)
+            history, _ = HistoryFile(path / "history.jsonl").read()
+            if not len(history):
+                raise ValueError(f"{path} holds no measurements; run it first.")
+            run = content["run"]
+            found.setdefault(content["title"], []).append((run["seed"], history, run))
+            seen.update(content["versions"])
+    curves, settings = [], {}
+    for title, runs in found.items():
+        runs.sort(key=lambda r: r[0])
+        curves.append(Curve(title, [h for _, h, _ in runs], [seed for seed, _, _ in runs]))
+        settings[title] = {k: v for k, v in runs[0][2].items() if k not in ("seed", "start")}
+    return Comparison("Comparison", curves, settings, seen)
+
+
+def write_report(comparison: Comparison, out: Path, shown: Mapping[str, Any]) -> tuple[Path, Path]:
+    """The page, the picture and the numbers; ``shown`` says which metric against which axes."""
+    out.mkdir(parents=True, exist_ok=True)
+    metrics = shown.get("metrics", default_metrics(comparison))
+    axes = shown.get("axes", ["exchanges", "megabytes"])
+    scales = {key: shown[key] for key in ("log_x", "log_y") if key in shown}
+    page, picture = out / "report.html", out / "curves.png"
+    write_page(comparison, page, metric=metrics[0], axis=axes[0])
+    plot(comparison, picture, metrics=metrics, axes=axes, **scales)
+    write_results(comparison, out / "results.json")
+    return page, picture
+
+
+def default_metrics(comparison: Comparison) -> list[str]:
+    """Accuracy if it was measured, else the first metric."""
+    return ["accuracy"] if "accuracy" in comparison.metrics else comparison.metrics[:1]
+
+
+def joined(comparisons: Sequence[Comparison]) -> Comparison:
+    """Several comparisons as one; a label that occurs twice is told apart by its title."""
+    labels = [curve.name for c in comparisons for curve in c.curves]
+    curves, settings = [], {}
+    for comparison in comparisons:
+        for curve in comparison.curves:
+            is_unique = labels.count(curve.name) == 1
+            name = curve.name if is_unique else f"{comparison.title}: {curve.name}"
+            curves.append(Curve(name, curve.runs, curve.seeds))
+            settings[name] = comparison.settings[curve.name]
+    title = " / ".join(dict.fromkeys(c.title for c in comparisons))
+    return Comparison(title, curves, settings, comparisons[0].versions)
+
+
+def varied(experiment: config.Experiment, text: str) -> config.Experiment:
+    """Every curve once for each value of one setting, ``table.key=[value, ...]``."""
+    keys, values = config.parse_override(text)
+    if not isinstance(values, list) or not values:
+        raise ValueError(
+            f"--vary wants a list of values, as algorithm.outer_lr=[0.01,0.02]: {text}"
+        )
+    curves = []
+    for curve in tuned(experiment):
+        for value in values:
+            one = config.override(curve, {".".join(keys): value})
+            curves.append(config.curve(f"{curve.label}, {keys[-1]}={value}", one.tables))
+    return replace(experiment, curves=curves, tune=None)
+
+
+def write_results(comparison: Comparison, path: Path) -> None:
+    """All measurements with their settings and versions, as one JSON file to keep."""
+    content = {
+        "title": comparison.title,
+        "claim": comparison.notes,
+        "versions": comparison.versions,
+        "settings": comparison.settings,
+        "curves": {
+            curve.name: {
+                str(seed): [to_json(row) for row in history]
+                for seed, history in zip(curve.seeds, curve.runs, strict=True)
+            }
+            for curve in comparison.curves
+        },
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, (json.dumps(content) + "\n").encode())

@@ -1,0 +1,107 @@
+"""A network that fits a data set, and what is measured of its parameters on one example."""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery import _check, models
+from rookery._types import Tree
+from rookery.clients.dataset import Dataset
+from rookery.run.evaluate import Metric
+
+
+class Classifier(eqx.Module):
+    """Softmax regression, dense layers for flat inputs, or convolutions for images.
+
+    It holds sizes and no parameters.
+
+    Attributes:
+        input_shape: of one row.
+        hidden: widths of the hidden layers; none is softmax regression. Images need three: the
+            channels of two convolutions and the units of a dense layer.
+        n_classes: how many logits.
+    """
+
+    input_shape: tuple[int, ...] = eqx.field(static=True)
+    hidden: tuple[int, ...] = eqx.field(static=True)
+    n_classes: int = eqx.field(static=True)
+
+    def __check_init__(self):
+        for i, width in enumerate(self.hidden):
+            _check.count(f"hidden[{i}]", width)
+        if self.hidden and len(self.input_shape) not in (1, 3):
+            raise ValueError(
+                f"inputs must be flat or [height, width, channels], got {self.input_shape}."
+            )
+        if self._has_convolutions and len(self.hidden) != 3:
+            raise ValueError(
+                "images need three hidden layers, two convolutions and a dense one, got "
+                f"hidden={self.hidden}. Use for instance (32, 64, 128), or flatten the images."
+            )
+
+    @property
+    def _has_convolutions(self) -> bool:
+        return bool(self.hidden) and len(self.input_shape) == 3
+
+    def init(self, rng: np.random.Generator) -> Tree:
+        """Random parameters."""
+        if self._has_convolutions:
+            height, width, channels = self.input_shape
+            return models.cnn_init(rng, (height, width, channels), self.hidden, self.n_classes)
+        n_in = int(np.prod(self.input_shape))
+        return models.mlp_init(rng, (n_in, *self.hidden, self.n_classes))
+
+    def __call__(self, params: Tree, inputs: jax.Array) -> jax.Array:
+        """Logits of one row."""
+        if self._has_convolutions:
+            return models.cnn(params, inputs)
+        return models.mlp(params, inputs.ravel())
+
+
+def classifier(dataset: Dataset, hidden: Sequence[int]) -> Classifier:
+    """The network with the given hidden layers that fits a data set."""
+    shape = dataset.train["inputs"].shape[1:]
+    return Classifier(tuple(shape), tuple(hidden), dataset.n_classes)
+
+
+class Loss(eqx.Module):
+    """Cross-entropy of the network; its parameters are the last of the problem's variables."""
+
+    network: Classifier
+
+    def __call__(self, *point: Tree) -> jax.Array:
+        """The loss of one example, which comes after the variables."""
+        *_, params, example = point
+        return models.cross_entropy(self.network(params, example["inputs"]), example["labels"])
+
+
+class Accuracy(eqx.Module):
+    """Whether the network is right; its parameters are the last of the problem's variables."""
+
+    network: Classifier
+
+    def __call__(self, *point: Tree) -> jax.Array:
+        """One if the example is classified correctly."""
+        *_, params, example = point
+        return models.is_correct(self.network(params, example["inputs"]), example["labels"])
+
+
+class ClassWeighted(eqx.Module):
+    """A metric or a loss times the weight of the example's class.
+
+    Args:
+        metric: what is weighted.
+        weights: one per class.
+    """
+
+    metric: Metric
+    weights: np.ndarray | jax.Array
+
+    def __call__(self, *point: Tree) -> jax.Array:
+        """The weighted number of one example."""
+        value = self.metric(*point)
+        weights = jnp.asarray(self.weights).astype(value.dtype)
+        return models.at_label(weights, point[-1]["labels"]) * value

@@ -1,0 +1,106 @@
+"""Loss tuning: adjust the training loss of long-tailed data so that all classes are learnt.
+
+    min over x of  mean  ω_c ℓ(z, c)                                              on validation data
+    where y*(x) = argmin over y of  mean ℓ(sigmoid(δ) z + l, c) + (l2 / 2) |y|^2    on training data
+
+z are the logits of a network with parameters y, c is the label, ℓ the cross-entropy. x = (δ, l)
+holds two numbers per class and starts at zero: the vector-scaling loss (Kini et al. 2021,
+arXiv:2103.01550), tuned as in FedNest (arXiv:2205.02215) and FedMSA (arXiv:2306.01648). The class
+weights ω are proportional to one over the class's share of the training rows, and |ω| = 1.
+"""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery import _check, _tree, models
+from rookery._types import Tree
+from rookery.clients.dataset import Dataset
+from rookery.clients.population import Population
+from rookery.problem.bilevel import Bilevel
+from rookery.run.evaluate import OnServer
+from rookery.tasks.classifier import Accuracy, Classifier, ClassWeighted, Loss, classifier
+from rookery.tasks.task import Parts, Task, check_splits, server_rows
+
+
+def loss_tuning(
+    dataset: Dataset,
+    parts: Parts,
+    *,
+    hidden: Sequence[int] = (200, 100),
+    l2: float = 0.0001,
+) -> Task:
+    """Tune the loss of each class for balanced accuracy under long-tailed training data.
+
+    Args:
+        dataset: inputs and integer labels, the training rows as uneven as they are to be.
+        parts: per split (``train`` and ``validation``) the training rows of each client.
+        hidden: widths of the hidden layers; for images two of channels and one of units.
+        l2: ridge on the network.
+    """
+    check_splits(parts, "train", "validation")
+    _check.positive("l2", l2)
+    network, n_classes = classifier(dataset, hidden), dataset.n_classes
+    weights = class_weights(dataset.train["labels"][np.concatenate(parts["train"])], n_classes)
+
+    def start(seed: int) -> tuple[Tree, Tree]:
+        zeros = np.zeros(n_classes, np.float32)
+        return {"delta": zeros, "l": zeros}, network.init(np.random.default_rng(seed))
+
+    return Task(
+        problem=Bilevel(
+            outer=ClassWeighted(Loss(network), weights), inner=ScaledLoss(network, float(l2))
+        ),
+        population=Population.from_parts(dataset.train, parts),
+        start=start,
+        evaluate=tuple(
+            OnServer(
+                {
+                    f"{prefix}balanced_accuracy": balanced_accuracy(network, rows["labels"]),
+                    f"{prefix}accuracy": Accuracy(network),
+                    f"{prefix}loss": Loss(network),
+                },
+                rows,
+            )
+            for prefix, rows in server_rows(dataset).items()
+        ),
+    )
+
+
+def class_weights(labels: np.ndarray, n_classes: int) -> np.ndarray:
+    """One over the share of each class, scaled to a unit vector.
+
+    >>> class_weights(np.array([0, 0, 0, 0, 1, 1, 1]), 2).round(3).tolist()
+    [0.6, 0.8]
+    """
+    counts = np.bincount(labels, minlength=n_classes)
+    if not counts.all():
+        raise ValueError(
+            f"no client has a training row of the classes {np.flatnonzero(counts == 0).tolist()}, "
+            "so they have no weight. Leave these classes out, or give some client a row of each."
+        )
+    return 1 / counts / np.linalg.norm(1 / counts)
+
+
+def balanced_accuracy(network: Classifier, labels: np.ndarray) -> ClassWeighted:
+    """The metric whose mean over rows with these labels is the mean accuracy of a class."""
+    counts = np.bincount(labels, minlength=network.n_classes)
+    each = labels.size / np.count_nonzero(counts)
+    return ClassWeighted(Accuracy(network), each / np.maximum(counts, 1))
+
+
+class ScaledLoss(eqx.Module):
+    """Cross-entropy of logits that x has scaled and shifted, plus a ridge."""
+
+    network: Classifier
+    l2: float
+
+    def __call__(self, x: Tree, y: Tree, example: Tree) -> jax.Array:
+        """The inner loss of one example."""
+        logits = jax.nn.sigmoid(x["delta"]) * self.network(y, example["inputs"]) + x["l"]
+        ridge = _tree.dot(y, y) / 2
+        loss = models.cross_entropy(logits, example["labels"])
+        return loss + jnp.asarray(self.l2).astype(ridge.dtype) * ridge

@@ -1,0 +1,193 @@
+"""The command as a user meets it: real processes, real exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SMALL = """
+title = "small"
+[data]
+name = "digits"
+holdout = 200
+[partition]
+name = "shards"
+clients = 6
+[task]
+name = "hyper_representation"
+hidden = 6
+[algorithm]
+name = "FedNest"
+outer_lr = 0.05
+inner_lr = 0.05
+clients = 3
+batch_size = 8
+ihgp = { name = "FedIHGPSum", terms = 2, lipschitz = 4.0 }
+[run]
+rounds = 4
+seeds = [0, 1]
+evaluate_every = 2
+[tune]
+metric = "holdout_accuracy"
+rounds = 2
+[tune.grid]
+"algorithm.outer_lr" = [0.01, 0.05]
+"algorithm.inner_lr" = [0.05]
+[plot]
+target = 0.05
+"""
+
+
+def rookery(*arguments, cwd, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "rookery.cli", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "COLUMNS": "200", **environment},
+    )
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """A folder in which an experiment was tuned and run."""
+    folder = tmp_path_factory.mktemp("desk")
+    (folder / "small.toml").write_text(SMALL)
+    early = rookery("run", "small.toml", cwd=folder)
+    assert early.returncode == 2
+    assert "Choose the settings first: rookery tune small.toml" in early.stderr
+    tuned = rookery("tune", "small.toml", cwd=folder)
+    assert tuned.returncode == 0, tuned.stderr
+    ran = rookery("run", "small.toml", "--out", "out", cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    return folder, tuned.stdout, ran.stdout
+
+
+def test_tune_writes_the_grid_and_the_choice(desk):
+    folder, said, _ = desk
+    kept = json.loads((folder / "small.tuning.json").read_text())["curves"]["FedNest"]
+    assert len(kept["tried"]) == 2
+    best = max(kept["tried"], key=lambda t: t["mean"])
+    assert kept["choice"] == best["setting"]
+    assert f"{best['mean']:.5g}" in said
+
+
+def test_run_writes_runs_results_picture_and_page(desk):
+    folder, _, said = desk
+    assert "reached" in said  # the table of costs to the target
+    assert (folder / "out" / "curves.png").stat().st_size > 10_000
+    assert "<html" in (folder / "out" / "report.html").read_text()
+    results = json.loads((folder / "out" / "results.json").read_text())
+    assert set(results["curves"]["FedNest"]) == {"0", "1"}
+    assert [row["round"] for row in results["curves"]["FedNest"]["0"]] == [0, 2, 4]
+    choice = json.loads((folder / "small.tuning.json").read_text())["curves"]["FedNest"]["choice"]
+    config = json.loads((folder / "out" / "FedNest" / "seed-0" / "config.json").read_text())
+    assert config["run"]["algorithm"]["outer_lr"] == choice["algorithm.outer_lr"]
+
+
+def test_the_same_command_again_goes_on_and_ends_with_the_same_numbers(desk):
+    folder, _, _ = desk
+    before = (folder / "out" / "results.json").read_text()
+    again = rookery("run", "small.toml", "--out", "out", cwd=folder)
+    assert again.returncode == 0
+    assert "Going on from round 4" in again.stdout
+    assert (folder / "out" / "results.json").read_text() == before
+
+
+def test_report_reads_runs(desk):
+    folder, _, _ = desk
+    done = rookery("report", "out", "-o", "page.html", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "FedNest" in (folder / "page.html").read_text()
+
+
+def test_show_tells_the_cost_and_a_run_agrees(desk):
+    folder, _, _ = desk
+    shown = rookery("show", "small.toml", cwd=folder)
+    assert shown.returncode == 0, shown.stderr
+    T, N, rounds = 1, 2, 4
+    row = next(line for line in shown.stdout.splitlines() if "│ FedNest" in line)
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells[1] == str(2 * T + N + 3)
+    results = json.loads((folder / "out" / "results.json").read_text())
+    last = results["curves"]["FedNest"]["0"][-1]
+    assert last["exchanges"] == rounds * (2 * T + N + 3)
+    assert float(cells[3]) == pytest.approx(last["bytes_up"] / rounds / 1e6, rel=1e-5)
+
+
+def test_list_and_help_teach(desk):
+    folder, _, _ = desk
+    names = json.loads(rookery("list", "--json", cwd=folder).stdout)
+    assert "FedNest" in names["algorithm"]
+    assert "mnist" in names["data"]
+    assert "FedNest" in rookery("list", cwd=folder).stdout
+    for command in ("demo", "run", "compare", "tune", "show", "report", "list"):
+        text = rookery(command, "--help", cwd=folder)
+        assert text.returncode == 0
+        assert len(text.stdout) > 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "nothing.toml"), "there is no file nothing.toml"),
+        (("run", "small.toml", "--set", "algorithm.outer_rl=1"), "Did you mean 'outer_lr'?"),
+        (("run", "small.toml", "--set", "algorithm.outer_lr=big"), "must be a number, got 'big'"),
+        (("run", "small.toml", "--set", "algorithm.clients=99"), "there are only 6"),
+        (("report", "empty"), "empty holds no run"),
+        (("report", "old"), "was written in format 0 (rookery 0.0.1)"),
+        (("report", "broken"), "config.json is damaged"),
+    ],
+)
+def test_mistakes_end_with_a_clear_message_and_no_traceback(desk, arguments, message):
+    folder, _, _ = desk
+    (folder / "empty").mkdir(exist_ok=True)
+    for name, text in (
+        ("old", json.dumps({"format": 0, "versions": {"rookery": "0.0.1"}})),
+        ("broken", "{"),
+    ):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "config.json").write_text(text)
+    done = rookery(*arguments, cwd=folder)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_data_set_says_what_to_get(desk):
+    folder, _, _ = desk
+    (folder / "mnist.toml").write_text(SMALL.replace('"digits"', '"mnist"').split("[tune]")[0])
+    done = rookery("run", "mnist.toml", cwd=folder, ROOKERY_DATA=str(folder / "empty"))
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    assert "train-images-idx3-ubyte.gz" in said and "yann.lecun.com" in said
+
+
+def test_compare_joins_files_and_varies_a_setting(desk):
+    folder, _, _ = desk
+    plain = SMALL.split("[tune]")[0]
+    (folder / "sum.toml").write_text(plain + '[curves."sum"]\n')
+    (folder / "random.toml").write_text(
+        plain + '[curves."random"]\nalgorithm = { ihgp = { name = "FedIHGP", terms = 2, '
+        "lipschitz = 4.0 } }\n"
+    )
+    done = rookery(
+        "compare", "sum.toml", "random.toml", "--vary", "algorithm.outer_lr=[0.01,0.05]",
+        "--set", "run.rounds=2", "--out", "both", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = json.loads((folder / "both" / "results.json").read_text())
+    assert set(results["curves"]) == {
+        f"{name}, outer_lr={lr}" for name in ("sum", "random") for lr in (0.01, 0.05)
+    }
+
+
+def test_the_demo_file_is_valid():
+    from rookery import config
+
+    demo = Path(config.__file__).parent / "demo.toml"
+    assert len(config.load(demo).curves) == 3

@@ -1,0 +1,124 @@
+"""Experiment files: what they build and how they fail."""
+
+import pytest
+
+import rookery as rk
+from rookery import config
+
+BASE = """
+[data]
+name = "digits"
+holdout = 100
+
+[partition]
+name = "shards"
+clients = 5
+shards_per_client = 2
+
+[task]
+name = "hyper_representation"
+hidden = 8
+
+[algorithm]
+name = "FedNest"
+outer_lr = 0.01
+inner_lr = 0.02
+inner_steps = [1, 2, 3, 1, 2]
+ihgp = { name = "FedIHGP", terms = 4, lipschitz = { name = "PowerIteration", every = 3 } }
+clients = { name = "WithReplacement", n = 4 }
+
+[clock]
+delay = { name = "Stragglers", delay = { name = "LogNormalDelay", median = 0.1 }, clients = [1] }
+
+[run]
+rounds = 3
+seeds = [0, 1]
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_builds_the_objects_of_the_python_api(tmp_path):
+    experiment = config.load(write(tmp_path, BASE))
+    (curve,) = experiment.curves
+    power = rk.PowerIteration(every=3)
+    assert curve.algorithm == rk.FedNest(
+        outer_lr=0.01,
+        inner_lr=0.02,
+        inner_steps=(1, 2, 3, 1, 2),
+        ihgp=rk.FedIHGP(4, power),
+        clients=rk.WithReplacement(4),
+    )
+    assert curve.clock == rk.Clock(rk.Stragglers(rk.LogNormalDelay(0.1), (1,)))
+    task = curve.task()
+    assert task.population.n_clients == 5
+    assert int(task.population.counts.sum()) == 1437 - 100
+    assert {"accuracy", "holdout_accuracy"} <= {n for e in task.evaluate for n in e.metrics}
+
+
+def test_curves_change_what_they_name_and_keep_the_rest(tmp_path):
+    text = BASE + """
+[curves.sum]
+algorithm = { ihgp = { name = "FedIHGPSum", terms = 2 } }
+[curves.iid]
+partition = { name = "iid", clients = 5 }
+[curves.fast]
+algorithm = { ihgp = { terms = 9 } }
+"""
+    total, iid, fast = config.load(write(tmp_path, text)).curves
+    assert total.algorithm.ihgp == rk.FedIHGPSum(2)  # another name: nothing of the old table stays
+    assert iid.tables["partition"] == {"name": "iid", "clients": 5}
+    assert fast.algorithm.ihgp == rk.FedIHGP(9, rk.PowerIteration(every=3))
+    assert total.needs() == fast.needs() != iid.needs()
+
+
+def test_overrides_reach_every_curve_and_the_run(tmp_path):
+    text = BASE + "[curves.a]\n[curves.b]\nalgorithm = { inner_lr = 0.5 }\n"
+    overrides = ["algorithm.outer_lr=0.2", "run.rounds=9", "algorithm.ihgp.terms=7"]
+    experiment = config.load(write(tmp_path, text), overrides)
+    assert experiment.run["rounds"] == 9
+    assert [c.algorithm.outer_lr for c in experiment.curves] == [0.2, 0.2]
+    assert [c.algorithm.inner_lr for c in experiment.curves] == [0.02, 0.5]
+    assert all(c.algorithm.ihgp.terms == 7 for c in experiment.curves)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("outer_lr", "outer_rl", r"unknown key in \[algorithm\] 'outer_rl'. Did you mean 'outer_lr'"),
+        ("[task]", "[taks]", "unknown table 'taks'. Did you mean 'task'"),
+        ('"FedNest"', '"FedNets"', "unknown algorithm 'FedNets'. Did you mean 'FedNest'"),
+        ('"FedIHGP"', '"FedIHPG"', "unknown algorithm.ihgp 'FedIHPG'. Did you mean 'FedIHGP'"),
+        ('"digits"', '"digit"', "unknown data set 'digit'. Did you mean 'digits'"),
+        ('"shards"', '"shard"', "unknown partition 'shard'. Did you mean 'shards'"),
+        ("rounds = 3", "rounds = 3\nsedes = [1]", r"unknown key in \[run\] 'sedes'. Did you mean"),
+        ("rounds = 3", "", r"\[run\] needs the key rounds"),
+        ("outer_lr = 0.01\n", "", r"\[algorithm\] needs the key outer_lr"),
+        ("outer_lr = 0.01", 'outer_lr = "big"', "outer_lr must be a number, got 'big'"),
+        ("outer_lr = 0.01", "outer_lr = -1.0", "outer_lr must be a finite number above 0, got -1"),
+        ("clients = 5\n", "", "partition.clients must be a whole number"),
+        ("seeds = [0, 1]", "seeds = [-1]", "run.seeds must be at least 0, got -1"),
+        ("[run]", "[run", "is not valid TOML"),
+        ("hidden = 8", "hiden = 8", r"unknown key in \[task\] 'hiden'. Did you mean 'hidden'"),
+    ],
+)
+def test_mistakes_are_named_with_the_nearest_valid_name(tmp_path, old, new, message):
+    assert old in BASE
+    with pytest.raises(ValueError, match=message):
+        config.load(write(tmp_path, BASE.replace(old, new, 1)))
+
+
+def test_missing_files_and_bad_overrides(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        config.load(tmp_path / "nothing.toml")
+    path = write(tmp_path, BASE)
+    with pytest.raises(ValueError, match="cannot read 'rounds'"):
+        config.load(path, ["rounds"])
+    with pytest.raises(ValueError, match="unknown table 'algoritm'"):
+        config.load(path, ["algoritm.outer_lr=0.1"])
+    with pytest.raises(ValueError, match=r"unknown key in \[algorithm\] 'lr'"):
+        config.load(path, ["algorithm.lr=0.1"])
