@@ -89,7 +89,7 @@ def test_overrides_reach_every_curve_and_the_run(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("outer_lr", "outer_rl", r"unknown key in \[algorithm\] 'outer_rl'. Did you mean 'outer_lr'"),
+        ("outer_lr", "outer_rl", r"key in \[algorithm\] 'outer_rl'. Did you mean 'outer_lr'"),
         ("[task]", "[taks]", "unknown table 'taks'. Did you mean 'task'"),
         ('"FedNest"', '"FedNets"', "unknown algorithm 'FedNets'. Did you mean 'FedNest'"),
         ('"FedIHGP"', '"FedIHPG"', "unknown algorithm.ihgp 'FedIHPG'. Did you mean 'FedIHGP'"),
