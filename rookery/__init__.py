@@ -44,7 +44,7 @@ from rookery.run.evaluate import OfSolution as OfSolution
 from rookery.run.evaluate import OnClients as OnClients
 from rookery.run.evaluate import OnServer as OnServer
 from rookery.run.history import History as History
-from rookery.run.loop import Job as Job
-from rookery.run.loop import Result as Result
+from rookery.run.lanes import Job as Job
+from rookery.run.lanes import Result as Result
 from rookery.run.loop import run as run
 from rookery.run.loop import sweep as sweep

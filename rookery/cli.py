@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from rookery import config, desk
+from rookery import config, desk, registry
 from rookery.clients import datasets
 from rookery.report.comparison import Comparison
 from rookery.report.tables import cost_table, final_table
@@ -178,12 +178,12 @@ def list_names(as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> 
         as_json: print JSON instead of a table.
     """
     groups = {
-        "algorithm": _first_lines(config.ALGORITHMS),
-        "part": _first_lines(config.PARTS),
-        "task": _first_lines(config.TASKS),
-        "partition": _first_lines(config.PARTITIONS),
+        "algorithm": _first_lines(registry.ALGORITHMS),
+        "part": _first_lines(registry.PARTS),
+        "task": _first_lines(registry.TASKS),
+        "partition": _first_lines(registry.PARTITIONS),
         "data": datasets.available(),
-        "engine": _first_lines(config.ENGINES),
+        "engine": _first_lines(registry.ENGINES),
         "experiment": _experiments(Path("experiments")),
     }
     if as_json:

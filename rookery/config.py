@@ -10,30 +10,31 @@ import copy
 import inspect
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rookery import _check, algorithms, engines, program, tasks
+from rookery import _check
 from rookery.clients import datasets, partition
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.clock import Clock
+from rookery.registry import (
+    ALGORITHMS,
+    ENGINES,
+    PARTITIONS,
+    TASKS,
+    arguments_of,
+    check_keys,
+    lookup,
+    make_object,
+    name_of,
+    needs_data,
+)
 from rookery.tasks.task import Task
 
-ALGORITHMS: dict[str, Callable] = {name: getattr(algorithms, name) for name in algorithms.__all__}
-PARTS: dict[str, Callable] = {name: getattr(program, name) for name in program.__all__} | {
-    name: getattr(algorithms.parts, name) for name in algorithms.parts.__all__
-}
-TASKS: dict[str, Callable] = {name: getattr(tasks, name) for name in tasks.__all__}
-ENGINES: dict[str, Callable] = {name: getattr(engines, name) for name in engines.__all__}
-PARTITIONS: dict[str, Callable] = {
-    name: getattr(partition, name)
-    for name in ("iid", "shards", "k_classes", "heterogeneity", "dominant_class", "given_sizes",
-                 "dirichlet")
-}  # fmt: skip
 CURVE_TABLES = ("data", "partition", "task", "algorithm", "clock", "engine")
 TABLES = ("title", "claim", "run", "curves", "tune", "plot", *CURVE_TABLES)
 RUN_KEYS = {"rounds", "seeds", "evaluate_every", "checkpoint_every", "lanes"}
@@ -59,7 +60,7 @@ class Curve:
         """Read the data, give it to clients and set up the problem."""
         settings = dict(self.tables["task"])
         make = TASKS[settings.pop("name")]
-        if not _needs_data(make):
+        if not needs_data(make):
             return make(**settings)
         data = dict(self.tables["data"])
         holdout, tail = data.pop("holdout", None), data.pop("long_tail", None)
@@ -74,7 +75,7 @@ class Curve:
         """The same task on rows of zeros, one per client and split: for costs, not for learning."""
         settings = dict(self.tables["task"])
         make = TASKS[settings.pop("name")]
-        if not _needs_data(make):
+        if not needs_data(make):
             return make(**settings)
         table = self.tables["partition"]
         n = table["clients"] if "clients" in table else len(table["sizes"])
@@ -145,12 +146,12 @@ def build(
     for keys, value in changes:
         if keys[0] == "run":
             _set(run, keys[1:], value)
-    _keys(run, RUN_KEYS, "run")
+    check_keys(run, RUN_KEYS, "run")
     if "rounds" not in run:
         raise ValueError("[run] needs the key rounds.")
     for seed in run.get("seeds", [0]):
         _check.count("run.seeds", seed, least=0)
-    _keys(tables.get("plot", {}), PLOT_KEYS, "plot")
+    check_keys(tables.get("plot", {}), PLOT_KEYS, "plot")
     curves = []
     for label, own in tables.get("curves", {tables["algorithm"].get("name", ""): {}}).items():
         for key in own:
@@ -174,18 +175,18 @@ def build(
 
 def curve(label: str, tables: dict[str, Any]) -> Curve:
     """A curve from its merged tables."""
-    make = _lookup(TASKS, tables["task"], "task")
-    _arguments(make, tables["task"], "task", given=("dataset", "parts"))
-    if _needs_data(make):
+    make = lookup(TASKS, tables["task"], "task")
+    arguments_of(make, tables["task"], "task", given=("dataset", "parts"))
+    if needs_data(make):
         for key in ("data", "partition"):
             if key not in tables:
                 raise ValueError(f"the task {tables['task']['name']} needs the table [{key}].")
-        _check.one_of("data set", _name(tables["data"], "data"), datasets.available())
+        _check.one_of("data set", name_of(tables["data"], "data"), datasets.available())
         extra = ("holdout", "long_tail")
-        _arguments(datasets.load, tables["data"], "data", ("name", "directory"), extra)
-        deal = _lookup(PARTITIONS, tables["partition"], "partition")
+        arguments_of(datasets.load, tables["data"], "data", ("name", "directory"), extra)
+        deal = lookup(PARTITIONS, tables["partition"], "partition")
         given = ("labels", "n_samples", "n_clients")
-        _arguments(deal, tables["partition"], "partition", given, ("clients", "fractions"))
+        arguments_of(deal, tables["partition"], "partition", given, ("clients", "fractions"))
         if "n_clients" in inspect.signature(deal).parameters:
             _check.count("partition.clients", tables["partition"].get("clients"))
     return Curve(
@@ -202,10 +203,11 @@ def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     merged = copy.deepcopy(dict(base))
     for key, value in own.items():
         old = merged.get(key)
-        is_same_object = isinstance(old, Mapping) and isinstance(value, Mapping) and (
-            "name" not in value or value["name"] == old.get("name")
-        )  # fmt: skip
-        merged[key] = merge(old, value) if is_same_object else copy.deepcopy(value)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            is_same = "name" not in value or value["name"] == old.get("name")
+            merged[key] = merge(old, value) if is_same else copy.deepcopy(dict(value))
+        else:
+            merged[key] = copy.deepcopy(value)
     return merged
 
 
@@ -253,7 +255,7 @@ def _parts(table: Mapping[str, Any], labels: np.ndarray) -> dict[str, list[np.nd
 def _tune(table: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if table is None:
         return None
-    _keys(table, TUNE_KEYS, "tune")
+    check_keys(table, TUNE_KEYS, "tune")
     for key in ("grid", "metric"):
         if key not in table:
             raise ValueError(f"[tune] needs the key {key}.")
@@ -262,53 +264,3 @@ def _tune(table: Mapping[str, Any] | None) -> dict[str, Any] | None:
         if not isinstance(values, list) or not values:
             raise ValueError(f"[tune.grid] {key} must be a list of values, got {values!r}.")
     return dict(table)
-
-
-def _needs_data(make: Callable) -> bool:
-    return "dataset" in inspect.signature(make).parameters
-
-
-def _keys(table: Mapping[str, Any], valid: set[str], where: str) -> None:
-    for key in table:
-        _check.one_of(f"key in [{where}]", key, valid)
-
-
-def _name(table: Any, where: str) -> str:
-    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
-        raise ValueError(f"[{where}] must be a table with a name, got {table!r}.")
-    return table["name"]
-
-
-def _lookup(registry: Mapping[str, Callable], table: Any, where: str) -> Callable:
-    return registry[_check.one_of(where, _name(table, where), registry)]
-
-
-def make_object(registry: Mapping[str, Callable], table: Any, where: str) -> Any:
-    """The object that a table with a name stands for."""
-    fn = _lookup(registry, table, where)
-    arguments = _arguments(fn, table, where)
-    return fn(**{key: _value(value, f"{where}.{key}") for key, value in arguments.items()})
-
-
-def _value(value: Any, where: str) -> Any:
-    if isinstance(value, Mapping):
-        return make_object(PARTS, value, where)
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _arguments(
-    fn: Callable,
-    table: Mapping[str, Any],
-    where: str,
-    given: tuple[str, ...] = (),
-    extra: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    """The table without its name, if its keys are arguments of ``fn`` and none is missing."""
-    parameters = inspect.signature(fn).parameters
-    valid = [key for key in parameters if key not in given] + list(extra)
-    arguments = {key: value for key, value in table.items() if key != "name"}
-    _keys(arguments, set(valid), where)
-    needed = [k for k in valid if k in parameters and parameters[k].default is inspect._empty]
-    if missing := [key for key in needed if key not in arguments]:
-        raise ValueError(f"[{where}] needs the key{'s' * (len(missing) > 1)} {', '.join(missing)}.")
-    return arguments

@@ -23,7 +23,8 @@ from rookery.report.curves import plot
 from rookery.report.page import write_page
 from rookery.run.book import read_config, versions
 from rookery.run.history import History, HistoryFile, replace_file, to_json
-from rookery.run.loop import Job, Result, sweep
+from rookery.run.lanes import Job, Result
+from rookery.run.loop import sweep
 
 
 def run_experiment(

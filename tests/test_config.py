@@ -1,5 +1,7 @@
 """Experiment files: what they build and how they fail."""
 
+from typing import Any
+
 import pytest
 
 import rookery as rk
@@ -36,6 +38,10 @@ seeds = [0, 1]
 """
 
 
+def algorithms(experiment) -> list[Any]:
+    return [curve.algorithm for curve in experiment.curves]
+
+
 def write(tmp_path, text):
     path = tmp_path / "config.toml"
     path.write_text(text)
@@ -57,11 +63,14 @@ def test_a_file_builds_the_objects_of_the_python_api(tmp_path):
     task = curve.task()
     assert task.population.n_clients == 5
     assert int(task.population.counts.sum()) == 1437 - 100
-    assert {"accuracy", "holdout_accuracy"} <= {n for e in task.evaluate for n in e.metrics}
+    evaluations: Any = task.evaluate
+    assert {"accuracy", "holdout_accuracy"} <= {n for e in evaluations for n in e.metrics}
 
 
 def test_curves_change_what_they_name_and_keep_the_rest(tmp_path):
-    text = BASE + """
+    text = (
+        BASE
+        + """
 [curves.sum]
 algorithm = { ihgp = { name = "FedIHGPSum", terms = 2 } }
 [curves.iid]
@@ -69,10 +78,13 @@ partition = { name = "iid", clients = 5 }
 [curves.fast]
 algorithm = { ihgp = { terms = 9 } }
 """
-    total, iid, fast = config.load(write(tmp_path, text)).curves
-    assert total.algorithm.ihgp == rk.FedIHGPSum(2)  # another name: nothing of the old table stays
+    )
+    experiment = config.load(write(tmp_path, text))
+    total, iid, fast = experiment.curves
+    summed, _, longer = algorithms(experiment)
+    assert summed.ihgp == rk.FedIHGPSum(2)  # another name: nothing of the old table stays
     assert iid.tables["partition"] == {"name": "iid", "clients": 5}
-    assert fast.algorithm.ihgp == rk.FedIHGP(9, rk.PowerIteration(every=3))
+    assert longer.ihgp == rk.FedIHGP(9, rk.PowerIteration(every=3))
     assert total.needs() == fast.needs() != iid.needs()
 
 
@@ -81,9 +93,9 @@ def test_overrides_reach_every_curve_and_the_run(tmp_path):
     overrides = ["algorithm.outer_lr=0.2", "run.rounds=9", "algorithm.ihgp.terms=7"]
     experiment = config.load(write(tmp_path, text), overrides)
     assert experiment.run["rounds"] == 9
-    assert [c.algorithm.outer_lr for c in experiment.curves] == [0.2, 0.2]
-    assert [c.algorithm.inner_lr for c in experiment.curves] == [0.02, 0.5]
-    assert all(c.algorithm.ihgp.terms == 7 for c in experiment.curves)
+    assert [a.outer_lr for a in algorithms(experiment)] == [0.2, 0.2]
+    assert [a.inner_lr for a in algorithms(experiment)] == [0.02, 0.5]
+    assert all(a.ihgp.terms == 7 for a in algorithms(experiment))
 
 
 @pytest.mark.parametrize(
