@@ -1,7 +1,7 @@
 """Names that experiment files use, and how a table with a name becomes an object."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rookery import _check, algorithms, engines, program, tasks

@@ -64,6 +64,14 @@ class Book:
             self.console.print(f"[yellow]Warning:[/] {warning}")
         return found
 
+    def diverged_in(self) -> int | None:
+        """After how many rounds the run is known to have diverged, if it has."""
+        path = None if self.directory is None else self.directory / "summary.json"
+        if path is None or not path.exists():
+            return None
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        return summary["rounds"] if summary["status"] == "diverged" else None
+
     def go_back_to(self, found: Checkpoint | None) -> None:
         """Cut the history back to a checkpoint, or to nothing."""
         if self.directory is None:

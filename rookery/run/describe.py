@@ -1,6 +1,8 @@
 """A plain description of a run: what a directory must agree on before a run goes on in it."""
 
+import functools
 import hashlib
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,8 +26,25 @@ def describe(value: Any) -> Any:
         return {str(name): describe(v) for name, v in value.items()}
     if isinstance(value, list | tuple):
         return [describe(v) for v in value]
+    if isinstance(value, functools.partial):
+        return [describe(value.func), describe(value.args), describe(value.keywords)]
+    if isinstance(value, types.FunctionType):
+        return _describe_function(value)
     module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", None)
     return f"{module}.{name}" if name else type(value).__name__
+
+
+def _describe_function(fn: types.FunctionType) -> str:
+    """Its name and a digest of its code and of what it closes over: two lambdas differ."""
+    closed = [describe(cell.cell_contents) for cell in fn.__closure__ or ()]
+    content = [_code(fn.__code__), closed, describe(fn.__defaults__ or ())]
+    digest = hashlib.sha256(repr(content).encode()).hexdigest()[:8]
+    return f"{fn.__module__}.{fn.__qualname__}#{digest}"
+
+
+def _code(code: types.CodeType) -> list:
+    constants = [_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+    return [code.co_code.hex(), constants, code.co_names]
 
 
 def fingerprint(tree: Tree) -> str:

@@ -83,9 +83,9 @@ class Lanes:
         """All rounds of jobs that share one structure."""
         n = len(jobs)
         runner = self.engine.prepare(self.program, [job.algorithm for job in jobs])
-        books, states, done = self._open(jobs)
-        status = ["finished"] * n
-        ends = [self.rounds] * n
+        books, states, done, diverged = self._open(jobs)
+        status = ["diverged" if i in diverged else "finished" for i in range(n)]
+        ends = [diverged.get(i, self.rounds) for i in range(n)]
         keys = [jax.random.split(jax.random.key(job.seed)) for job in jobs]
         per_second = None
 
@@ -100,8 +100,7 @@ class Lanes:
         try:
             if done == 0:
                 measure(list(range(n)), 0)
-            while done < max(ends):
-                alive = [i for i in range(n) if ends[i] > done]
+            while alive := [i for i in range(n) if status[i] == "finished" and done < self.rounds]:
                 until = min(
                     self.rounds,
                     _next(done, self.evaluate_every),
@@ -120,6 +119,8 @@ class Lanes:
                     if not progress[i].is_finite:
                         status[i], ends[i] = "diverged", done + len(progress[i].ledgers)
                         measure([i], ends[i])
+                        books[i].save(ends[i], states[i])
+                        books[i].close("diverged", ends[i])
                 done += chunk
                 bar.advanced(done, per_second * len(alive) if per_second > 1e-6 else None)
                 alive = [i for i in alive if status[i] == "finished"]
@@ -145,23 +146,34 @@ class Lanes:
             for i, job in enumerate(jobs)
         ]  # fmt: skip
 
-    def _open(self, jobs: list[Job]) -> tuple[list[Book], list[Tree], int]:
-        """The jobs' books, and the newest round that all of them can go on from."""
+    def _open(self, jobs: list[Job]) -> tuple[list[Book], list[Tree], int, dict[int, int]]:
+        """The jobs' books and states, the round they go on from, and where some had diverged."""
         books, states, found = [], [], []
-        for job in jobs:
+        diverged: dict[int, int] = {}
+        for i, job in enumerate(jobs):
             book = Book(None if job.directory is None else Path(job.directory), self.console)
             title = job.title or type(job.algorithm).__name__
             book.open(title, self._configuration(job), self.overwrite)
             states.append(job.algorithm.init(self.program.problem, *job.start))
             found.append({c.round: c for c in book.checkpoints(states[-1])})
+            if max(found[-1], default=0) > self.rounds:
+                raise ValueError(
+                    f"{job.directory} holds {max(found[-1])} rounds already, more than the "
+                    f"{self.rounds} asked for. Ask for as many, or choose another directory."
+                )
+            end = book.diverged_in()
+            if end is not None and end in found[-1]:
+                diverged[i] = end
             books.append(book)
-        common = set.intersection(*(set(rounds) for rounds in found))
-        done = max((r for r in common if r <= self.rounds), default=0)
+        going_on = [set(rounds) for i, rounds in enumerate(found) if i not in diverged]
+        # a kill between two lanes' writes leaves the newest checkpoint to some of them only
+        done = max(set.intersection(*going_on), default=0) if going_on else self.rounds
         for i, book in enumerate(books):
-            book.go_back_to(found[i].get(done))
-            if done:
-                states[i] = found[i][done].state
-        return books, states, done
+            at = found[i].get(diverged.get(i, done))
+            book.go_back_to(at)
+            if at is not None:
+                states[i] = at.state
+        return books, states, done, diverged
 
     def _evaluate(self, solutions: list, keys: list) -> list[dict[str, float]]:
         numbers = jax.device_get(

@@ -107,6 +107,10 @@ def sweep(
         start = jax.tree.map(jnp.asarray, tuple(job.start))
         problem.check(start, population.example)
         configured.append(Job(job.algorithm, start, job.seed, job.directory, job.title))
+    taken = [str(Path(job.directory).resolve()) for job in jobs if job.directory is not None]
+    if len(set(taken)) < len(taken):
+        twice = sorted({path for path in taken if taken.count(path) > 1})
+        raise ValueError(f"two runs cannot share a directory: {', '.join(twice)}.")
     population = jax.device_put(population)
     loop = Lanes(
         program=Program(problem, population, clock, aggregate if aggregate is not None else Mean()),

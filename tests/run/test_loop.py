@@ -155,3 +155,35 @@ def test_killed_at_a_random_moment_and_resumed_the_history_is_the_same_bit_for_b
     last = sorted((directory / "checkpoints").iterdir())[-1].name
     read = [(tmp_path / d / "checkpoints" / last).read_bytes() for d in ("whole", "killed")]
     assert read[0] == read[1]
+
+
+def test_fewer_rounds_than_a_directory_holds_are_refused(tmp_path):
+    go(directory=tmp_path, rounds=10)
+    with pytest.raises(ValueError, match="holds 10 rounds already, more than the 5 asked for"):
+        go(directory=tmp_path, rounds=5)
+
+
+def test_a_diverged_run_started_again_stays_diverged_without_work(tmp_path):
+    first = go(rk.FedNest(1e3, 1e3), rounds=500, directory=tmp_path)
+    history = (tmp_path / "history.jsonl").read_bytes()
+    second = go(rk.FedNest(1e3, 1e3), rounds=500, directory=tmp_path)
+    assert (first.status, first.rounds) == (second.status, second.rounds)
+    assert (tmp_path / "history.jsonl").read_bytes() == history
+
+
+def test_two_runs_cannot_share_a_directory(tmp_path):
+    jobs = [rk.Job(ALGORITHM, ZOO.start, seed, tmp_path) for seed in (0, 1)]
+    with pytest.raises(ValueError, match="two runs cannot share a directory"):
+        rk.sweep(jobs, ZOO.problem, POPULATION, rounds=1)
+
+
+def test_two_problems_of_one_name_are_told_apart(tmp_path):
+    def problem(factor):
+        outer = ZOO.problem.outer
+        return rk.Bilevel(
+            lambda x, y, row: factor * outer(x, y, row), ZOO.problem.inner, "train", "train"
+        )
+
+    rk.run(ALGORITHM, problem(1.0), POPULATION, ZOO.start, rounds=1, directory=tmp_path)
+    with pytest.raises(ValueError, match="holds a run with another problem"):
+        rk.run(ALGORITHM, problem(2.0), POPULATION, ZOO.start, rounds=1, directory=tmp_path)
