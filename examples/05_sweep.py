@@ -1,0 +1,43 @@
+"""A sweep: three step sizes and four seeds are twelve runs and one compiled program."""
+
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+
+import rookery as rk
+from rookery.report.comparison import Comparison, Curve
+from rookery.report.tables import final_table
+
+zoo = rk.zoo.quadratic_bilevel(n_clients=6, rows=5, noise=0.3, dtype=np.float32)
+x_star = zoo.solution()[0].astype(np.float32)
+
+
+def distance(x, y):
+    """How far x is from the solution."""
+    return {"distance": jnp.linalg.norm(x - x_star)}
+
+
+rates, seeds = (0.02, 0.05, 0.1), (0, 1, 2, 3)
+jobs = [
+    rk.Job(
+        rk.FedNest(outer_lr=rate, inner_lr=0.1, clients=3, batch_size=2),
+        zoo.start,
+        seed,
+        title=f"outer_lr={rate}",
+    )
+    for rate in rates
+    for seed in seeds
+]
+results = rk.sweep(
+    jobs,
+    zoo.problem,
+    rk.Population.stacked(zoo.data),
+    rounds=200,
+    evaluate=[rk.OfSolution(distance)],
+    console=Console(),
+)
+curves = [
+    Curve(f"outer_lr={rate}", [r.history for r in results[4 * i : 4 * i + 4]], list(seeds))
+    for i, rate in enumerate(rates)
+]
+Console().print(final_table(Comparison("Step sizes of FedNest", curves)))

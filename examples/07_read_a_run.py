@@ -1,0 +1,29 @@
+"""Reading a run: its directory, its history, its costs."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import rookery as rk
+from rookery.run.history import HistoryFile
+
+zoo = rk.zoo.scalar_bilevel()
+directory = Path(tempfile.mkdtemp())
+rk.run(
+    rk.FedNest(outer_lr=0.2, inner_lr=0.3),
+    zoo.problem,
+    rk.Population.stacked(zoo.data),
+    zoo.start,
+    rounds=30,
+    evaluate=[rk.OfSolution(lambda x, y: {"x": x[0], "y": y[0]})],
+    evaluate_every=10,
+    directory=directory,
+)
+
+print("files:", sorted(p.name for p in directory.iterdir()))
+history, warning = HistoryFile(directory / "history.jsonl").read()
+for row in history:
+    print(f"round {row['round']:>2}: {row['exchanges']:>3} exchanges, x = {row['x']:.4f}")
+print("the column y:", history["y"].round(4))
+summary = json.loads((directory / "summary.json").read_text())
+print(f"{summary['status']}: {summary['bytes_down']} bytes down, {summary['bytes_up']} up")
