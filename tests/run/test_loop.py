@@ -128,32 +128,33 @@ def start_program(directory):
     return subprocess.Popen([sys.executable, str(PROGRAM), str(directory)], env=environment)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_killed_at_a_random_moment_and_resumed_the_history_is_the_same_bit_for_bit(tmp_path, how):
-    """The random moment differs from test run to test run on purpose; the outcome must not."""
-    assert start_program(tmp_path / "whole").wait(timeout=300) == 0
-    whole = (tmp_path / "whole" / "history.jsonl").read_bytes()
-    directory = tmp_path / "killed"
-    history = directory / "history.jsonl"
-    for _ in range(2):
-        child = start_program(directory)
-        seen = len(history.read_bytes()) if history.exists() else 0
-        deadline = time.monotonic() + 120
-        while (
-            child.poll() is None
-            and time.monotonic() < deadline
-            and (not history.exists() or len(history.read_bytes()) <= seen)
-        ):
-            time.sleep(0.01)
-        time.sleep(random.uniform(0, 1.0))
-        child.send_signal(how)
-        child.wait(timeout=60)
-        assert child.returncode != 0, "the program ended before it could be stopped"
-    assert history.read_bytes() != whole
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("undisturbed")
     assert start_program(directory).wait(timeout=300) == 0
+    return directory
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_killed_at_a_random_moment_and_resumed_it_is_the_same_bit_for_bit(
+    tmp_path, undisturbed, how
+):
+    """The random moment differs from test run to test run on purpose; the outcome must not."""
+    whole = (undisturbed / "history.jsonl").read_bytes()
+    history = tmp_path / "history.jsonl"
+    child = start_program(tmp_path)
+    deadline = time.monotonic() + 200
+    while child.poll() is None and time.monotonic() < deadline and not history.exists():
+        time.sleep(0.01)
+    time.sleep(random.uniform(0, 2.0))
+    child.send_signal(how)
+    child.wait(timeout=60)
+    assert child.returncode != 0, "the program ended before it could be stopped"
+    assert history.read_bytes() != whole
+    assert start_program(tmp_path).wait(timeout=300) == 0
     assert history.read_bytes() == whole
-    last = sorted((directory / "checkpoints").iterdir())[-1].name
-    read = [(tmp_path / d / "checkpoints" / last).read_bytes() for d in ("whole", "killed")]
+    last = sorted((tmp_path / "checkpoints").iterdir())[-1].name
+    read = [(d / "checkpoints" / last).read_bytes() for d in (undisturbed, tmp_path)]
     assert read[0] == read[1]
 
 
