@@ -19,7 +19,7 @@ types: $(READY)
 	$(BIN)/basedpyright
 
 unit: $(READY)
-	$(BIN)/pytest rookery tests
+	$(BIN)/pytest -n 2 --dist worksteal rookery tests
 
 bench: $(READY)
 	$(BIN)/python benchmarks/fednest_round.py
