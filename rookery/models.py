@@ -6,11 +6,14 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
 from rookery._types import Tree
 
 
-def dense_init(rng: np.random.Generator, n_in: int, n_out: int, dtype=np.float32) -> Tree:
+def dense_init(
+    rng: np.random.Generator, n_in: int, n_out: int, dtype: DTypeLike = np.float32
+) -> Tree:
     """Weights and biases of one layer, uniform within 1/sqrt(n_in) of zero."""
     bound = 1 / np.sqrt(n_in)
     return {
@@ -24,7 +27,7 @@ def dense(layer: Tree, inputs: jax.Array) -> jax.Array:
     return inputs @ layer["w"] + layer["b"]
 
 
-def mlp_init(rng: np.random.Generator, sizes: Sequence[int], dtype=np.float32) -> Tree:
+def mlp_init(rng: np.random.Generator, sizes: Sequence[int], dtype: DTypeLike = np.float32) -> Tree:
     """Layers from ``sizes[0]`` inputs to ``sizes[-1]`` logits.
 
     >>> [layer["w"].shape for layer in mlp_init(np.random.default_rng(0), (784, 200, 10))]
@@ -48,7 +51,7 @@ def cnn_init(
     shape: tuple[int, int, int],
     widths: Sequence[int],
     n_classes: int,
-    dtype=np.float32,
+    dtype: DTypeLike = np.float32,
 ) -> Tree:
     """Two convolutions and two dense layers.
 

@@ -1,0 +1,79 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import rookery as rk
+from rookery.problem import oracles
+
+
+def test_gradients(digits, parts, moved_start, rows_of, agrees_with_differences):
+    task = rk.tasks.maml(digits, parts, adapt_lr=0.3, hidden=(5,))
+    task.problem.check(task.start(0), task.population.example)
+    (w,), rows = moved_start(task), rows_of(task, 1, "train")
+    gradient = jax.jit(lambda w: task.problem.gradient(w, rows, rows))(w)
+    agrees_with_differences(lambda w: task.problem.value(w, rows, rows), w, gradient)
+
+
+def test_the_gradient_is_that_of_the_paper(digits, parts, moved_start, rows_of):
+    """(I - a Hess f(w)) grad f(w - a grad f(w)), on two different samples."""
+    task = rk.tasks.maml(digits, parts, adapt_lr=0.3)
+    loss, (w,) = task.problem.outer, moved_start(task)
+    inner, outer = rows_of(task, 0, "train"), rows_of(task, 0, "validation")
+
+    @jax.jit
+    def paper(w):
+        slope = oracles.gradient(loss, (w,), 0, inner)
+        g = oracles.gradient(loss, (step(w, slope),), 0, outer)
+        return step(g, oracles.second_derivative(loss, (w,), 0, 0, g, inner))
+
+    def step(a, b):
+        return jax.tree.map(lambda a, b: a - 0.3 * b, a, b)
+
+    got = jax.jit(lambda w: task.problem.gradient(w, inner, outer))(w)
+    np.testing.assert_allclose(ravel_pytree(got)[0], ravel_pytree(paper(w))[0], atol=1e-12)
+
+
+def test_evaluation_adapts_each_client_to_its_training_rows(digits, parts, measure):
+    task = rk.tasks.maml(digits, parts, adapt_lr=0.3)
+    (w,) = task.start(0)
+
+    @jax.jit
+    def adapted_loss(w, train, validation):
+        slope = oracles.gradient(task.problem.outer, (w,), 0, train)
+        own = jax.tree.map(lambda w, g: w - jnp.float32(0.3) * g, w, slope)
+        return oracles.value(task.problem.outer, (own,), validation)
+
+    each = []
+    for client in range(5):
+        samples = [rk.Rows(task.population.rows(client, s)) for s in ("train", "validation")]
+        each.append(float(adapted_loss(w, *samples)))
+    got = measure(task, (w,))
+    assert got["adapted_loss/mean"] == pytest.approx(np.mean(each), rel=1e-5)
+    assert got["adapted_loss/worst"] == pytest.approx(max(each), rel=1e-5)
+    assert got["adapted_loss/mean"] < got["loss/mean"]
+    assert len(got) == 8
+
+
+def test_descent_lowers_the_loss_after_adaptation(digits, parts, measure):
+    task = rk.tasks.maml(digits, parts, adapt_lr=0.3)
+    samples = [rk.Rows(task.population.rows(i, "train")) for i in range(5)]
+
+    @jax.jit
+    def step(w):
+        gradients = [task.problem.gradient(w, s, s) for s in samples]
+        return jax.tree.map(lambda w, *g: w - jnp.float32(0.1) * sum(g[1:], g[0]), w, *gradients)
+
+    (w,) = start = task.start(0)
+    for _ in range(20):
+        w = step(w)
+    after, before = measure(task, (w,)), measure(task, start)
+    assert after["adapted_loss/mean"] < 0.7 * before["adapted_loss/mean"]
+
+
+def test_bad_arguments(digits, parts):
+    with pytest.raises(ValueError, match="adapt_lr must be a finite number above 0"):
+        rk.tasks.maml(digits, parts, adapt_lr=-0.1)
+    with pytest.raises(ValueError, match="got train"):
+        rk.tasks.maml(digits, {"train": parts["train"]}, adapt_lr=0.1)

@@ -1,0 +1,74 @@
+"""The tasks whose solution is known: their evaluation is the distance to it."""
+
+import jax
+import numpy as np
+import pytest
+
+import rookery as rk
+
+TASKS = {
+    "quadratic": (rk.tasks.quadratic, {}, rk.zoo.quadratic_bilevel()),
+    "saddle": (rk.tasks.saddle, {}, rk.zoo.saddle()),
+    "curved saddle": (
+        rk.tasks.saddle, {"curvature": 1.0, "x_size": 3}, rk.zoo.curved_saddle()
+    ),
+    "mean_semideviation": (
+        rk.tasks.mean_semideviation,
+        {"rows": 50, "size": 3},
+        rk.zoo.mean_semideviation(rows=50, size=3),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_distance_is_to_the_members_solution(name, measure):
+    make, settings, member = TASKS[name]
+    task = make(**settings)
+    task.problem.check(task.start(0), task.population.example)
+    assert [a.tolist() for a in task.start(0)] == [a.tolist() for a in member.start]
+    assert all(value < 1e-12 for value in measure(task, member.solution()).values())
+    away = {
+        f"distance_{variable}": np.linalg.norm(a - b)
+        for variable, a, b in zip("xy", member.start, member.solution(), strict=False)
+    }
+    if name == "mean_semideviation":
+        (x,), (solution,) = member.start, member.solution()
+        away["distance_x"] = min(away["distance_x"], np.linalg.norm(x + solution))
+    assert measure(task, task.start(0)) == pytest.approx(away)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_float32(name, measure):
+    make, settings, member = TASKS[name]
+    task = make(**settings, dtype="float32")
+    start = jax.tree.map(jax.numpy.asarray, task.start(0))
+    assert {a.dtype for a in start} == {np.dtype("float32")}
+    task.problem.check(start, task.population.example)
+    assert all(value < 1e-5 for value in measure(task, _rounded(member.solution())).values())
+
+
+def _rounded(solution):
+    return tuple(a.astype(np.float32) for a in solution)
+
+
+def test_minus_the_solution_of_the_semideviation_is_one_too(measure):
+    task = rk.tasks.mean_semideviation(rows=50, size=3)
+    (x,) = rk.zoo.mean_semideviation(rows=50, size=3).solution()
+    assert measure(task, (-x,))["distance_x"] < 1e-12
+
+
+def test_fednest_solves_the_quadratic(descend):
+    task = rk.tasks.quadratic(n_clients=3, heterogeneity=0.5)
+    result = descend(
+        task, rounds=10, outer_lr=0.1, inner_lr=0.2, ihgp=rk.FedIHGPSum(terms=20, lipschitz=4.0)
+    )
+    assert result.history["distance_x"][-1] < 0.5 * result.history["distance_x"][0]
+
+
+def test_arguments_are_by_name_and_checked():
+    with pytest.raises(TypeError, match="positional"):
+        rk.tasks.quadratic(5)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(ValueError, match="heterogeneity must lie between 0 and 1"):
+        rk.tasks.quadratic(heterogeneity=2.0)
+    with pytest.raises(ValueError, match="heterogeneity must be between 0 and 1"):
+        rk.tasks.mean_semideviation(heterogeneity=2.0)
