@@ -2,6 +2,7 @@
 
 import importlib.resources
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,7 +70,7 @@ def compare(
     """Run the curves of several files and compare them in one report.
 
     Args:
-        experiments: TOML files; curves of one task and structure share one compiled program.
+        experiments: TOML files, or folders with a config.toml.
         vary: one setting with several values, as algorithm.outer_lr=[0.01,0.02,0.05]; every curve
             is run with each of them.
         out: where runs and report are written.
@@ -157,7 +158,7 @@ def report(
     """
     if not runs:
         raise ValueError("name at least one run directory.")
-    comparison = desk.read_runs(runs)
+    comparison = desk.read_runs(runs, Console(stderr=True))
     comparison = Comparison(
         title, comparison.curves, comparison.settings, comparison.versions, comparison.notes
     )
@@ -234,7 +235,7 @@ def _experiments(folder: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Entry point; errors that a user can mend are shown without a traceback."""
+    """Entry point; errors are shown without a traceback unless ROOKERY_TRACEBACK is set."""
     try:
         app.cli(
             prog="rookery",
@@ -243,8 +244,12 @@ def main() -> None:
                 "data stays with the clients. Start with: rookery demo"
             ),
         )
-    except (ValueError, FileNotFoundError) as error:
-        Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False)
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        if os.environ.get("ROOKERY_TRACEBACK"):
+            raise
+        stderr = Console(stderr=True)
+        stderr.print("[bold red]Error:[/] ", end="")
+        stderr.print(str(error), markup=False, highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -33,6 +33,7 @@ from rookery.registry import (
     name_of,
     needs_data,
 )
+from rookery.report.comparison import AXES
 from rookery.tasks.task import Task
 
 CURVE_TABLES = ("data", "partition", "task", "algorithm", "clock", "engine")
@@ -93,6 +94,7 @@ class Experiment:
     run: dict[str, Any]
     tune: dict[str, Any] | None
     plot: dict[str, Any]
+    overrides: tuple[str, ...] = ()
     path: Path | None = None
 
     @property
@@ -149,8 +151,15 @@ def build(
     check_keys(run, RUN_KEYS, "run")
     if "rounds" not in run:
         raise ValueError("[run] needs the key rounds.")
+    for key in ("rounds", "evaluate_every", "checkpoint_every", "lanes"):
+        if key in run:
+            _check.count(f"run.{key}", run[key])
+    if not isinstance(run.get("seeds", [0]), list):
+        raise TypeError(f"run.seeds must be a list, as [0, 1, 2], got {run['seeds']!r}.")
     for seed in run.get("seeds", [0]):
         _check.count("run.seeds", seed, least=0)
+    for axis in tables.get("plot", {}).get("axes", []):
+        _check.one_of("axis in [plot]", axis, AXES)
     check_keys(tables.get("plot", {}), PLOT_KEYS, "plot")
     curves = []
     for label, own in tables.get("curves", {tables["algorithm"].get("name", ""): {}}).items():
@@ -169,6 +178,7 @@ def build(
         run=run,
         tune=_tune(tables.get("tune")),
         plot=dict(tables.get("plot", {})),
+        overrides=tuple(overrides),
         path=path,
     )
 
@@ -233,8 +243,10 @@ def override(curve_: Curve, settings: Mapping[str, Any]) -> Curve:
 
 
 def _set(tables: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    for key in keys[:-1]:
+    for depth, key in enumerate(keys[:-1]):
         tables = tables.setdefault(key, {})
+        if not isinstance(tables, dict):
+            raise ValueError(f"{'.'.join(keys[: depth + 1])} is {tables!r} and has no keys.")
     tables[keys[-1]] = value
 
 
@@ -256,10 +268,10 @@ def _tune(table: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if table is None:
         return None
     check_keys(table, TUNE_KEYS, "tune")
-    for key in ("grid", "metric"):
+    for key in ("grid", "metric", "goal"):
         if key not in table:
             raise ValueError(f"[tune] needs the key {key}.")
-    _check.one_of("goal in [tune]", table.get("goal", "max"), ("max", "min"))
+    _check.one_of("goal in [tune]", table["goal"], ("max", "min"))
     for key, values in table["grid"].items():
         if not isinstance(values, list) or not values:
             raise ValueError(f"[tune.grid] {key} must be a list of values, got {values!r}.")

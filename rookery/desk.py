@@ -1,5 +1,6 @@
 """The researcher's desk: run the curves of an experiment, tune them, compare, report."""
 
+import hashlib
 import itertools
 import json
 import re
@@ -67,6 +68,11 @@ def _run_curves(
     for curve in curves:
         key = (curve.needs(), str(curve.tables.get("clock")), str(curve.tables.get("engine")))
         groups.setdefault(key, []).append(curve)
+    slugs = [slug(curve.label) for curve in curves]
+    if out is not None and (len(set(slugs)) < len(slugs) or "" in slugs):
+        raise ValueError(
+            f"labels must differ in letters or digits, got {[c.label for c in curves]}."
+        )
     settings = {key: value for key, value in run.items() if key != "seeds"}
     results: dict[str, list[Result]] = {}
     for group in groups.values():
@@ -100,7 +106,7 @@ def _run_curves(
 
 def slug(label: str) -> str:
     """A label as a folder's name."""
-    return re.sub(r"[^A-Za-z0-9.=_]+", "-", label).strip("-")
+    return re.sub(r"[^\w.=]+", "-", label).strip("-")
 
 
 # ---- costs before running
@@ -112,6 +118,7 @@ def cost_of_rounds(curve: config.Curve, rounds: int = 20) -> list[Ledger]:
     Evaluation counts and virtual times depend on the real data and are not to be taken from here.
     """
     task = curve.blank_task()
+    curve.algorithm.check(task.problem, task.population.n_clients)
     start = jax.tree.map(np.asarray, task.start(0))
     program = Program(task.problem, task.population, curve.clock, Mean())
     runner = Compiled().prepare(program, [curve.algorithm])
@@ -136,7 +143,7 @@ def tune(
         raise ValueError("the experiment declares no grid; add a table [tune].")
     keys = list(declared["grid"])
     grid = [dict(zip(keys, v, strict=True)) for v in itertools.product(*declared["grid"].values())]
-    metric, goal = declared["metric"], declared.get("goal", "max")
+    metric, goal = declared["metric"], declared["goal"]
     seeds = declared.get("seeds", experiment.seeds)
     run = {**experiment.run, **{k: declared[k] for k in ("rounds",) if k in declared}}
     candidates = []
@@ -148,7 +155,7 @@ def tune(
     results = _run_curves(
         candidates, run, seeds, data=data, out=None, overwrite=False, console=console
     )
-    report: dict[str, Any] = {"declared": declared, "rounds": run["rounds"], "curves": {}}
+    report: dict[str, Any] = {"declared": declared, "for": _tuned_for(experiment), "curves": {}}
     for curve in experiment.curves:
         tried = []
         for point in grid:
@@ -169,6 +176,13 @@ def tune(
         best = (max if goal == "max" else min)(good, key=lambda t: t["mean"])
         report["curves"][curve.label] = {"choice": best["setting"], "tried": tried}
     return report
+
+
+def _tuned_for(experiment: config.Experiment) -> str:
+    """A digest of everything that the choice depends on, apart from the grid itself."""
+    tables = {c.label: c.tables for c in experiment.curves}
+    content = json.dumps([tables, experiment.run], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def tuning_path(experiment: config.Experiment) -> Path:
@@ -198,20 +212,29 @@ def tuned(experiment: config.Experiment) -> list[config.Curve]:
     chosen = json.loads(path.read_text(encoding="utf-8"))
     if chosen["declared"] != json.loads(json.dumps(experiment.tune)):
         raise ValueError(f"{path} was made for another grid. Run: rookery tune {experiment.path}")
-    try:
-        return [config.override(c, chosen["curves"][c.label]["choice"]) for c in experiment.curves]
-    except KeyError as error:
-        raise ValueError(
-            f"{path} does not know the curve {error}. Run: rookery tune {experiment.path}"
-        ) from error
+    if chosen["for"] != _tuned_for(experiment) and not experiment.overrides:
+        raise ValueError(f"{path} was made for other settings. Run: rookery tune {experiment.path}")
+    # what the user says on the command line goes over what was chosen
+    changes = (config.parse_override(text) for text in experiment.overrides)
+    said = {".".join(keys): value for keys, value in changes if keys[0] != "run"}
+    curves = []
+    for curve in experiment.curves:
+        if curve.label not in chosen["curves"]:
+            raise ValueError(
+                f"{path} does not know the curve {curve.label!r}. Run: rookery tune {experiment.path}"
+            )
+        settings = {**chosen["curves"][curve.label]["choice"], **said}
+        curves.append(config.override(curve, settings))
+    return curves
 
 
 # ---- reading and writing
 
 
-def read_runs(directories: Iterable[Path]) -> Comparison:
-    """A comparison out of run directories; runs with one title are the seeds of one curve."""
-    found: dict[str, list[tuple[int, History, dict[str, Any]]]] = {}
+def read_runs(directories: Iterable[Path], console: Console | None = None) -> Comparison:
+    """A comparison out of run directories; runs that differ in their seed alone are one curve."""
+    found: dict[str, list[tuple[int, History]]] = {}
+    settings: dict[str, dict[str, Any]] = {}
     seen: dict[str, str] = {}
     for directory in directories:
         inside = sorted(p.parent for p in directory.rglob("config.json"))
@@ -219,18 +242,31 @@ def read_runs(directories: Iterable[Path]) -> Comparison:
             raise ValueError(f"{directory} holds no run: there is no config.json in it.")
         for path in inside:
             content = read_config(path)
-            history, _ = HistoryFile(path / "history.jsonl").read()
+            history, broken = HistoryFile(path / "history.jsonl").read()
+            if broken and console is not None:
+                console.print(f"Warning: {broken}", markup=False)
             if not len(history):
                 raise ValueError(f"{path} holds no measurements; run it first.")
             run = content["run"]
-            found.setdefault(content["title"], []).append((run["seed"], history, run))
+            common = {k: v for k, v in run.items() if k not in ("seed", "start")}
+            name = _curve_name(content["title"], common, settings)
+            settings[name] = common
+            found.setdefault(name, []).append((run["seed"], history))
             seen.update(content["versions"])
-    curves, settings = [], {}
-    for title, runs in found.items():
+    curves = []
+    for name, runs in found.items():
         runs.sort(key=lambda r: r[0])
-        curves.append(Curve(title, [h for _, h, _ in runs], [seed for seed, _, _ in runs]))
-        settings[title] = {k: v for k, v in runs[0][2].items() if k not in ("seed", "start")}
+        curves.append(Curve(name, [history for _, history in runs], [seed for seed, _ in runs]))
     return Comparison("Comparison", curves, settings, seen)
+
+
+def _curve_name(title: str, common: dict[str, Any], known: Mapping[str, dict[str, Any]]) -> str:
+    """The title, with a number if another setting has it already."""
+    name, number = title, 1
+    while name in known and known[name] != common:
+        number += 1
+        name = f"{title} ({number})"
+    return name
 
 
 def write_report(comparison: Comparison, out: Path, shown: Mapping[str, Any]) -> tuple[Path, Path]:
@@ -240,9 +276,9 @@ def write_report(comparison: Comparison, out: Path, shown: Mapping[str, Any]) ->
     axes = shown.get("axes", ["exchanges", "megabytes"])
     scales = {key: shown[key] for key in ("log_x", "log_y") if key in shown}
     page, picture = out / "report.html", out / "curves.png"
+    write_results(comparison, out / "results.json")
     write_page(comparison, page, metric=metrics[0], axis=axes[0])
     plot(comparison, picture, metrics=metrics, axes=axes, **scales)
-    write_results(comparison, out / "results.json")
     return page, picture
 
 

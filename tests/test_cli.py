@@ -32,6 +32,7 @@ seeds = [0, 1]
 evaluate_every = 2
 [tune]
 metric = "holdout_accuracy"
+goal = "max"
 rounds = 2
 [tune.grid]
 "algorithm.outer_lr" = [0.01, 0.05]
@@ -98,6 +99,24 @@ def test_the_same_command_again_goes_on_and_ends_with_the_same_numbers(desk):
     assert (folder / "out" / "results.json").read_text() == before
 
 
+def test_what_is_set_by_hand_goes_over_what_was_chosen(desk):
+    folder, _, _ = desk
+    by_hand = ("--set", "algorithm.outer_lr=0.3", "run.rounds=1", "run.seeds=[0]")
+    done = rookery("run", "small.toml", "--out", "by-hand", *by_hand, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    config = json.loads((folder / "by-hand" / "FedNest" / "seed-0" / "config.json").read_text())
+    assert config["run"]["algorithm"]["outer_lr"] == 0.3
+
+
+def test_a_choice_made_for_other_settings_is_refused(desk):
+    folder, _, _ = desk
+    (folder / "other.toml").write_text(SMALL.replace("hidden = 6", "hidden = 7"))
+    (folder / "other.tuning.json").write_text((folder / "small.tuning.json").read_text())
+    done = rookery("run", "other.toml", cwd=folder)
+    assert done.returncode == 2
+    assert "was made for other settings" in " ".join(done.stderr.split())
+
+
 def test_report_reads_runs(desk):
     folder, _, _ = desk
     done = rookery("report", "out", "-o", "page.html", cwd=folder)
@@ -135,7 +154,10 @@ def test_list_and_help_teach(desk):
     ("arguments", "message"),
     [
         (("run", "nothing.toml"), "there is no file nothing.toml"),
-        (("run", "small.toml", "--set", "algorithm.outer_rl=1"), "Did you mean 'outer_lr'?"),
+        (("run", "small.toml", "--set", "algorithm.outer_rl=1"), "key in [algorithm] 'outer_rl'"),
+        (("run", "small.toml", "--set", "run.rounds=ten"), "run.rounds must be a whole number"),
+        (("run", "small.toml", "--set", "run.seeds=3"), "run.seeds must be a list"),
+        (("run", "small.toml", "--set", "task.hidden=x"), "hidden must be a whole number"),
         (("run", "small.toml", "--set", "algorithm.outer_lr=big"), "must be a number, got 'big'"),
         (("run", "small.toml", "--set", "algorithm.clients=99"), "there are only 6"),
         (("report", "empty"), "empty holds no run"),

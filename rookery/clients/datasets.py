@@ -1,8 +1,8 @@
 """Named data sets, read from files that are on this machine already and checked against checksums.
 
-Nothing is downloaded. Files are looked for in the directory passed to :func:`load`, else in the one
-that the environment variable ``ROOKERY_DATA`` names, else in ``$XDG_CACHE_HOME/rookery`` (normally
-``~/.cache/rookery``); there first in a folder with the data set's name. ``mnist5k`` and ``digits``
+Nothing is downloaded. Files are looked for in the directory passed to :func:`load`; without one, in
+that which the environment variable ``ROOKERY_DATA`` names, then in ``$XDG_CACHE_HOME/rookery``
+(normally ``~/.cache/rookery``); there first in a folder with the data set's name. ``mnist5k`` and ``digits``
 are also found inside the packages that carry them, which are not imported.
 
 Data sets that come in one piece (``covtype``, ``mnist5k``, ``digits``) are split in a fixed way: in
@@ -37,7 +37,7 @@ def load(name: str, directory: Path | str | None = None, *, normalise: bool = Tr
             values of the files.
     """
     source = _SOURCES[_check.one_of("data set", name, _SOURCES)]
-    files = _find(name, source, _base(directory))
+    files = _find(name, source, _bases(directory))
     for file in files:
         _check_sum(file)
     train, test = source.read(files)
@@ -81,17 +81,18 @@ class _Source:
     package: str = ""  # an installed package that has the files, and the folder inside it
 
 
-def _base(directory: Path | str | None) -> Path:
+def _bases(directory: Path | str | None) -> list[Path]:
+    """Where to look, in this order; a directory that is named is the only one."""
     if directory is not None:
-        return Path(directory)
-    if os.environ.get("ROOKERY_DATA"):
-        return Path(os.environ["ROOKERY_DATA"])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rookery"
+        return [Path(directory)]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rookery"
+    named = os.environ.get("ROOKERY_DATA")
+    return [Path(named), cache] if named else [cache]
 
 
-def _find(name: str, source: _Source, base: Path) -> list[Path]:
+def _find(name: str, source: _Source, bases: list[Path]) -> list[Path]:
     """The files of the first set that is complete."""
-    places = [base / name, base]
+    places = [place for base in bases for place in (base / name, base)]
     if source.package:
         package, *folders = source.package.split("/")
         spec = importlib.util.find_spec(package)

@@ -140,6 +140,9 @@ def _normalised(weights, n_clients: int) -> np.ndarray:
     weights = np.asarray(weights, float)
     if weights.shape != (n_clients,):
         raise ValueError(f"weights must have shape ({n_clients},), got {weights.shape}.")
-    if not np.all(np.isfinite(weights)) or weights.min() < 0 or weights.sum() <= 0:
-        raise ValueError(f"weights must be finite, not negative and not all zero, got {weights}.")
+    if not np.all(np.isfinite(weights)) or weights.min() <= 0:
+        raise ValueError(
+            f"weights must be finite and above zero, got {weights}. Leave out a client that is to "
+            "count for nothing."
+        )
     return weights / weights.sum()

@@ -8,8 +8,10 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rookery import _tree
 from rookery._types import Key, Tree
@@ -111,10 +113,12 @@ def check_step(step: Step, settings: dict[str, Any]) -> None:
             "know it by its name, and it cannot hide a server value in a closure."
         )
     for setting, value in settings.items():
-        if isinstance(value, jax.Array) and value.ndim > 0:
+        if isinstance(value, eqx.Module) and not isinstance(value, Placed | Shared):
+            continue  # a problem or a part, which both sides have
+        if any(np.ndim(leaf) > 0 for leaf in jax.tree.leaves(value)) or isinstance(value, Placed):
             raise ValueError(
-                f"{name}: setting {setting!r} is an array of shape {value.shape}. Settings are "
-                "configuration; send arrays with fed.broadcast so that they are counted."
+                f"{name}: setting {setting!r} holds an array. Settings are configuration that both "
+                "sides know; send arrays with fed.broadcast so that they are counted."
             )
 
 

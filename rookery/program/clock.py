@@ -39,7 +39,7 @@ class ConstantDelay(AbstractDelay):
 
     def seconds(self, key, client):
         """The value."""
-        return jnp.full((), self.value)
+        return jnp.asarray(self.value, float)
 
 
 class UniformDelay(AbstractDelay):

@@ -24,12 +24,15 @@ class Cohort(eqx.Module):
         occurrence: how often the same client stands in an earlier slot, or None when a client
             cannot stand in two slots. Folded into keys, so that two slots of one client differ.
         token: tells cohorts apart while a round is traced.
+        is_weighted: whether clients were drawn by their weights, so that a mean takes the slots
+            as equals and does not weigh them again.
     """
 
     ids: jax.Array
     active: jax.Array
     occurrence: jax.Array | None = None
     token: int = eqx.field(static=True, default_factory=lambda: next(_tokens))
+    is_weighted: bool = eqx.field(static=True, default=False)
 
     def __len__(self) -> int:
         return self.ids.shape[0]
@@ -45,7 +48,7 @@ class Cohort(eqx.Module):
 
     def where(self, active: jax.Array) -> "Cohort":
         """The same slots with only those taking part where ``active`` is true."""
-        return Cohort(self.ids, self.active & active, self.occurrence)
+        return Cohort(self.ids, self.active & active, self.occurrence, is_weighted=self.is_weighted)
 
 
 class AbstractParticipation(eqx.Module):
@@ -72,7 +75,11 @@ class Everyone(AbstractParticipation):
 
 
 class Uniform(AbstractParticipation):
-    """``n`` different clients, every set of n equally likely."""
+    """``n`` different clients, every set of n equally likely.
+
+    A mean divides by the weights of those drawn; with unequal weights it is therefore exact on
+    average only as n grows. :class:`Weighted` has no such bias.
+    """
 
     n: int = eqx.field(static=True)
 
@@ -120,7 +127,7 @@ class WithReplacement(AbstractParticipation):
 
 
 class Weighted(AbstractParticipation):
-    """``n`` slots filled independently with given probabilities.
+    """``n`` slots filled independently with given probabilities; a mean takes them as equals.
 
     The probabilities are those passed to ``fed.sample``, otherwise the clients' weights.
     """
@@ -135,7 +142,8 @@ class Weighted(AbstractParticipation):
         edges = jnp.cumsum(probabilities)
         drawn = jax.random.uniform(key, (self.n,), edges.dtype) * edges[-1]
         ids = jnp.searchsorted(edges, drawn, side="right").astype(jnp.int32)
-        return _independent(jnp.minimum(ids, n_clients - 1))
+        cohort = _independent(jnp.minimum(ids, n_clients - 1))
+        return Cohort(cohort.ids, cohort.active, cohort.occurrence, is_weighted=True)
 
     def check(self, n_clients):
         """Always fits."""

@@ -138,15 +138,16 @@ class AbstractFederation(abc.ABC):
         """The clients' mean, by their weights and by the run's aggregation rule."""
         replies, cohort = self._replies(placed)
         self._exchange(cohort, _tree.nbytes(replies) // len(cohort))
-        weights = jnp.where(cohort.active, self.weights[cohort.ids], 0.0)
-        return self._aggregate(replies, weights / jnp.sum(weights))
+        own = jnp.ones(len(cohort)) if cohort.is_weighted else self.weights[cohort.ids]
+        weights = jnp.where(cohort.active, own, 0.0)
+        return self._aggregate(_floating(replies), weights / jnp.sum(weights))
 
     def weighted_mean(self, placed: Placed, weights: Placed) -> Tree:
         """The mean by weights that the clients send along."""
         (replies, given), cohort = self._replies(_joined(placed, weights))
         self._exchange(cohort, _tree.nbytes((replies, given)) // len(cohort))
         given = jnp.where(cohort.active, given, jnp.zeros_like(given))
-        return self._aggregate(replies, given / jnp.sum(given))
+        return self._aggregate(_floating(replies), given / jnp.sum(given))
 
     def sum(self, placed: Placed) -> Tree:
         """The plain sum over the clients that take part."""
@@ -216,6 +217,16 @@ def client_key(key: Key | None, id, occurrence) -> Key | None:
         return None
     key = jax.random.fold_in(key, id)
     return key if occurrence is None else jax.random.fold_in(key, occurrence)
+
+
+def _floating(replies: Tree) -> Tree:
+    for leaf in jax.tree.leaves(replies):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise TypeError(
+                f"a mean needs floating-point replies, got {leaf.dtype}. Use fed.sum or fed.stack "
+                "for counts, or convert them on the client."
+            )
+    return replies
 
 
 def _joined(a: Placed, b: Placed) -> Placed:

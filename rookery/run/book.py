@@ -3,6 +3,7 @@
 import json
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from rookery._types import Tree
 from rookery.program.ledger import Ledger
-from rookery.run.checkpoint import Checkpoint, load_all, save
+from rookery.run.checkpoint import Checkpoint, load_all, remove_after, save
 from rookery.run.history import History, HistoryFile, replace_file, to_json
 
 FORMAT = 1
@@ -36,8 +37,9 @@ class Book:
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / "config.json"
         if overwrite:
-            for old in [*self.directory.glob("checkpoints/*"), *self.directory.glob("*.json*")]:
-                old.unlink()
+            remove_after(self.directory / "checkpoints", -1)
+            for name in ("config.json", "history.jsonl", "timing.jsonl", "summary.json"):
+                (self.directory / name).unlink(missing_ok=True)
         if path.exists():
             before = read_config(self.directory)
             differing = [k for k in configuration if before["run"].get(k) != configuration[k]]
@@ -45,6 +47,13 @@ class Book:
                 raise ValueError(
                     f"{self.directory} holds a run with another {', '.join(differing)}. "
                     "Choose another directory, or overwrite it."
+                )
+            now = versions()
+            changed = {k: v for k, v in before["versions"].items() if now.get(k) != v}
+            if changed:
+                self.say(
+                    f"Warning: {self.directory} was begun with {changed}; now it is "
+                    f"{ {k: now.get(k) for k in changed} }. Last digits may differ."
                 )
             return
         content = {
@@ -56,13 +65,27 @@ class Book:
         replace_file(path, json.dumps(content, indent=2).encode())
 
     def checkpoints(self, like: Tree) -> list[Checkpoint]:
-        """The good checkpoints, newest first; a damaged one is passed over, and it says so."""
+        """The checkpoints to go on from, newest first; a bad one is passed over, and it says so.
+
+        A checkpoint is good if it is whole and the history has all the rows it had then.
+        """
         if self.directory is None:
             return []
         found, warnings = load_all(self.directory / "checkpoints", like)
-        for warning in warnings:
-            self.console.print(f"[yellow]Warning:[/] {warning}")
-        return found
+        history, broken = self._file().read()
+        for warning in [*warnings, *([broken] if broken else [])]:
+            self.say(f"Warning: {warning}")
+        good = [c for c in found if c.rows <= sum(row["round"] <= c.round for row in history)]
+        for short in (c for c in found if c not in good):
+            self.say(
+                f"Warning: the history in {self.directory} ends before the checkpoint of round "
+                f"{short.round}; it is passed over."
+            )
+        return good
+
+    def say(self, text: str) -> None:
+        """Print a message as it is: paths may hold what a console would take for markup."""
+        self.console.print(text, markup=False, highlight=False)
 
     def diverged_in(self) -> int | None:
         """After how many rounds the run is known to have diverged, if it has."""
@@ -72,24 +95,33 @@ class Book:
         summary = json.loads(path.read_text(encoding="utf-8"))
         return summary["rounds"] if summary["status"] == "diverged" else None
 
-    def go_back_to(self, found: Checkpoint | None) -> None:
-        """Cut the history back to a checkpoint, or to nothing."""
+    def go_back_to(self, found: Checkpoint | None, is_due: Callable[[int], bool]) -> None:
+        """Cut the history and the checkpoints back to one of them, or to nothing.
+
+        Args:
+            found: where to go on from.
+            is_due: whether a run of the present length measures at a round; one that was shorter
+                had measured at its end.
+        """
         if self.directory is None:
             return
-        history, broken = self._file().read()
-        if broken:
-            self.console.print(f"[yellow]Warning:[/] {broken}")
+        remove_after(self.directory / "checkpoints", 0 if found is None else found.round)
         if found is None:
             self._file().keep(History())
             return
         self.ledger = found.ledger
-        self.history = History([row for row in history if row["round"] <= found.round])
+        history, _ = self._file().read()
+        until = [row for row in history if row["round"] <= found.round]
+        self.history = History([row for row in until if is_due(row["round"])])
         self._file().keep(self.history)
-        self.console.print(f"Going on from round {found.round} in {self.directory}.")
+        self.say(f"Going on from round {found.round} in {self.directory}.")
 
     def measure(self, round: int, numbers: dict[str, float]) -> dict[str, Any]:
         """Add a row: the round, the costs so far and the measured numbers."""
-        row = {"round": round, **self.ledger.as_dict(), **numbers}
+        costs = {"round": round, **self.ledger.as_dict()}
+        if taken := sorted(set(costs) & set(numbers)):
+            raise ValueError(f"a metric cannot be called {', '.join(taken)}; that is a cost.")
+        row = {**costs, **numbers}
         self.history.rows.append(row)
         if self.directory is not None:
             self._file().append(row)
@@ -105,7 +137,8 @@ class Book:
     def save(self, done: int, state: Tree) -> None:
         """Write a checkpoint."""
         if self.directory is not None:
-            save(self.directory / "checkpoints", Checkpoint(done, state, self.ledger))
+            now = Checkpoint(done, state, self.ledger, len(self.history))
+            save(self.directory / "checkpoints", now)
 
     def close(self, status: str, done: int) -> None:
         """Write the summary."""

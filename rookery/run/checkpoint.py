@@ -22,11 +22,12 @@ KEPT = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after ``round`` rounds."""
+    """A run after ``round`` rounds, when its history had so many ``rows``."""
 
     round: int
     state: Tree
     ledger: Ledger
+    rows: int = 0
 
 
 def save(directory: Path, checkpoint: Checkpoint) -> Path:
@@ -38,6 +39,7 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
     note = {
         "round": checkpoint.round,
         "ledger": checkpoint.ledger.as_dict(),
+        "rows": checkpoint.rows,
         "types": types,
         "sha256": _digest(arrays),
     }
@@ -47,6 +49,13 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
     for old in _files(directory)[:-KEPT]:
         old.unlink()
     return path
+
+
+def remove_after(directory: Path, round: int) -> None:
+    """Remove checkpoints of later rounds, which a run that goes on from here makes anew."""
+    for path in _files(directory):
+        if int(path.stem.removeprefix("round-")) > round:
+            path.unlink()
 
 
 def load_all(directory: Path, like: Tree) -> tuple[list[Checkpoint], list[str]]:
@@ -61,7 +70,7 @@ def load_all(directory: Path, like: Tree) -> tuple[list[Checkpoint], list[str]]:
         try:
             found.append(_load(path, like))
         except (safetensors.SafetensorError, ValueError, KeyError, OSError) as error:
-            warnings.append(f"{path} is damaged ({error}); using the checkpoint before it.")
+            warnings.append(f"{path} is damaged ({error}); it is passed over.")
     return found, warnings
 
 
@@ -81,7 +90,7 @@ def _load(path: Path, like: Tree) -> Checkpoint:
                 f"{name} is {got.dtype}{list(got.shape)}, wanted {want.dtype}{list(want.shape)}"
             )
     state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    return Checkpoint(note["round"], state, Ledger(**note["ledger"]))
+    return Checkpoint(note["round"], state, Ledger(**note["ledger"]), note["rows"])
 
 
 def _files(directory: Path) -> list[Path]:

@@ -1,5 +1,7 @@
 """Runs side by side: rounds in chunks; between chunks the bar, evaluation and checkpoint."""
 
+import signal
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from rookery.engines.engine import AbstractEngine, Program
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.ledger import Ledger
 from rookery.run.book import Book
+from rookery.run.checkpoint import Checkpoint
 from rookery.run.describe import describe, fingerprint
 from rookery.run.evaluate import AbstractEvaluation
 from rookery.run.history import History
@@ -65,6 +68,29 @@ class Result:
     ledger: Ledger
 
 
+@dataclass
+class Lane:
+    """A job with its book and its state, begun or read back from its directory."""
+
+    job: Job
+    book: Book
+    state: Tree
+    found: dict[int, Checkpoint]
+    status: str = "finished"
+    end: int = 0
+
+    @property
+    def name(self) -> str:
+        """The job's title, or else its algorithm."""
+        return self.job.title or type(self.job.algorithm).__name__
+
+    def result(self) -> Result:
+        """What the run has come to."""
+        solution = self.job.algorithm.solution(self.state)
+        history, ledger = self.book.history, self.book.ledger
+        return Result(self.status, self.end, solution, self.state, history, ledger)
+
+
 @dataclass(frozen=True)
 class Lanes:
     """The settings that all batches share, and the loop over the rounds of one batch."""
@@ -79,28 +105,51 @@ class Lanes:
     overwrite: bool
     console: Console
 
-    def run(self, jobs: list[Job], bar: RunProgress) -> list[Result]:
-        """All rounds of jobs that share one structure."""
-        n = len(jobs)
-        runner = self.engine.prepare(self.program, [job.algorithm for job in jobs])
-        books, states, done, diverged = self._open(jobs)
-        status = ["diverged" if i in diverged else "finished" for i in range(n)]
-        ends = [diverged.get(i, self.rounds) for i in range(n)]
-        keys = [jax.random.split(jax.random.key(job.seed)) for job in jobs]
+    def open(self, job: Job) -> Lane:
+        """Begin a job, or read back what its directory has of it."""
+        book = Book(None if job.directory is None else Path(job.directory), self.console)
+        state = jax.tree.map(jnp.asarray, job.algorithm.init(self.program.problem, *job.start))
+        lane = Lane(job, book, state, {}, end=self.rounds)
+        book.open(lane.name, self._configuration(job), self.overwrite)
+        lane.found = {c.round: c for c in book.checkpoints(state)}
+        if max(lane.found, default=0) > self.rounds:
+            raise ValueError(
+                f"{job.directory} holds {max(lane.found)} rounds already, more than the "
+                f"{self.rounds} asked for. Ask for as many, or choose another directory."
+            )
+        end = book.diverged_in()
+        if end is not None and end in lane.found:
+            lane.status, lane.end, lane.state = "diverged", end, lane.found[end].state
+            book.go_back_to(lane.found[end], lambda _: True)
+        return lane
+
+    def starts(self, lanes: list[Lane]) -> list[tuple[int, list[Lane]]]:
+        """Lanes that are not at their end, by the round that they can go on from together."""
+        going_on = [lane for lane in lanes if lane.status == "finished"]
+        if not going_on:
+            return []
+        # a kill between two lanes' writes leaves the newest checkpoint to some of them only
+        common = set.intersection(*(set(lane.found) for lane in going_on))
+        if common:
+            return [(max(common), going_on)]
+        newest: dict[int, list[Lane]] = {}
+        for lane in going_on:
+            newest.setdefault(max(lane.found, default=0), []).append(lane)
+        return list(newest.items())
+
+    def run(self, lanes: list[Lane], done: int, bar: RunProgress) -> None:
+        """All rounds after ``done`` of lanes that share one structure."""
+        for lane in lanes:
+            found = lane.found.get(done)
+            lane.book.go_back_to(found, self._is_due)
+            lane.state = lane.state if found is None else found.state
+        runner = self.engine.prepare(self.program, [lane.job.algorithm for lane in lanes])
+        keys = [jax.random.split(jax.random.key(lane.job.seed)) for lane in lanes]
         per_second = None
-
-        def measure(only: list[int], round: int):
-            solutions = [job.algorithm.solution(s) for job, s in zip(jobs, states, strict=True)]
-            at = [jax.random.fold_in(key[1], round) for key in keys]
-            numbers = self._evaluate(solutions, at)
-            for i in only:
-                row = books[i].measure(round, numbers[i])
-                bar.measured(row, jobs[i].title or type(jobs[i].algorithm).__name__)
-
-        try:
+        with Interrupt() as interrupt:
             if done == 0:
-                measure(list(range(n)), 0)
-            while alive := [i for i in range(n) if status[i] == "finished" and done < self.rounds]:
+                self._measure(lanes, lanes, keys, 0, bar)
+            while alive := [a for a in lanes if a.status == "finished" and done < self.rounds]:
                 until = min(
                     self.rounds,
                     _next(done, self.evaluate_every),
@@ -108,72 +157,53 @@ class Lanes:
                 )
                 chunk = 1 if per_second is None else max(1, int(per_second * CHUNK_SECONDS))
                 began, chunk = time.monotonic(), min(until - done, chunk)
-                counts = [chunk if i in alive else 0 for i in range(n)]
+                counts = [chunk if lane.status == "finished" else 0 for lane in lanes]
+                states = [lane.state for lane in lanes]
                 progress = runner.advance(states, [key[0] for key in keys], done, counts)
                 # the first chunk also compiles, so its time says nothing about the next
                 took = max(time.monotonic() - began, 1e-9)
                 per_second = chunk / took if per_second is not None else 1e-9
-                states = [p.state for p in progress]
-                for i in alive:
-                    books[i].pay(progress[i].ledgers)
-                    if not progress[i].is_finite:
-                        status[i], ends[i] = "diverged", done + len(progress[i].ledgers)
-                        measure([i], ends[i])
-                        books[i].save(ends[i], states[i])
-                        books[i].close("diverged", ends[i])
+                for lane, new in zip(lanes, progress, strict=True):
+                    lane.state = new.state
+                    lane.book.pay(new.ledgers)
+                    if not new.is_finite:
+                        lane.status, lane.end = "diverged", done + len(new.ledgers)
                 done += chunk
                 bar.advanced(done, per_second * len(alive) if per_second > 1e-6 else None)
-                alive = [i for i in alive if status[i] == "finished"]
-                if alive and (done % self.evaluate_every == 0 or done == self.rounds):
-                    measure(alive, done)
-                if alive and (done % self.checkpoint_every == 0 or done == self.rounds):
-                    for i in alive:
-                        books[i].save(done, states[i])
-        except KeyboardInterrupt:
-            self.console.print(_interrupted(jobs, done))
-            raise
-        for i, job in enumerate(jobs):
-            books[i].close(status[i], ends[i])
-            if status[i] == "diverged":
-                self.console.print(
-                    f"[bold red]{job.title or type(job.algorithm).__name__} stopped in round "
-                    f"{ends[i] - 1}:[/] a value is no longer finite. A smaller step size, or a "
-                    "larger lipschitz, is the usual remedy."
-                )
-        return [
-            Result(status[i], ends[i], job.algorithm.solution(states[i]), states[i],
-                   books[i].history, books[i].ledger)
-            for i, job in enumerate(jobs)
-        ]  # fmt: skip
+                for lane in (a for a in alive if a.status == "diverged"):
+                    self._measure([lane], lanes, keys, lane.end, bar)
+                    lane.book.save(lane.end, lane.state)
+                    lane.book.close("diverged", lane.end)
+                    lane.book.say(
+                        f"{lane.name} stopped in round {lane.end - 1}: a value is no longer "
+                        "finite. A smaller step size, or a larger lipschitz, is the usual remedy."
+                    )
+                alive = [lane for lane in alive if lane.status == "finished"]
+                if alive and self._is_due(done):
+                    self._measure(alive, lanes, keys, done, bar)
+                is_asked = interrupt.is_asked
+                if done % self.checkpoint_every == 0 or done == self.rounds or is_asked:
+                    for lane in alive:
+                        lane.book.save(done, lane.state)
+                if is_asked:
+                    self.console.print(_interrupted(lanes, done), markup=False)
+                    raise KeyboardInterrupt
+        for lane in lanes:
+            lane.book.close(lane.status, lane.end)
 
-    def _open(self, jobs: list[Job]) -> tuple[list[Book], list[Tree], int, dict[int, int]]:
-        """The jobs' books and states, the round they go on from, and where some had diverged."""
-        books, states, found = [], [], []
-        diverged: dict[int, int] = {}
-        for i, job in enumerate(jobs):
-            book = Book(None if job.directory is None else Path(job.directory), self.console)
-            title = job.title or type(job.algorithm).__name__
-            book.open(title, self._configuration(job), self.overwrite)
-            states.append(job.algorithm.init(self.program.problem, *job.start))
-            found.append({c.round: c for c in book.checkpoints(states[-1])})
-            if max(found[-1], default=0) > self.rounds:
-                raise ValueError(
-                    f"{job.directory} holds {max(found[-1])} rounds already, more than the "
-                    f"{self.rounds} asked for. Ask for as many, or choose another directory."
-                )
-            end = book.diverged_in()
-            if end is not None and end in found[-1]:
-                diverged[i] = end
-            books.append(book)
-        going_on = [set(rounds) for i, rounds in enumerate(found) if i not in diverged]
-        # a kill between two lanes' writes leaves the newest checkpoint to some of them only
-        done = max(set.intersection(*going_on), default=0) if going_on else self.rounds
-        for i, book in enumerate(books):
-            at = found[i].get(diverged.get(i, done))
-            book.go_back_to(at)
-            if at is not None:
-                states[i] = at.state
-        return books, states, done, diverged
+    def _is_due(self, round: int) -> bool:
+        return round % self.evaluate_every == 0 or round == self.rounds
+
+    def _measure(
+        self, some: list[Lane], lanes: list[Lane], keys: list, round: int, bar: RunProgress
+    ) -> None:
+        """Evaluate all lanes, in one call of one shape, and note the numbers of some."""
+        solutions = [lane.job.algorithm.solution(lane.state) for lane in lanes]
+        at = [jax.random.fold_in(key[1], round) for key in keys]
+        numbers = self._evaluate(solutions, at)
+        for i, lane in enumerate(lanes):
+            if any(lane is one for one in some):
+                bar.measured(lane.book.measure(round, numbers[i]), lane.name)
 
     def _evaluate(self, solutions: list, keys: list) -> list[dict[str, float]]:
         numbers = jax.device_get(
@@ -226,10 +256,34 @@ def _next(done: int, every: int) -> int:
     return (done // every + 1) * every
 
 
-def _interrupted(jobs: list[Job], done: int) -> str:
-    if any(job.directory is None for job in jobs):
-        return f"Interrupted in round {done}. Runs without a directory kept nothing."
+def _interrupted(lanes: list[Lane], done: int) -> str:
+    if any(lane.job.directory is None for lane in lanes):
+        return f"Interrupted after round {done}. Runs without a directory kept nothing."
     return (
-        f"Interrupted in round {done}. What was done is kept in {jobs[0].directory}"
-        f"{' and the others' if len(jobs) > 1 else ''}; the same command goes on from there."
+        f"Interrupted after round {done}. What was done is kept in {lanes[0].job.directory}"
+        f"{' and the others' if len(lanes) > 1 else ''}; the same command goes on from there."
     )
+
+
+class Interrupt:
+    """Takes note of Ctrl-C, so that it is heard between chunks and never in the middle of one.
+
+    A second Ctrl-C is not waited with. Outside the main thread, signals stay as they are.
+    """
+
+    is_asked = False
+
+    def __enter__(self) -> "Interrupt":
+        self._before = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._heard)
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _heard(self, *_) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+        self.is_asked = True

@@ -23,7 +23,7 @@ from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.clock import Clock
 from rookery.run.describe import fingerprint
 from rookery.run.evaluate import AbstractEvaluation
-from rookery.run.lanes import Job, Lanes, Result
+from rookery.run.lanes import Job, Lane, Lanes, Result
 from rookery.run.progress import SILENT, RunProgress
 
 
@@ -123,32 +123,39 @@ def sweep(
         overwrite=overwrite,
         console=console if console is not None else SILENT,
     )
-    batches = _batches(configured, lanes)
-    results: dict[int, Result] = {}
-    with RunProgress(loop.console, rounds * len(batches)) as bar:
-        for number, batch in enumerate(batches):
-            bar.begin(_title(configured, batch), number * rounds)
-            done = loop.run([configured[i] for i in batch], bar)
-            results.update(zip(batch, done, strict=True))
-    return [results[i] for i in range(len(jobs))]
+    opened = [loop.open(job) for job in configured]
+    batches = _batches(loop, opened, lanes)
+    with RunProgress(loop.console, sum(rounds - done for done, _ in batches)) as bar:
+        before = 0
+        for done, batch in batches:
+            bar.begin(_title(batch), before - done)
+            loop.run(batch, done, bar)
+            before += rounds - done
+    return [lane.result() for lane in opened]
 
 
-def _batches(jobs: Sequence[Job], lanes: int) -> list[list[int]]:
-    """Positions of jobs that can share a program, at most ``lanes`` in a batch."""
-    groups: dict[Any, list[int]] = {}
-    for i, job in enumerate(jobs):
-        groups.setdefault(structure(job.algorithm, job.start), []).append(i)
-    return [group[i : i + lanes] for group in groups.values() for i in range(0, len(group), lanes)]
+def _batches(loop: Lanes, opened: list[Lane], most: int) -> list[tuple[int, list[Lane]]]:
+    """Lanes that share a program and the round they go on from, at most so many together."""
+    groups: dict[Any, list[Lane]] = {}
+    for lane in opened:
+        groups.setdefault(structure(lane.job.algorithm, lane.job.start), []).append(lane)
+    return [
+        (done, some[i : i + most])
+        for group in groups.values()
+        for done, some in loop.starts(group)
+        for i in range(0, len(some), most)
+    ]
 
 
 def structure(algorithm: AbstractAlgorithm, start: Tree) -> Any:
     """What must be equal for two runs to share one compiled program."""
     numbers, rest = eqx.partition(numbers_to_arrays(algorithm), eqx.is_array)
-    shapes = jax.tree.map(lambda a: f"{a.dtype}{a.shape}", (numbers, start))
-    return str(jax.tree.structure(shapes)), str(jax.tree.leaves(shapes)), str(rest)
+    shapes = [f"{a.dtype}{a.shape}" for a in jax.tree.leaves((numbers, start))]
+    leaves, tree = jax.tree.flatten((rest, jax.tree.structure((numbers, start))))
+    return tuple(shapes), tree, tuple(leaves)
 
 
-def _title(jobs: Sequence[Job], batch: Sequence[int]) -> str:
-    titles = dict.fromkeys(jobs[i].title or type(jobs[i].algorithm).__name__ for i in batch)
-    name = next(iter(titles)) + (" ..." if len(titles) > 1 else "")
-    return name if len(batch) == 1 else f"{name} ({len(batch)} runs)"
+def _title(lanes: Sequence[Lane]) -> str:
+    names = dict.fromkeys(lane.name for lane in lanes)
+    name = next(iter(names)) + (" ..." if len(names) > 1 else "")
+    return name if len(lanes) == 1 else f"{name} ({len(lanes)} runs)"

@@ -97,7 +97,7 @@ def test_other_bad_input():
         rk.Population.from_parts({"a": np.zeros(3), "b": np.zeros(4)}, {"train": [np.array([0])]})
     with pytest.raises(ValueError, match=r"weights must have shape \(3,\)"):
         rk.Population.stacked(np.zeros((3, 1)), weights=[1.0])
-    with pytest.raises(ValueError, match="not negative and not all zero"):
+    with pytest.raises(ValueError, match="weights must be finite and above zero"):
         rk.Population.stacked(np.zeros((2, 1)), weights=[0.0, 0.0])
     with pytest.raises(ValueError, match=r"unknown split 'trian'. Did you mean 'train'"):
         ragged()[2].example("trian")

@@ -43,6 +43,8 @@ def test_a_clients_delay_depends_on_seed_round_exchange_and_client_alone():
 
 def test_bandwidth_adds_the_time_of_the_bytes():
     assert exchange(rk.Clock(bandwidth=100.0), [0], nbytes=50.0) == 0.5
+    whole = rk.Clock(rk.ConstantDelay(1), bandwidth=1.5)
+    assert exchange(whole, [0], nbytes=3.0) == 3.0
 
 
 @pytest.mark.parametrize(

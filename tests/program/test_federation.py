@@ -198,13 +198,13 @@ def test_another_aggregate_stands_in_for_the_mean():
 
 
 def test_means_follow_the_clients_weights():
-    population = rk.Population.stacked(ROWS, weights=[1, 0, 0, 0, 3])
+    population = rk.Population.stacked(ROWS, weights=[1, 1, 1, 1, 4])
 
     def body(fed):
         cohort = fed.sample(rk.Everyone(), jax.random.key(0))
         return fed.mean(fed.map(id_plus, fed.broadcast(cohort, jnp.zeros(()))))
 
-    assert float(on_both(body, population=population)[0]) == pytest.approx(3.0)
+    assert float(on_both(body, population=population)[0]) == pytest.approx((1 + 2 + 3 + 16) / 8)
 
 
 # ---- what the language refuses
@@ -251,7 +251,7 @@ def test_a_step_that_hides_a_server_value_is_refused():
     hidden = jnp.ones(3)
     with pytest.raises(ValueError, match="must be a module-level function"):
         fed.map(lambda client, value: value + hidden, v)
-    with pytest.raises(ValueError, match="setting 'factor' is an array of shape"):
+    with pytest.raises(ValueError, match="setting 'factor' holds"):
         fed.map(own_row_times, v, factor=hidden)
 
 
@@ -270,3 +270,34 @@ def test_replies_of_different_shapes_are_refused():
     v = fed.broadcast(fed.sample(rk.Everyone(), jax.random.key(0)), jnp.zeros(()))
     with pytest.raises(ValueError, match="own_size: clients replied with different shapes"):
         fed.map(own_size, v)
+
+
+def test_clients_drawn_by_weight_are_not_weighed_again():
+    population = rk.Population.stacked(ROWS, weights=[6, 1, 1, 1, 1])
+
+    def body(fed):
+        cohort = fed.sample(rk.Weighted(4000), jax.random.key(0))
+        return fed.mean(fed.map(id_plus, fed.scatter(cohort, jnp.zeros(4000))))
+
+    program = Program(None, jax.tree.map(jnp.asarray, population), rk.Clock(), rk.Mean())
+    value = jax.jit(lambda: body(TracedFederation(program, 0, None)))()
+    assert float(value) == pytest.approx((0 * 6 + 1 + 2 + 3 + 4) / 10, abs=0.1)
+
+
+def whole_number(client, value):
+    return jnp.int32(10)
+
+
+def test_a_mean_of_whole_numbers_is_refused():
+    fed = eager()
+    v = fed.broadcast(fed.sample(rk.Everyone(), jax.random.key(0)), jnp.zeros(()))
+    with pytest.raises(TypeError, match="a mean needs floating-point replies, got int32"):
+        fed.mean(fed.map(whole_number, v))
+
+
+def test_settings_may_not_smuggle_arrays():
+    fed = eager()
+    v = fed.broadcast(fed.sample(rk.Everyone(), jax.random.key(0)), jnp.zeros(()))
+    for hidden in ((jnp.ones(3),), {"a": np.ones(2)}, v):
+        with pytest.raises(ValueError, match="setting 'factor' holds"):
+            fed.map(own_row_times, v, factor=hidden)

@@ -144,9 +144,10 @@ def test_killed_at_a_random_moment_and_resumed_it_is_the_same_bit_for_bit(
     history = tmp_path / "history.jsonl"
     child = start_program(tmp_path)
     deadline = time.monotonic() + 200
-    while child.poll() is None and time.monotonic() < deadline and not history.exists():
+    checkpoint = tmp_path / "checkpoints" / "round-000000020.safetensors"
+    while child.poll() is None and time.monotonic() < deadline and not checkpoint.exists():
         time.sleep(0.01)
-    time.sleep(random.uniform(0, 2.0))
+    time.sleep(random.uniform(0, 1.5))
     child.send_signal(how)
     child.wait(timeout=60)
     assert child.returncode != 0, "the program ended before it could be stopped"
@@ -188,3 +189,49 @@ def test_two_problems_of_one_name_are_told_apart(tmp_path):
     rk.run(ALGORITHM, problem(1.0), POPULATION, ZOO.start, rounds=1, directory=tmp_path)
     with pytest.raises(ValueError, match="holds a run with another problem"):
         rk.run(ALGORITHM, problem(2.0), POPULATION, ZOO.start, rounds=1, directory=tmp_path)
+
+
+@pytest.mark.parametrize("cut", ["a line", "within a line"])
+def test_a_history_that_ends_before_the_checkpoint_is_noticed_and_completed(tmp_path, capsys, cut):
+    whole = go(directory=tmp_path, rounds=20).history.rows
+    path = tmp_path / "history.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]) if cut == "a line" else b"".join(lines)[:-9])
+    again = go(directory=tmp_path, rounds=20, console=Console(width=400))
+    assert "ends before the checkpoint of round 20" in capsys.readouterr().out
+    assert again.history.rows == whole
+
+
+def test_a_longer_run_has_no_row_that_it_would_not_have_measured(tmp_path):
+    go(directory=tmp_path, rounds=12)
+    assert go(directory=tmp_path, rounds=20).history.rows == go(rounds=20).history.rows
+
+
+def test_a_seed_added_to_a_finished_sweep_leaves_the_others_alone(tmp_path):
+    def jobs(seeds):
+        return [rk.Job(ALGORITHM, ZOO.start, s, tmp_path / f"{s}") for s in seeds]
+
+    rk.sweep(jobs((0, 1)), ZOO.problem, POPULATION, rounds=4, evaluate_every=2)
+    checkpoints = [sorted((tmp_path / f"{s}" / "checkpoints").iterdir()) for s in (0, 1)]
+    results = rk.sweep(jobs((0, 1, 2)), ZOO.problem, POPULATION, rounds=4, evaluate_every=2)
+    assert [r.rounds for r in results] == [4, 4, 4]
+    assert checkpoints == [sorted((tmp_path / f"{s}" / "checkpoints").iterdir()) for s in (0, 1)]
+    assert all(len(r.history) == 3 for r in results)
+
+
+def test_overwriting_removes_what_a_run_wrote_and_nothing_else(tmp_path):
+    go(directory=tmp_path, rounds=5)
+    (tmp_path / "package.json").write_text("{}")
+    go(directory=tmp_path, rounds=5, seed=9, overwrite=True)
+    assert (tmp_path / "package.json").exists()
+
+
+def test_a_metric_cannot_take_the_name_of_a_cost():
+    with pytest.raises(ValueError, match="a metric cannot be called exchanges"):
+        go(evaluate=[rk.OfSolution(lambda x, y: {"exchanges": x[0]})])
+
+
+def test_numpy_settings_are_told_apart(tmp_path):
+    go(rk.FedNest(np.float32(0.05), 0.1), directory=tmp_path, rounds=1)
+    with pytest.raises(ValueError, match="another algorithm"):
+        go(rk.FedNest(np.float32(0.01), 0.1), directory=tmp_path, rounds=1)
