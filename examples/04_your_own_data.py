@@ -16,7 +16,6 @@ population = rk.Population.from_parts({"x": inputs, "label": labels}, splits, we
 
 for client in range(population.n_clients):
     mine = population.rows(client, "train")["label"]
-    print(
-        f"client {client}: {len(mine):>3} training rows, classes {np.bincount(mine, minlength=3)}"
-    )
+    classes = np.bincount(mine, minlength=3)
+    print(f"client {client}: {len(mine):>3} training rows, classes {classes}")
 print("weights:", population.weights.round(3))

@@ -12,7 +12,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from rookery import config, desk, registry
+from rookery import config, desk, registry, results
 from rookery.clients import datasets
 from rookery.report.comparison import Comparison
 from rookery.report.tables import cost_table, final_table
@@ -158,16 +158,16 @@ def report(
     """
     if not runs:
         raise ValueError("name at least one run directory.")
-    comparison = desk.read_runs(runs, Console(stderr=True))
+    comparison = results.read_runs(runs, Console(stderr=True))
     comparison = Comparison(
         title, comparison.curves, comparison.settings, comparison.versions, comparison.notes
     )
     if out.suffix == ".html":
         out.parent.mkdir(parents=True, exist_ok=True)
-        desk.write_page(comparison, out)
+        results.write_page(comparison, out)
         Console().print(f"The page: {out}")
         return
-    page, picture = desk.write_report(comparison, out, {})
+    page, picture = results.write_report(comparison, out, {})
     Console().print(f"The page: {page}\nThe picture: {picture}")
 
 
@@ -208,14 +208,14 @@ def _run(experiments: list[config.Experiment], out: Path | None, data, overwrite
         )
         for e in experiments
     ]  # fmt: skip
-    comparison = done[0] if len(done) == 1 else desk.joined(done)
+    comparison = done[0] if len(done) == 1 else results.joined(done)
     shown: Mapping[str, Any] = experiments[0].plot
     console.print(final_table(comparison, metrics=shown.get("metrics")))
     if "target" in shown:
         better = shown.get("higher_is_better", True)
-        metric = shown.get("metrics", desk.default_metrics(comparison))[0]
+        metric = shown.get("metrics", results.default_metrics(comparison))[0]
         console.print(cost_table(comparison, metric, shown["target"], higher_is_better=better))
-    page, picture = desk.write_report(comparison, folder, shown)
+    page, picture = results.write_report(comparison, folder, shown)
     console.print(f"The page: {page}\nThe picture: {picture}")
 
 

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -20,10 +20,8 @@ from rookery.engines.engine import Program
 from rookery.program.aggregate import Mean
 from rookery.program.ledger import Ledger
 from rookery.report.comparison import Comparison, Curve
-from rookery.report.curves import plot
-from rookery.report.page import write_page
-from rookery.run.book import read_config, versions
-from rookery.run.history import History, HistoryFile, replace_file, to_json
+from rookery.run.book import versions
+from rookery.run.history import replace_file, to_json
 from rookery.run.lanes import Job, Result
 from rookery.run.loop import sweep
 
@@ -221,84 +219,12 @@ def tuned(experiment: config.Experiment) -> list[config.Curve]:
     for curve in experiment.curves:
         if curve.label not in chosen["curves"]:
             raise ValueError(
-                f"{path} does not know the curve {curve.label!r}. Run: rookery tune {experiment.path}"
+                f"{path} does not know the curve {curve.label!r}. "
+                f"Run: rookery tune {experiment.path}"
             )
         settings = {**chosen["curves"][curve.label]["choice"], **said}
         curves.append(config.override(curve, settings))
     return curves
-
-
-# ---- reading and writing
-
-
-def read_runs(directories: Iterable[Path], console: Console | None = None) -> Comparison:
-    """A comparison out of run directories; runs that differ in their seed alone are one curve."""
-    found: dict[str, list[tuple[int, History]]] = {}
-    settings: dict[str, dict[str, Any]] = {}
-    seen: dict[str, str] = {}
-    for directory in directories:
-        inside = sorted(p.parent for p in directory.rglob("config.json"))
-        if not inside:
-            raise ValueError(f"{directory} holds no run: there is no config.json in it.")
-        for path in inside:
-            content = read_config(path)
-            history, broken = HistoryFile(path / "history.jsonl").read()
-            if broken and console is not None:
-                console.print(f"Warning: {broken}", markup=False)
-            if not len(history):
-                raise ValueError(f"{path} holds no measurements; run it first.")
-            run = content["run"]
-            common = {k: v for k, v in run.items() if k not in ("seed", "start")}
-            name = _curve_name(content["title"], common, settings)
-            settings[name] = common
-            found.setdefault(name, []).append((run["seed"], history))
-            seen.update(content["versions"])
-    curves = []
-    for name, runs in found.items():
-        runs.sort(key=lambda r: r[0])
-        curves.append(Curve(name, [history for _, history in runs], [seed for seed, _ in runs]))
-    return Comparison("Comparison", curves, settings, seen)
-
-
-def _curve_name(title: str, common: dict[str, Any], known: Mapping[str, dict[str, Any]]) -> str:
-    """The title, with a number if another setting has it already."""
-    name, number = title, 1
-    while name in known and known[name] != common:
-        number += 1
-        name = f"{title} ({number})"
-    return name
-
-
-def write_report(comparison: Comparison, out: Path, shown: Mapping[str, Any]) -> tuple[Path, Path]:
-    """The page, the picture and the numbers; ``shown`` says which metric against which axes."""
-    out.mkdir(parents=True, exist_ok=True)
-    metrics = shown.get("metrics", default_metrics(comparison))
-    axes = shown.get("axes", ["exchanges", "megabytes"])
-    scales = {key: shown[key] for key in ("log_x", "log_y") if key in shown}
-    page, picture = out / "report.html", out / "curves.png"
-    write_results(comparison, out / "results.json")
-    write_page(comparison, page, metric=metrics[0], axis=axes[0])
-    plot(comparison, picture, metrics=metrics, axes=axes, **scales)
-    return page, picture
-
-
-def default_metrics(comparison: Comparison) -> list[str]:
-    """Accuracy if it was measured, else the first metric."""
-    return ["accuracy"] if "accuracy" in comparison.metrics else comparison.metrics[:1]
-
-
-def joined(comparisons: Sequence[Comparison]) -> Comparison:
-    """Several comparisons as one; a label that occurs twice is told apart by its title."""
-    labels = [curve.name for c in comparisons for curve in c.curves]
-    curves, settings = [], {}
-    for comparison in comparisons:
-        for curve in comparison.curves:
-            is_unique = labels.count(curve.name) == 1
-            name = curve.name if is_unique else f"{comparison.title}: {curve.name}"
-            curves.append(Curve(name, curve.runs, curve.seeds))
-            settings[name] = comparison.settings[curve.name]
-    title = " / ".join(dict.fromkeys(c.title for c in comparisons))
-    return Comparison(title, curves, settings, comparisons[0].versions)
 
 
 def varied(experiment: config.Experiment, text: str) -> config.Experiment:
@@ -314,22 +240,3 @@ def varied(experiment: config.Experiment, text: str) -> config.Experiment:
             one = config.override(curve, {".".join(keys): value})
             curves.append(config.curve(f"{curve.label}, {keys[-1]}={value}", one.tables))
     return replace(experiment, curves=curves, tune=None)
-
-
-def write_results(comparison: Comparison, path: Path) -> None:
-    """All measurements with their settings and versions, as one JSON file to keep."""
-    content = {
-        "title": comparison.title,
-        "claim": comparison.notes,
-        "versions": comparison.versions,
-        "settings": comparison.settings,
-        "curves": {
-            curve.name: {
-                str(seed): [to_json(row) for row in history]
-                for seed, history in zip(curve.seeds, curve.runs, strict=True)
-            }
-            for curve in comparison.curves
-        },
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, (json.dumps(content) + "\n").encode())

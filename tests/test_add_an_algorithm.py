@@ -16,8 +16,8 @@ jax.config.update("jax_enable_x64", True)
 zoo = rk.zoo.scalar_bilevel()
 algorithm = rk.algorithms.FedGrad(outer_lr=0.1)
 for engine in (rk.Eager(), rk.Compiled()):
-    result = rk.run(algorithm, zoo.problem, rk.Population.stacked(zoo.data), (np.ones(1), np.zeros(1)),
-                    rounds=3, engine=engine)
+    people, start = rk.Population.stacked(zoo.data), (np.ones(1), np.zeros(1))
+    result = rk.run(algorithm, zoo.problem, people, start, rounds=3, engine=engine)
     assert abs(float(result.solution[0][0]) - 0.9**3) < 1e-12, result
     assert result.ledger.exchanges == 3
 """

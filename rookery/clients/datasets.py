@@ -2,8 +2,8 @@
 
 Nothing is downloaded. Files are looked for in the directory passed to :func:`load`; without one, in
 that which the environment variable ``ROOKERY_DATA`` names, then in ``$XDG_CACHE_HOME/rookery``
-(normally ``~/.cache/rookery``); there first in a folder with the data set's name. ``mnist5k`` and ``digits``
-are also found inside the packages that carry them, which are not imported.
+(normally ``~/.cache/rookery``); there first in a folder with the data set's name. ``mnist5k`` and
+``digits`` are also found inside the packages that carry them, which are not imported.
 
 Data sets that come in one piece (``covtype``, ``mnist5k``, ``digits``) are split in a fixed way: in
 the order of their labels, file order within a label, every fifth row from the first on is a test

@@ -4,37 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arena import EVERYONE, Given, f_y, federation, means, solve
 
 import rookery as rk
-from rookery.algorithms.parts.fedihgp import fedihgp
-from rookery.algorithms.parts.fedinn import FedInn
-from rookery.algorithms.parts.fedout import FedOut
-from rookery.engines.eager import EagerFederation
-from rookery.engines.engine import Program
-from rookery.engines.traced import TracedFederation
+from rookery.algorithms.parts.interface import Sampling
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=5)
-
-
-def federation(zoo, is_eager=False):
-    population = jax.tree.map(jnp.asarray, rk.Population.stacked(zoo.data))
-    program = Program(zoo.problem, population, rk.Clock(), rk.Mean())
-    return EagerFederation(program, 0) if is_eager else TracedFederation(program, 0, None)
-
-
-def means(zoo):
-    return {name: a.mean((0, 1)) for name, a in zoo.data.items()}
-
-
-def f_y(zoo, x, y):
-    m = means(zoo)
-    Qd = np.einsum("crij,crj->i", zoo.Q, zoo.d) / (zoo.d.shape[0] * zoo.d.shape[1])
-    return m["Q"] @ y - Qd + m["E"].T @ x
-
-
-def solve(zoo, algorithm, rounds, seed=0, **kwargs):
-    population = rk.Population.stacked(zoo.data)
-    return rk.run(algorithm, zoo.problem, population, zoo.start, rounds=rounds, seed=seed, **kwargs)
 
 
 # ---- convergence
@@ -142,40 +117,32 @@ def test_identical_clients_do_not_drift():
 # ---- FedInn and FedOut
 
 
+def inner_call(inner, x, y):
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    return inner(federation(ZOO), ZOO.problem, EVERYONE, x, y, jax.random.key(0))
+
+
 @pytest.mark.parametrize("steps", [1, 4, (1, 2, 3, 4, 5)])
 def test_the_inner_solution_is_a_fixed_point_of_fedinn(steps):
     x = np.array([0.3, -1.0, 2.0])
     y_star = ZOO.inner_solution(x)
-    fedinn = FedInn(rk.PerCall(0.2), steps, rk.Everyone(), None, None)
-    y = fedinn(federation(ZOO), ZOO.problem, jnp.asarray(x), jnp.asarray(y_star), jax.random.key(0))
-    np.testing.assert_allclose(y, y_star, rtol=1e-13)
+    new = inner_call(rk.FedInn(rk.PerCall(0.2), steps), x, y_star)
+    np.testing.assert_allclose(new, y_star, rtol=1e-13)
 
 
-def test_without_the_correction_local_steps_drift_away_from_it():
-    x = np.array([0.3, -1.0, 2.0])
-    y_star = ZOO.inner_solution(x)
-
-    def drift(lr, steps):
-        """Plain local gradient steps, as FedInn would be without q."""
-        ends = []
-        for H, B, c in zip(ZOO.H[:, 0], ZOO.B[:, 0], ZOO.c[:, 0], strict=True):
-            y = y_star
-            for _ in range(steps):
-                y = y - lr * (H @ y - B @ x - c)
-            ends.append(y)
-        return np.linalg.norm(np.mean(ends, axis=0) - y_star)
-
-    assert drift(0.05, 1) < 1e-14
-    assert drift(0.05, 4) > 1e-3
+def outer_call(outer, zoo, x, y, fed=None):
+    fed = federation(zoo) if fed is None else fed
+    L = jnp.zeros(())
+    return outer(fed, zoo.problem, EVERYONE, x, y, L, jax.random.key(0))[0]
 
 
 def test_the_first_local_steps_are_along_the_global_directions():
     x, y, v = jnp.ones(3), jnp.ones(4), jnp.ones(4)
     m = means(ZOO)
-    fedout = FedOut(0.1, 1, rk.Everyone(), None)
-    new = fedout(federation(ZOO), ZOO.problem, x, y, v, jax.random.key(0))
+    new = outer_call(rk.FedOut(0.1, 1, Given(v)), ZOO, x, y)
     h = m["r"] + ZOO.m0 * x + m["E"] @ y + m["B"].T @ v
     np.testing.assert_allclose(new, x - 0.1 * h, rtol=1e-13)
+    np.testing.assert_allclose(outer_call(rk.ServerStep(0.1, Given(v)), ZOO, x, y), new)
 
 
 def test_an_outer_loss_without_direct_dependence_makes_every_step_the_same():
@@ -183,8 +150,7 @@ def test_an_outer_loss_without_direct_dependence_makes_every_step_the_same():
     x, y, v = jnp.ones(3), jnp.ones(4), jnp.ones(4)
     h = means(zoo)["B"].T @ v
     for lr, moved in ((0.1, 0.3), (rk.PerCall(0.1), 0.1)):
-        fedout = FedOut(lr, 3, rk.Everyone(), None)
-        new = fedout(federation(zoo), zoo.problem, x, y, v, jax.random.key(0))
+        new = outer_call(rk.FedOut(lr, 3, Given(v)), zoo, x, y)
         np.testing.assert_allclose(new, x - moved * h, rtol=1e-13)
 
 
@@ -196,16 +162,15 @@ def series_error(zoo, N, L, x, y):
     return np.linalg.matrix_power(np.eye(4) - H / L, N) @ np.linalg.solve(H, f_y(zoo, x, y))
 
 
-def estimate(zoo, ihgp, L, clients, key):
-    x, y = jnp.ones(3), jnp.ones(4)
-    fed = federation(zoo)
-    return fedihgp(fed, zoo.problem, x, y, ihgp, jnp.asarray(L), clients, None, key)
+def estimate(zoo, ihgp, clients, key):
+    x, y, L = jnp.ones(3), jnp.ones(4), jnp.zeros(())
+    return ihgp.estimate(federation(zoo), zoo.problem, Sampling(clients), x, y, L, key)[0]
 
 
 @pytest.mark.parametrize("N", [1, 4, 9])
 def test_the_error_of_the_sum_is_exactly_the_tail_of_the_series(N):
     L = 5.0
-    v = estimate(ZOO, rk.FedIHGPSum(N, L), L, rk.Everyone(), jax.random.key(0))
+    v = estimate(ZOO, rk.FedIHGPSum(N, L), rk.Everyone(), jax.random.key(0))
     x, y = np.ones(3), np.ones(4)
     exact = np.linalg.solve(means(ZOO)["H"], f_y(ZOO, x, y))
     np.testing.assert_allclose(exact - v, series_error(ZOO, N + 1, L, x, y), atol=1e-13)
@@ -214,7 +179,7 @@ def test_the_error_of_the_sum_is_exactly_the_tail_of_the_series(N):
 def test_the_random_estimator_takes_each_length_equally_often_and_has_the_series_as_its_mean():
     N, L = 4, 5.0
     keys = jax.random.split(jax.random.key(1), 4000)
-    draw = jax.jit(jax.vmap(lambda k: estimate(ZOO, rk.FedIHGP(N, L), L, rk.Everyone(), k)))
+    draw = jax.jit(jax.vmap(lambda k: estimate(ZOO, rk.FedIHGP(N, L), rk.Everyone(), k)))
     drawn = np.asarray(draw(keys))
     values, counts = np.unique(drawn.round(9), axis=0, return_counts=True)
     assert len(values) == N  # one value per length
@@ -228,7 +193,7 @@ def test_fresh_cohorts_give_the_series_of_the_mean_hessian_and_one_cohort_would_
     N, L, draws = 4, 5.0, 40000
     keys = jax.random.split(jax.random.key(2), draws)
     one = rk.Uniform(1)
-    v = jax.jit(jax.vmap(lambda k: estimate(ZOO, rk.FedIHGPSum(N, L), L, one, k)))(keys)
+    v = jax.jit(jax.vmap(lambda k: estimate(ZOO, rk.FedIHGPSum(N, L), one, k)))(keys)
     x, y = np.ones(3), np.ones(4)
     H = means(ZOO)["H"]
     want = np.linalg.solve(H, f_y(ZOO, x, y)) - series_error(ZOO, N + 1, L, x, y)
@@ -266,10 +231,9 @@ def test_a_failing_step_names_client_step_and_round():
         raise RuntimeError("no such thing")
 
     problem = rk.Bilevel(broken, ZOO.problem.inner, "train", "train")
-    fed = federation(ZOO, is_eager=True)
-    fedout = FedOut(0.1, 1, rk.Everyone(), None)
+    fed, fedout = federation(ZOO, is_eager=True), rk.FedOut(0.1, 1, Given(jnp.ones(4)))
     with pytest.raises(RuntimeError) as caught:
-        fedout(fed, problem, jnp.ones(3), jnp.ones(4), jnp.ones(4), jax.random.key(0))
+        fedout(fed, problem, EVERYONE, jnp.ones(3), jnp.ones(4), jnp.zeros(()), jax.random.key(0))
     assert "client 0, step hypergradient_piece, round 0" in caught.value.__notes__
 
 
@@ -310,6 +274,3 @@ def test_settings_that_do_not_fit_the_clients():
         solve(ZOO, rk.FedNest(0.1, 0.1, clients=9), 1)
     with pytest.raises(ValueError, match="inner_steps has 2 entries for 5 clients"):
         solve(ZOO, rk.FedNest(0.1, 0.1, inner_steps=(1, 2)), 1)
-    saddle = rk.Minimax(lambda x, y, row: x @ x)
-    with pytest.raises(TypeError, match="FedNest solves Bilevel problems, got Minimax"):
-        rk.run(rk.FedNest(0.1, 0.1), saddle, rk.Population.stacked(ZOO.data), ZOO.start, rounds=1)

@@ -1,5 +1,7 @@
 """The engines' contract: same key, same trajectory, same ledger, and whole runs can be mapped."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -60,6 +62,38 @@ CASES = {
     ),
 }
 
+TINY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
+SADDLE = rk.zoo.curved_saddle(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
+CHAIN = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2), rows=3, noise=0.3)
+PARTIAL: dict[str, Any] = {"clients": 2, "batch_size": 2}
+START = jnp.zeros(2)
+
+SHORT_CASES = {
+    "FedNest, minimax": (SADDLE, rk.FedNest(0.05, 0.1, 2, 2, 2, **PARTIAL)),
+    "FedNest, composition": (CHAIN, rk.FedNest(0.05, 0.1, 2, 2, inner_start=START, **PARTIAL)),
+    "FedNestSGD": (
+        TINY,
+        rk.FedNestSGD(0.05, 0.1, 2, (1, 2, 3), ihgp=rk.FedIHGP(3, 5.0), **PARTIAL),
+    ),
+    "FederatedCG": (TINY, rk.FedNest(0.05, 0.1, ihgp=rk.FederatedCG(2), **PARTIAL)),
+    "LFedNest": (TINY, rk.LFedNest(0.05, 0.1, 2, 2, 2, rk.LocalNeumann(3), **PARTIAL)),
+    "LFedNestSVRG": (
+        TINY,
+        rk.LFedNestSVRG(0.05, 0.1, 1, 2, (2, 1, 3), rk.LocalNeumannSum(2, 5.0), **PARTIAL),
+    ),
+    "LFedNestNonAlt": (CHAIN, rk.LFedNestNonAlt(0.05, 0.1, 2, 2, inner_start=START, **PARTIAL)),
+    "FedMBO": (TINY, rk.FedMBO(0.05, 0.1, 2, rk.PHE(4, 5.0, chains=4), **PARTIAL)),
+    "FedMBO, sum": (
+        TINY,
+        rk.FedMBO(0.05, 0.1, 1, rk.PHESum(2, rk.PowerIteration(3), rk.Uniform(2)), **PARTIAL),
+    ),
+    "PHE with FedInn": (
+        TINY,
+        rk.Nested(rk.FedInn(0.1, 2), rk.ServerStep(0.05, rk.PHE(3, 5.0)), **PARTIAL),
+    ),
+    "FedAvgS": (SADDLE, rk.FedAvgS(0.05, 0.1, (1, 2, 3), rk.Alternating(), **PARTIAL)),
+}
+
 
 def program(zoo, clock=None) -> Program:
     return Program(zoo.problem, rk.Population.stacked(zoo.data), clock or rk.Clock(), rk.Mean())
@@ -74,14 +108,15 @@ def initial(zoo, algorithm):
     return algorithm.init(zoo.problem, *(jnp.asarray(a) for a in zoo.start))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *SHORT_CASES])
 def test_eager_and_compiled_agree(case):
-    zoo, algorithm = CASES[case]
+    rounds = 3 if case in CASES else 2
+    zoo, algorithm = {**CASES, **SHORT_CASES}[case]
     clock = rk.Clock(rk.LogNormalDelay(0.1), bandwidth=1e4, seed=3)
     ready = program(zoo, clock)
     state, key = initial(zoo, algorithm), jax.random.key(7)
-    eager = advance(rk.Eager(), ready, algorithm, state, key, 0, 3)
-    compiled = advance(rk.Compiled(), ready, algorithm, state, key, 0, 3)
+    eager = advance(rk.Eager(), ready, algorithm, state, key, 0, rounds)
+    compiled = advance(rk.Compiled(), ready, algorithm, state, key, 0, rounds)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12),
         eager.state,

@@ -1,5 +1,7 @@
 """Counted costs against the formulas of the papers."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,14 +11,24 @@ from rookery.engines.engine import Program
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=6, x_size=3, y_size=4)
 P, Q = 3 * 8, 4 * 8  # bytes of x and of y
+TINY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2)
+SADDLE = rk.zoo.saddle(n_clients=3, size=1)
+CHAIN = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2))
+SETTINGS = [(1, 1), (1, 4), (3, 2)]  # T and N
 
 
-def ledgers(algorithm, rounds=6, seed=0):
-    population = rk.Population.stacked(ZOO.data)
-    program = Program(ZOO.problem, population, rk.Clock(), rk.Mean())
-    state = algorithm.init(ZOO.problem, *(jnp.asarray(a) for a in ZOO.start))
-    runner = rk.Compiled().prepare(program, [algorithm])
+def ledgers(algorithm, rounds=6, seed=0, zoo=ZOO, engine=None):
+    population = rk.Population.stacked(zoo.data)
+    program = Program(zoo.problem, population, rk.Clock(), rk.Mean())
+    state = algorithm.init(zoo.problem, *(jnp.asarray(a) for a in zoo.start))
+    runner = (engine or rk.Compiled()).prepare(program, [algorithm])
     return runner.advance([state], [jax.random.key(seed)], 0, [rounds])[0].ledgers
+
+
+def one_round(algorithm, zoo: Any = TINY):
+    """What a round of fixed cost costs, by the eager engine, which need not compile it."""
+    (ledger,) = ledgers(algorithm, 1, 0, zoo, rk.Eager())
+    return ledger
 
 
 @pytest.mark.parametrize(("T", "N"), [(1, 1), (1, 5), (3, 4)])
@@ -83,3 +95,110 @@ def test_evaluations_are_counted_in_rows():
     anchor, inner, f_y, direct, outer = 5, 3 * 2 * 2, 2, 2, 1 * 2 * 2
     assert ledger.gradients == 3 * (anchor + inner + f_y + direct + outer)
     assert ledger.hessian_vectors == 3 * (2 * 2 + 2)
+
+
+# ---- FedNest's family (the paper's table 2)
+
+
+@pytest.mark.parametrize(("T", "N"), SETTINGS)
+def test_fednest_is_cheaper_where_there_is_nothing_to_solve(T, N):
+    settings = {"inner_rounds": T, "clients": 2, "ihgp": rk.FedIHGPSum(N, 5.0)}
+    assert one_round(rk.FedNest(0.01, 0.1, **settings), SADDLE).exchanges == 2 * T + 2
+    settings["inner_start"] = jnp.zeros(2)
+    assert one_round(rk.FedNest(0.01, 0.1, **settings), CHAIN).exchanges == 2 * T + 3
+
+
+@pytest.mark.parametrize(("T", "N"), SETTINGS)
+def test_fednest_sgd_saves_an_exchange_per_inner_round(T, N):
+    settings = {"inner_rounds": T, "inner_steps": 2, "clients": 2}
+    ledger = one_round(rk.FedNestSGD(0.01, 0.1, ihgp=rk.FedIHGPSum(N, 5.0), **settings))
+    assert ledger.exchanges == T + N + 3
+    random = rk.FedNestSGD(0.01, 0.1, ihgp=rk.FedIHGP(N, 5.0), **settings)
+    made = ledgers(random, 40, zoo=TINY)
+    drawn = [ledger.hessian_vectors // 2 - 1 for ledger in made]  # per client, but for the cross
+    assert set(drawn) == set(range(N))
+    assert [ledger.exchanges for ledger in made] == [T + n + 3 for n in drawn]
+
+
+@pytest.mark.parametrize(("T", "N"), SETTINGS)
+@pytest.mark.parametrize(("zoo", "start"), [(TINY, None), (SADDLE, None), (CHAIN, jnp.zeros(2))])
+def test_the_light_family_does_not_pay_for_the_series(T, N, zoo, start):
+    settings = {"clients": 2, "outer_steps": 2, "inner_start": start}
+    settings["adjoint"] = rk.LocalNeumannSum(N, rk.PowerIteration(2))
+    light = rk.LFedNest(0.01, 0.1, inner_rounds=T, **settings)
+    svrg = rk.LFedNestSVRG(0.01, 0.1, inner_rounds=T, **settings)
+    joint = rk.LFedNestNonAlt(0.01, 0.1, inner_steps=T, **settings)
+    assert one_round(light, zoo).exchanges == T + 1
+    assert one_round(svrg, zoo).exchanges == 2 * T + 1
+    assert one_round(joint, zoo).exchanges == 1
+
+
+def test_work_and_bytes_of_the_light_family():
+    m, T, N, p, q = 3, 2, 4, 8, 16
+    light = rk.LFedNest(
+        0.01, 0.1, T, outer_steps=2, adjoint=rk.LocalNeumannSum(N, rk.PowerIteration(5))
+    )
+    ledger = one_round(light)
+    assert (ledger.bytes_down, ledger.bytes_up) == (m * (T + 1) * (p + q), m * (T * q + p))
+    # the power iteration once a call, the series and the cross product at every local step
+    assert ledger.hessian_vectors == m * (5 + 2 * (N + 1))
+    joint = one_round(rk.LFedNestNonAlt(0.01, 0.1, clients=2))
+    assert (joint.bytes_down, joint.bytes_up, joint.messages) == (2 * (p + q), 2 * (p + q), 4)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 5])
+def test_conjugate_gradients_cost_an_exchange_per_product(iterations):
+    algorithm = rk.FedNest(0.01, 0.1, ihgp=rk.FederatedCG(iterations))
+    assert one_round(algorithm).exchanges == 2 + (iterations + 1) + 2
+
+
+# ---- FedMBO
+
+
+@pytest.mark.parametrize(("T", "N"), SETTINGS)
+def test_fedmbo_with_the_sum_makes_T_plus_N_plus_2_exchanges(T, N):
+    n, p, q = 2, 8, 16
+    phe = rk.PHESum(N, 5.0, rk.Fixed((0, 2)))
+    ledger = one_round(rk.FedMBO(0.01, 0.1, T, hypergradient=phe, clients=n))
+    assert ledger.exchanges == T + N + 2
+    assert ledger.messages == 2 * n * (T + N + 2)
+    assert ledger.bytes_up == n * (T * q + (p + q) + N * q + p)
+    # the point once to each of the two clients of the chains, then a vector per chain and hop
+    assert ledger.bytes_down == n * (T * (p + q) + (p + q) + (N + 1) * q)
+
+
+@pytest.mark.parametrize(("T", "N"), SETTINGS)
+def test_fedmbo_goes_on_until_the_longest_chain_ends_and_ended_chains_send_nothing(T, N):
+    n = 3
+    algorithm = rk.FedMBO(0.01, 0.1, T, hypergradient=rk.PHE(N, 5.0), clients=n)
+    made = ledgers(algorithm, rounds=40)
+    hops = [ledger.hessian_vectors - n for ledger in made]  # sum of N_i: one row, one product each
+    longest = [ledger.exchanges - T - 2 for ledger in made]  # max of N_i
+    assert set(longest) <= set(range(N))
+    assert max(longest) == N - 1
+    assert all(high <= total <= n * high for high, total in zip(longest, hops, strict=True))
+    assert [ledger.messages for ledger in made] == [2 * (n * (T + 2) + total) for total in hops]
+    assert [ledger.bytes_up for ledger in made] == [
+        n * (T * Q + 2 * P + Q) + total * Q for total in hops
+    ]
+
+
+@pytest.mark.parametrize(("T", "N"), SETTINGS)
+@pytest.mark.parametrize(
+    ("inner", "per_call"), [(rk.ServerSGD(0.1), 1), (rk.FedInn(0.1, 2), 2), (rk.FedInnSGD(0.1), 1)]
+)
+@pytest.mark.parametrize("estimator", [rk.PHESum, rk.FedIHGPSum])
+def test_pairs_of_inner_solver_and_hypergradient(T, N, inner, per_call, estimator):
+    nested = rk.Nested(inner, rk.ServerStep(0.01, estimator(N, 5.0)), inner_rounds=T, clients=2)
+    assert one_round(nested).exchanges == per_call * T + N + 2
+
+
+# ---- minimax
+
+
+@pytest.mark.parametrize("steps", [1, 3, (1, 2, 3)])
+def test_fedavg_s_makes_one_exchange(steps):
+    ledger = one_round(rk.FedAvgS(0.1, 0.1, steps), SADDLE)
+    assert ledger.exchanges == 1
+    assert (ledger.bytes_down, ledger.bytes_up) == (3 * 16, 3 * 16)
+    assert ledger.gradients == 2 * (sum(steps) if isinstance(steps, tuple) else 3 * steps)

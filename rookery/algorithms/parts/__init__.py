@@ -1,8 +1,39 @@
 """Procedures that algorithms are put together from."""
 
+from rookery.algorithms.parts.federatedcg import FederatedCG as FederatedCG
 from rookery.algorithms.parts.fedihgp import FedIHGP as FedIHGP
 from rookery.algorithms.parts.fedihgp import FedIHGPSum as FedIHGPSum
+from rookery.algorithms.parts.fedinn import FedInn as FedInn
+from rookery.algorithms.parts.fedinn import FedInnSGD as FedInnSGD
+from rookery.algorithms.parts.fedout import FedOut as FedOut
+from rookery.algorithms.parts.lfedout import LFedOut as LFedOut
+from rookery.algorithms.parts.lfedout import LocalNeumann as LocalNeumann
+from rookery.algorithms.parts.lfedout import LocalNeumannSum as LocalNeumannSum
 from rookery.algorithms.parts.lipschitz import PowerIteration as PowerIteration
 from rookery.algorithms.parts.local import PerCall as PerCall
+from rookery.algorithms.parts.order import Alternating as Alternating
+from rookery.algorithms.parts.order import Simultaneous as Simultaneous
+from rookery.algorithms.parts.phe import PHE as PHE
+from rookery.algorithms.parts.phe import PHESum as PHESum
+from rookery.algorithms.parts.server import ServerSGD as ServerSGD
+from rookery.algorithms.parts.server import ServerStep as ServerStep
 
-__all__ = ["FedIHGP", "FedIHGPSum", "PerCall", "PowerIteration"]
+__all__ = [
+    "PHE",
+    "Alternating",
+    "FedIHGP",
+    "FedIHGPSum",
+    "FedInn",
+    "FedInnSGD",
+    "FedOut",
+    "FederatedCG",
+    "LFedOut",
+    "LocalNeumann",
+    "LocalNeumannSum",
+    "PHESum",
+    "PerCall",
+    "PowerIteration",
+    "ServerSGD",
+    "ServerStep",
+    "Simultaneous",
+]

@@ -1,43 +1,25 @@
-"""FedIHGP: the inverse of the global inner Hessian times the outer gradient, by vectors alone.
+"""FedIHGP: the adjoint by the Neumann series of the mean inner Hessian (FedNest, algorithm 3).
 
-Both estimators walk along the Neumann series of the *mean* inner Hessian,
     g_yy^{-1} = (1/L) Σ_n (I - g_yy / L)^n ,   L at least half the largest eigenvalue of g_yy,
-one exchange per hop, each with a fresh cohort and fresh samples: with one cohort throughout, the
-mean of a product would not be the product of the means.
+one exchange per hop, each with a fresh cohort and fresh samples.
 """
-
-import abc
 
 import equinox as eqx
 import jax
 
-from rookery import _check, _tree
+from rookery import _check
 from rookery._random import below
-from rookery._types import Key, Tree
-from rookery.algorithms.parts.lipschitz import PowerIteration
-from rookery.problem.bilevel import Bilevel
-from rookery.program.cohort import AbstractParticipation
-from rookery.program.federation import AbstractFederation, Client, Shared
+from rookery.algorithms.parts.adjoint import AbstractAdjoint
+from rookery.algorithms.parts.lipschitz import (
+    Lipschitz,
+    PowerIteration,
+    check_lipschitz,
+    lipschitz,
+)
+from rookery.algorithms.parts.system import product_of_series, sum_of_series
 
 
-class AbstractIHGP(eqx.Module):
-    """An estimator of v with  g_yy v = f_y."""
-
-    terms: eqx.AbstractVar[int]
-    lipschitz: eqx.AbstractVar[float | PowerIteration]
-
-    @abc.abstractmethod
-    def __call__(self, series: "Series", f_y: Tree, key: Key) -> Tree:
-        """The estimate, given f_y and the hops of the series."""
-
-    def __check_init__(self):
-        name = type(self).__name__
-        _check.count(f"{name}.terms", self.terms)
-        if not isinstance(self.lipschitz, PowerIteration):
-            _check.positive(f"{name}.lipschitz", self.lipschitz)
-
-
-class FedIHGP(AbstractIHGP):
+class FedIHGP(AbstractAdjoint):
     """The paper's estimator: one product of random length, unbiased for the first N terms.
 
     p_0 = (N/L) f_y, then N' hops with N' uniform on 0..N-1. It costs N' + 1 exchanges.
@@ -48,20 +30,21 @@ class FedIHGP(AbstractIHGP):
     """
 
     terms: int = 5
-    lipschitz: float | PowerIteration = eqx.field(default_factory=PowerIteration)
+    lipschitz: Lipschitz = eqx.field(default_factory=PowerIteration)
 
-    def __call__(self, series, f_y, key):
-        """p_{N'}."""
-        length_key, hop_key = jax.random.split(key)
+    def __check_init__(self):
+        _check.count("FedIHGP.terms", self.terms)
+        check_lipschitz("FedIHGP.lipschitz", self.lipschitz)
+
+    def solve(self, system, L, key):
+        """p_{N'}, and L."""
+        lipschitz_key, length_key, series_key = jax.random.split(key, 3)
+        L = _renewed(system, self.lipschitz, L, lipschitz_key)
         hops = below(length_key, (), self.terms)  # N'
-
-        def hop(n, p):
-            return series.hop(p, jax.random.fold_in(hop_key, n))
-
-        return series.fed.repeat(hops, hop, _tree.scale(self.terms / series.lipschitz, f_y))
+        return product_of_series(system, self.terms, hops, L, series_key), L
 
 
-class FedIHGPSum(AbstractIHGP):
+class FedIHGPSum(AbstractAdjoint):
     """The truncated series itself: N hops, N + 1 terms, no randomness in the length.
 
     It costs N + 1 exchanges.
@@ -72,81 +55,19 @@ class FedIHGPSum(AbstractIHGP):
     """
 
     terms: int = 5
-    lipschitz: float | PowerIteration = eqx.field(default_factory=PowerIteration)
+    lipschitz: Lipschitz = eqx.field(default_factory=PowerIteration)
 
-    def __call__(self, series, f_y, key):
-        """The sum of t_0 to t_N."""
+    def __check_init__(self):
+        _check.count("FedIHGPSum.terms", self.terms)
+        check_lipschitz("FedIHGPSum.lipschitz", self.lipschitz)
 
-        def hop(n, carry):
-            t, v = carry
-            t = series.hop(t, jax.random.fold_in(key, n))
-            return t, _tree.add(v, t)
-
-        t = _tree.scale(1 / series.lipschitz, f_y)
-        return series.fed.repeat(self.terms, hop, (t, t))[1]
-
-
-class Series(eqx.Module):
-    """The exchanges that a Neumann series at one point (x, y) is made of.
-
-    A client keeps (x, y) for as long as the series lasts, so hops send it to newcomers only.
-    """
-
-    fed: AbstractFederation
-    problem: Bilevel
-    point: Shared
-    lipschitz: jax.Array
-    clients: AbstractParticipation
-    batch_size: int | None
-
-    def start(self, key: Key) -> Tree:
-        """The mean of f_y over a fresh cohort."""
-        who, sample_key = jax.random.split(key)
-        cohort = self.fed.sample(self.clients, who)
-        point = self.fed.broadcast(cohort, self.point)  # -------------------- down  x, y
-        f_y = self.fed.map(outer_gradient_y, point, key=sample_key, **self._settings())
-        return self.fed.mean(f_y)  # ----------------------------------------- up    f_y
-
-    def hop(self, p: Tree, key: Key) -> Tree:
-        """The term after p: p - g_yy p / L, the product averaged over a fresh cohort."""
-        who, sample_key = jax.random.split(key)
-        cohort = self.fed.sample(self.clients, who)
-        point, sent = self.fed.broadcast(cohort, self.point, p)  # ----------- down  p (and x, y)
-        product = self.fed.map(hessian_vector, point, sent, key=sample_key, **self._settings())
-        return _tree.axpy(-1 / self.lipschitz, self.fed.mean(product), p)  # - up    g_yy p
-
-    def _settings(self):
-        return {"problem": self.problem, "batch_size": self.batch_size}
+    def solve(self, system, L, key):
+        """The sum of the terms 0 to N, and L."""
+        lipschitz_key, series_key = jax.random.split(key)
+        L = _renewed(system, self.lipschitz, L, lipschitz_key)
+        return sum_of_series(system, self.terms, L, series_key), L
 
 
-def fedihgp(
-    fed: AbstractFederation,
-    problem: Bilevel,
-    x: Tree,
-    y: Tree,
-    estimator: AbstractIHGP,
-    lipschitz: jax.Array,
-    clients: AbstractParticipation,
-    batch_size: int | None,
-    key: Key,
-) -> Tree:
-    """The product v at (x, y), by the estimator's own number of exchanges."""
-    start_key, series_key = jax.random.split(key)
-    series = Series(fed, problem, fed.share((x, y)), lipschitz, clients, batch_size)
-    return estimator(series, series.start(start_key), series_key)
-
-
-def outer_gradient_y(
-    client: Client, point: tuple[Tree, Tree], *, problem: Bilevel, batch_size: int | None
-) -> Tree:
-    """f_y(x, y; ξ)."""
-    sample = client.draw(problem.outer_split, batch_size, client.key)
-    return problem.outer_grad_y(*point, sample)
-
-
-def hessian_vector(
-    client: Client, point: tuple[Tree, Tree], p: Tree, *, problem: Bilevel, batch_size: int | None
-) -> Tree:
-    """g_yy(x, y; ζ) p."""
-    sample = client.draw(problem.inner_split, batch_size, client.key)
-    return problem.inner_hvp(*point, p, sample)
+def _renewed(system, rule, L, key):
+    x, y = system.point.value
+    return lipschitz(system.fed, system.problem, system.sampling, x, y, rule, L, key)

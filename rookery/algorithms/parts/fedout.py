@@ -1,4 +1,4 @@
-"""FedOut: one outer round from a given adjoint v (procedure FedOut of FedNest).
+"""FedOut: one outer round along the global hypergradient (FedNest, algorithm 2).
 
 h is the global hypergradient. Local steps correct the direct part f_x only; where f does not
 depend on x directly, every local step is h itself.
@@ -7,63 +7,65 @@ depend on x directly, every local step is h itself.
 import equinox as eqx
 import jax
 
-from rookery import _tree
-from rookery._types import Key, Tree
-from rookery.algorithms.parts.local import LearningRate, LocalSteps, corrected_steps
-from rookery.problem.bilevel import Bilevel
-from rookery.program.cohort import AbstractParticipation
-from rookery.program.federation import AbstractFederation, Client
+from rookery._types import Tree
+from rookery.algorithms.parts import levels, local
+from rookery.algorithms.parts.adjoint import AbstractAdjoint, mean_hypergradient
+from rookery.algorithms.parts.fedihgp import FedIHGPSum
+from rookery.algorithms.parts.interface import AbstractOuter
+from rookery.algorithms.parts.levels import TwoLevel
+from rookery.program.federation import Client
 
 
-class FedOut(eqx.Module):
-    """Two exchanges with one cohort give a new x.
+class FedOut(AbstractOuter):
+    """The adjoint, and then two exchanges with one cohort, give a new x.
 
     Args:
         lr: α, of every local step, or of the whole call (:class:`PerCall`).
-        local_steps: τ.
-        clients: who takes part.
-        batch_size: rows per evaluation; None is all.
+        local_steps: τ, one number or one per client.
+        adjoint: how the inverse Hessian times the outer gradient is estimated.
     """
 
-    lr: LearningRate
-    local_steps: LocalSteps
-    clients: AbstractParticipation
-    batch_size: int | None
+    lr: local.LearningRate = eqx.field(converter=local.learning_rate)
+    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
+    adjoint: AbstractAdjoint = eqx.field(default_factory=FedIHGPSum)
 
-    def __call__(
-        self, fed: AbstractFederation, problem: Bilevel, x: Tree, y: Tree, v: Tree, key: Key
-    ) -> Tree:
-        """The outer variable x after one round."""
-        who, hyper_key, local_key = jax.random.split(key, 3)
-        settings = {"problem": problem, "fedout": self}
-        cohort = fed.sample(self.clients, who)
+    def __check_init__(self):
+        local.check_learning_rate("FedOut.lr", self.lr)
+        local.check_local_steps("FedOut.local_steps", self.local_steps)
+
+    def __call__(self, fed, problem, sampling, x, y, L, key):
+        """The outer variable x after one round, and L."""
+        who, adjoint_key, hyper_key, local_key = jax.random.split(key, 4)
+        v, L = self.adjoint.estimate(fed, problem, sampling, x, y, L, adjoint_key)
+        cohort = fed.sample(sampling.clients, who)
         x, y, v = fed.broadcast(cohort, x, y, v)  # -------------------------- down  x, y, v
-        h_i = fed.map(hypergradient_piece, x, y, v, key=hyper_key, **settings)
-        h = fed.mean(h_i)  # ------------------------------------------------- up    h
+        h = mean_hypergradient(fed, problem, sampling, x, y, v, hyper_key)  #  up    h
         h = fed.broadcast(cohort, h)  # -------------------------------------- down  h
+        settings = {"problem": problem, "batch_size": sampling.batch_size, "fedout": self}
         x_i = fed.map(corrected_outer_steps, x, y, h, key=local_key, **settings)
-        return fed.mean(x_i)  # ---------------------------------------------- up    x
+        return fed.mean(x_i), L  # ------------------------------------------- up    x
 
-
-def hypergradient_piece(
-    client: Client, x: Tree, y: Tree, v: Tree, *, problem: Bilevel, fedout: FedOut
-) -> Tree:
-    """h_i = f_x(x, y; ξ) - g_xy(x, y; ζ) v."""
-    outer_key, inner_key = jax.random.split(client.key)
-    outer_sample = client.draw(problem.outer_split, fedout.batch_size, outer_key)
-    inner_sample = client.draw(problem.inner_split, fedout.batch_size, inner_key)
-    direct = problem.outer_grad_x(x, y, outer_sample)
-    return _tree.sub(direct, problem.inner_cross(x, y, v, inner_sample))
+    def check(self, problem, n_clients):
+        """Numbers of local steps must fit the clients, and the adjoint the problem."""
+        local.check_local_steps("FedOut.local_steps", self.local_steps, n_clients)
+        self.adjoint.check(problem, n_clients)
 
 
 def corrected_outer_steps(
-    client: Client, x: Tree, y: Tree, h: Tree, *, problem: Bilevel, fedout: FedOut
+    client: Client,
+    x: Tree,
+    y: Tree,
+    h: Tree,
+    *,
+    problem: TwoLevel,
+    batch_size: int | None,
+    fedout: FedOut,
 ) -> Tree:
     """x_{i,ν+1} = x_{i,ν} - α_i [ f_x(x_{i,ν}, y; ξ) - f_x(x, y; ξ) + h ]."""
-    return corrected_steps(
+    return local.corrected_steps(
         client,
-        draw=lambda key: client.draw(problem.outer_split, fedout.batch_size, key),
-        gradient=lambda x_i, sample: problem.outer_grad_x(x_i, y, sample),
+        draw=lambda key: client.draw(levels.outer_split(problem), batch_size, key),
+        gradient=lambda x_i, sample: levels.outer_gradient_x(problem, x_i, y, sample),
         anchor=x,
         correction=h,
         lr=fedout.lr,

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 from rookery import _check, _tree
 from rookery._types import Key, Tree
+from rookery.algorithms.parts.interface import Sampling
 from rookery.problem.bilevel import Bilevel
-from rookery.program.cohort import AbstractParticipation
 from rookery.program.federation import AbstractFederation, Client
 
 
@@ -33,33 +33,59 @@ class PowerIteration(eqx.Module):
         _check.positive("PowerIteration.safety", self.safety)
 
 
+Lipschitz = float | PowerIteration
+
+
+def check_lipschitz(name: str, rule: Lipschitz) -> None:
+    """Raise unless L is a positive number or a way to estimate it."""
+    if not isinstance(rule, PowerIteration):
+        _check.positive(name, rule)
+
+
 def lipschitz(
     fed: AbstractFederation,
     problem: Bilevel,
+    sampling: Sampling,
     x: Tree,
     y: Tree,
-    rule: float | PowerIteration,
+    rule: Lipschitz,
     previous: jax.Array,
-    clients: AbstractParticipation,
-    batch_size: int | None,
     key: Key,
 ) -> jax.Array:
     """L for this round: given, kept from an earlier round, or estimated anew in one exchange."""
     if not isinstance(rule, PowerIteration):
         return jnp.asarray(rule).astype(previous.dtype)
     who, sample_key = jax.random.split(key)
-    settings = {"problem": problem, "batch_size": batch_size, "iterations": rule.iterations}
+    settings = {"problem": problem, "batch_size": sampling.batch_size}
 
     def estimate(_, previous):
-        cohort = fed.sample(clients, who)
+        cohort = fed.sample(sampling.clients, who)
         point = fed.broadcast(cohort, (x, y))  # ----------------------------- down  x, y
-        largest = fed.map(largest_eigenvalue, point, key=sample_key, **settings)
+        largest = fed.map(
+            largest_eigenvalue, point, key=sample_key, iterations=rule.iterations, **settings
+        )
         largest = fed.stack(largest)  # -------------------------------------- up    one number
         largest = jnp.max(jnp.where(cohort.active, largest, jnp.zeros_like(largest)))
         return _tree.scale(rule.safety, largest).astype(previous.dtype)
 
     is_due = jnp.asarray(fed.round) % rule.every == 0
     return fed.repeat(jnp.where(is_due, 1, 0), estimate, previous)
+
+
+def own_lipschitz(
+    client: Client,
+    problem: Bilevel,
+    x: Tree,
+    y: Tree,
+    rule: Lipschitz,
+    batch_size: int | None,
+    key: Key,
+) -> jax.Array:
+    """L of a client's own inner Hessian: given, or estimated on the spot, which sends nothing."""
+    if not isinstance(rule, PowerIteration):
+        return jnp.asarray(rule).astype(jnp.result_type(*jax.tree.leaves(y)))
+    found = _largest(client, problem, x, y, rule.iterations, batch_size, key)
+    return _tree.scale(rule.safety, found)
 
 
 def largest_eigenvalue(
@@ -71,17 +97,21 @@ def largest_eigenvalue(
     iterations: int,
 ) -> jax.Array:
     """By how much the inner Hessian of one sample stretches its leading direction."""
-    start_key, sample_key = jax.random.split(client.key)
+    return _largest(client, problem, *point, iterations, batch_size, client.key)
+
+
+def _largest(client, problem, x, y, iterations, batch_size, key):
+    start_key, sample_key = jax.random.split(key)
     sample = client.draw(problem.inner_split, batch_size, sample_key)
 
     def step(_, carry):
         direction, _ = carry
-        image = problem.inner_hvp(*point, direction, sample)
+        image = problem.inner_hvp(x, y, direction, sample)
         stretch = _tree.norm(image)
         # a Hessian of zeros gives the estimate zero and not a division by it
         return _tree.scale(1 / jnp.maximum(stretch, jnp.finfo(stretch.dtype).tiny), image), stretch
 
-    direction = _tree.random_normal(start_key, point[1])
+    direction = _tree.random_normal(start_key, y)
     norm = _tree.norm(direction)
     init = (_tree.scale(1 / norm, direction), jnp.zeros_like(norm))
     return client.repeat(iterations, step, init)[1]

@@ -1,6 +1,7 @@
-"""Local steps on a client: how many, how large, and the variance-reduced kind."""
+"""Local steps on a client: how many, how large, and in which direction."""
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -29,7 +30,7 @@ LocalSteps = int | tuple[int, ...]
 """One number for all clients, or one per client."""
 
 
-def learning_rate(value) -> LearningRate:
+def learning_rate(value) -> Any:
     """Field converter: whole numbers become floats, so that they can be swept over."""
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
@@ -53,6 +54,18 @@ def check_local_steps(name: str, value: LocalSteps, n_clients: int | None = None
         raise ValueError(f"{name} has {len(value)} entries for {n_clients} clients.")
 
 
+def check_fields(algorithm: Any, n_clients: int | None = None) -> None:
+    """Check an algorithm's step sizes and numbers of local steps, told by how they are named.
+
+    Step sizes end in ``_lr`` and numbers of local steps in ``_steps``, in every algorithm.
+    """
+    for name, value in vars(algorithm).items():
+        if name.endswith("_lr"):
+            check_learning_rate(name, value)
+        elif name.endswith("_steps"):
+            check_local_steps(name, value, n_clients)
+
+
 def steps_of(client: Client, steps: LocalSteps):
     """How many local steps this client takes."""
     return jnp.asarray(steps, jnp.int32)[client.id] if isinstance(steps, tuple) else steps
@@ -61,6 +74,24 @@ def steps_of(client: Client, steps: LocalSteps):
 def step_size(lr: LearningRate, steps):
     """The size of one local step of a client that takes so many."""
     return lr.lr / jnp.asarray(steps).astype(float) if isinstance(lr, PerCall) else lr
+
+
+def plain_steps(
+    client: Client,
+    direction: Callable[[Tree, Key], Tree],
+    start: Tree,
+    lr: LearningRate,
+    steps: LocalSteps,
+    key: Key,
+) -> Tree:
+    """Local steps against ``direction(w, key)``, with a fresh key each."""
+    own_steps = steps_of(client, steps)
+    size = step_size(lr, own_steps)
+
+    def step(nu, w):
+        return _tree.axpy(-size, direction(w, jax.random.fold_in(key, nu)), w)
+
+    return client.repeat(own_steps, step, start)
 
 
 def corrected_steps(

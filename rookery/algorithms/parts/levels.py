@@ -1,0 +1,101 @@
+"""What the two levels are in each class of problem: the one place that tells the classes apart.
+
+                        Bilevel         Minimax     Composition of two layers, f(r(x))
+    inner gradient      g_y             -f_y        y - r(x)
+    Hessian times p     g_yy p          -           p
+    adjoint v           g_yy^{-1} f_y   none        f_y
+    hypergradient       f_x - g_xy v    f_x         r_x' v
+
+Every client has a share of each, and the mean over clients is what counts. In a minimax problem
+f_y vanishes at the inner solution, and the adjoint with it.
+"""
+
+from typing import Any
+
+from rookery import _tree
+from rookery._types import Sample, Tree
+from rookery.problem import oracles
+from rookery.problem.bilevel import Bilevel
+from rookery.problem.composition import Composition
+from rookery.problem.minimax import Minimax
+
+TwoLevel = Bilevel | Minimax | Composition
+
+
+def check_two_levels(name: str, problem: Any) -> None:
+    """Raise unless a problem is of one of the classes, and a composition has two layers."""
+    if not isinstance(problem, TwoLevel):
+        raise TypeError(
+            f"{name} solves Bilevel, Minimax and two-layer Composition problems, "
+            f"got {type(problem).__name__}."
+        )
+    if isinstance(problem, Composition) and len(problem.layers) != 2:
+        raise ValueError(
+            f"{name} solves compositions of two layers, got {len(problem.layers)} layers."
+        )
+
+
+def inner_split(problem: TwoLevel) -> str:
+    """Which part of a client's data the inner level is averaged over."""
+    return problem.inner_split if isinstance(problem, Bilevel) else problem.split
+
+
+def outer_split(problem: TwoLevel) -> str:
+    """Which part of a client's data the outer level is averaged over."""
+    return problem.outer_split if isinstance(problem, Bilevel) else problem.split
+
+
+def inner_gradient(problem: TwoLevel, x: Tree, y: Tree, sample: Sample) -> Tree:
+    """What is zero, in the mean over clients, at the inner solution."""
+    match problem:
+        case Bilevel():
+            return problem.inner_grad_y(x, y, sample)
+        case Minimax():
+            return _tree.scale(-1, problem.grad_y(x, y, sample))
+        case Composition():
+            return _tree.sub(y, problem.layer(0, x, sample))
+
+
+def outer_gradient_y(problem: Bilevel | Composition, x: Tree, y: Tree, sample: Sample) -> Tree:
+    """f_y, the right side of the adjoint's system."""
+    match problem:
+        case Bilevel():
+            return problem.outer_grad_y(x, y, sample)
+        case Composition():
+            return oracles.gradient(problem.layers[1], (y,), 0, sample)
+
+
+def hessian_vector(
+    problem: Bilevel | Composition, x: Tree, y: Tree, p: Tree, sample: Sample
+) -> Tree:
+    """g_yy p, the left side of the adjoint's system."""
+    match problem:
+        case Bilevel():
+            return problem.inner_hvp(x, y, p, sample)
+        case Composition():
+            return p
+
+
+def outer_gradient_x(problem: TwoLevel, x: Tree, y: Tree, sample: Sample) -> Tree:
+    """f_x, the direct part of the hypergradient."""
+    match problem:
+        case Bilevel():
+            return problem.outer_grad_x(x, y, sample)
+        case Minimax():
+            return problem.grad_x(x, y, sample)
+        case Composition():
+            return _tree.zeros_like(x)
+
+
+def hypergradient_piece(
+    problem: TwoLevel, x: Tree, y: Tree, v: Tree, outer_sample: Sample, inner_sample: Sample
+) -> Tree:
+    """A client's share h_i of the hypergradient, given the adjoint v (None in minimax problems)."""
+    match problem:
+        case Bilevel():
+            direct = problem.outer_grad_x(x, y, outer_sample)
+            return _tree.sub(direct, problem.inner_cross(x, y, v, inner_sample))
+        case Minimax():
+            return problem.grad_x(x, y, outer_sample)
+        case Composition():
+            return problem.layer_vjp(0, x, v, inner_sample)

@@ -1,0 +1,62 @@
+"""Steps that the server takes, along means of what the clients send."""
+
+import equinox as eqx
+import jax
+
+from rookery import _check, _tree
+from rookery.algorithms.parts import local
+from rookery.algorithms.parts.fedinn import inner_gradient
+from rookery.algorithms.parts.interface import AbstractHypergradient, AbstractInner, AbstractOuter
+
+
+class ServerSGD(AbstractInner):
+    """One exchange gives the mean inner gradient, and the server takes one step (FedMBO).
+
+    Args:
+        lr: β.
+    """
+
+    lr: float = eqx.field(converter=local.learning_rate)
+
+    def __check_init__(self):
+        _check.positive("ServerSGD.lr", self.lr)
+
+    def __call__(self, fed, problem, sampling, x, y, key):
+        """The inner variable y after one step."""
+        who, sample_key = jax.random.split(key)
+        settings = {"problem": problem, "batch_size": sampling.batch_size}
+        cohort = fed.sample(sampling.clients, who)
+        at_x, at_y = fed.broadcast(cohort, x, y)  # ------------------------- down  x, y
+        q_i = fed.map(inner_gradient, at_x, at_y, key=sample_key, **settings)
+        return _tree.axpy(-self.lr, fed.mean(q_i), y)  # -------------------- up    q
+
+    def check(self, n_clients):
+        """Always fits."""
+
+
+class ServerStep(AbstractOuter):
+    """The server takes one step  x - α h.
+
+    It costs what the estimate of h costs.
+
+    Args:
+        lr: α.
+        hypergradient: the estimator of h: :class:`PHE` or :class:`PHESum`, or an adjoint
+            (:class:`FedIHGP`, :class:`FedIHGPSum`, :class:`FederatedCG`), which costs one exchange
+            more to become a hypergradient.
+    """
+
+    lr: float = eqx.field(converter=local.learning_rate)
+    hypergradient: AbstractHypergradient
+
+    def __check_init__(self):
+        _check.positive("ServerStep.lr", self.lr)
+
+    def __call__(self, fed, problem, sampling, x, y, L, key):
+        """The outer variable x after one step, and L."""
+        h, L = self.hypergradient(fed, problem, sampling, x, y, L, key)
+        return _tree.axpy(-self.lr, h, x), L
+
+    def check(self, problem, n_clients):
+        """The estimator must fit."""
+        self.hypergradient.check(problem, n_clients)

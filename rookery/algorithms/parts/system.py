@@ -1,0 +1,146 @@
+"""The linear system  g_yy v = f_y  at one point (x, y), of all clients together or of one alone.
+
+A solver sees its right side and its products with a vector, never a matrix, and so need not know
+whose system it solves.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from rookery import _tree
+from rookery._types import Key, Tree
+from rookery.algorithms.parts import levels
+from rookery.algorithms.parts.interface import Sampling
+from rookery.problem.bilevel import Bilevel
+from rookery.problem.composition import Composition
+from rookery.program.federation import AbstractFederation, Client, Shared
+
+HasAdjoint = Bilevel | Composition
+
+
+class AbstractSystem(eqx.Module):
+    """A linear system known by its products."""
+
+    @abc.abstractmethod
+    def right_side(self, key: Key) -> Tree:
+        """f_y."""
+
+    @abc.abstractmethod
+    def product(self, p: Tree, key: Key) -> Tree:
+        """g_yy p."""
+
+    @abc.abstractmethod
+    def repeat(self, n: Any, body: Callable[[Any, Tree], Tree], init: Tree) -> Tree:
+        """``body(i, value)`` n times over."""
+
+
+class GlobalSystem(AbstractSystem):
+    """The system of the mean Hessian. Everything asked of it is one exchange.
+
+    Every exchange has a fresh cohort and fresh samples: with one cohort throughout, the mean of a
+    product would not be the product of the means. A client keeps (x, y) for as long as the system
+    is worked on, so the point is sent to newcomers only.
+    """
+
+    fed: AbstractFederation
+    problem: HasAdjoint
+    sampling: Sampling
+    point: Shared
+
+    def right_side(self, key):
+        """The mean of f_y over a fresh cohort."""
+        who, sample_key = jax.random.split(key)
+        cohort = self.fed.sample(self.sampling.clients, who)
+        point = self.fed.broadcast(cohort, self.point)  # -------------------- down  x, y
+        f_y = self.fed.map(outer_gradient_y, point, key=sample_key, **self._settings())
+        return self.fed.mean(f_y)  # ----------------------------------------- up    f_y
+
+    def product(self, p, key):
+        """The mean of g_yy p over a fresh cohort."""
+        who, sample_key = jax.random.split(key)
+        cohort = self.fed.sample(self.sampling.clients, who)
+        point, p = self.fed.broadcast(cohort, self.point, p)  # -------------- down  p (and x, y)
+        product = self.fed.map(hessian_vector, point, p, key=sample_key, **self._settings())
+        return self.fed.mean(product)  # ------------------------------------- up    g_yy p
+
+    def repeat(self, n, body, init):
+        """A loop at the server."""
+        return self.fed.repeat(n, body, init)
+
+    def _settings(self):
+        return {"problem": self.problem, "batch_size": self.sampling.batch_size}
+
+
+class LocalSystem(AbstractSystem):
+    """The system of one client's own Hessian, worked on by that client."""
+
+    client: Client
+    problem: HasAdjoint
+    x: Tree
+    y: Tree
+    batch_size: int | None
+
+    def right_side(self, key):
+        """The client's f_y(x, y; ξ)."""
+        sample = self.client.draw(levels.outer_split(self.problem), self.batch_size, key)
+        return levels.outer_gradient_y(self.problem, self.x, self.y, sample)
+
+    def product(self, p, key):
+        """The client's g_yy(x, y; ζ) p."""
+        sample = self.client.draw(levels.inner_split(self.problem), self.batch_size, key)
+        return levels.hessian_vector(self.problem, self.x, self.y, p, sample)
+
+    def repeat(self, n, body, init):
+        """A loop on the client."""
+        return self.client.repeat(n, body, init)
+
+
+def outer_gradient_y(
+    client: Client, point: tuple[Tree, Tree], *, problem: HasAdjoint, batch_size: int | None
+) -> Tree:
+    """f_y(x, y; ξ)."""
+    return LocalSystem(client, problem, *point, batch_size).right_side(client.key)
+
+
+def hessian_vector(
+    client: Client,
+    point: tuple[Tree, Tree],
+    p: Tree,
+    *,
+    problem: HasAdjoint,
+    batch_size: int | None,
+) -> Tree:
+    """g_yy(x, y; ζ) p."""
+    return LocalSystem(client, problem, *point, batch_size).product(p, client.key)
+
+
+def product_of_series(system: AbstractSystem, terms: int, hops, L: jax.Array, key: Key) -> Tree:
+    """One product  (N/L) (I - g_yy/L)^hops f_y.
+
+    With hops uniform on 0..N-1 its mean is the sum of the first N terms of the Neumann series
+    g_yy^{-1} = (1/L) Σ_n (I - g_yy/L)^n,  which needs L above half the largest eigenvalue.
+    """
+    start_key, hop_key = jax.random.split(key)
+
+    def hop(n, p):
+        product = system.product(p, jax.random.fold_in(hop_key, n))
+        return _tree.axpy(-1 / L, product, p)
+
+    return system.repeat(hops, hop, _tree.scale(terms / L, system.right_side(start_key)))
+
+
+def sum_of_series(system: AbstractSystem, terms: int, L: jax.Array, key: Key) -> Tree:
+    """The first N + 1 terms  (1/L) Σ_n (I - g_yy/L)^n f_y,  by N hops."""
+    start_key, hop_key = jax.random.split(key)
+
+    def hop(n, carry):
+        t, v = carry
+        t = _tree.axpy(-1 / L, system.product(t, jax.random.fold_in(hop_key, n)), t)
+        return t, _tree.add(v, t)
+
+    t = _tree.scale(1 / L, system.right_side(start_key))
+    return system.repeat(terms, hop, (t, t))[1]

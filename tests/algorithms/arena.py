@@ -1,0 +1,63 @@
+"""Where algorithms and their parts meet the zoo: common to the tests of this folder."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rookery as rk
+from rookery.algorithms.parts.adjoint import AbstractAdjoint
+from rookery.algorithms.parts.interface import Sampling
+from rookery.engines.eager import EagerFederation
+from rookery.engines.engine import Program
+from rookery.engines.traced import TracedFederation
+
+EVERYONE = Sampling(rk.Everyone())
+
+
+class Given(AbstractAdjoint):
+    """An adjoint that is known beforehand."""
+
+    v: jax.Array
+
+    def solve(self, system, L, key):
+        return self.v, L
+
+
+def federation(zoo, is_eager=False, weights=None):
+    """One round's federation, to call a part by itself."""
+    stacked = rk.Population.stacked(zoo.data, weights=weights)
+    program = Program(zoo.problem, jax.tree.map(jnp.asarray, stacked), rk.Clock(), rk.Mean())
+    return EagerFederation(program, 0) if is_eager else TracedFederation(program, 0, None)
+
+
+def solve(zoo, algorithm, rounds, seed=0, **kwargs):
+    """A whole run."""
+    population = rk.Population.stacked(zoo.data)
+    return rk.run(algorithm, zoo.problem, population, zoo.start, rounds=rounds, seed=seed, **kwargs)
+
+
+def trajectory(zoo, algorithm, rounds, every=1, **kwargs):
+    """[times, size of x], the iterates x."""
+    size = len(zoo.start[0])
+    track = rk.OfSolution(lambda x, *_: {f"x{i}": x[i] for i in range(size)})
+    kwargs = {**kwargs, "evaluate": [track], "evaluate_every": every}
+    history = solve(zoo, algorithm, rounds, **kwargs).history
+    return np.stack([history[f"x{i}"] for i in range(size)], axis=1)
+
+
+def means(zoo, weights=None):
+    """The clients' mean matrices."""
+    return {name: np.average(a.mean(1), axis=0, weights=weights) for name, a in zoo.data.items()}
+
+
+def f_y(zoo, x, y, weights=None):
+    """The mean outer gradient in y of a quadratic bilevel problem."""
+    m = means(zoo, weights)
+    Qd = np.average(np.einsum("crij,crj->ci", zoo.Q, zoo.d), axis=0, weights=weights)
+    return m["Q"] @ y - Qd / zoo.d.shape[1] + m["E"].T @ x
+
+
+def clients_of(zoo):
+    """Every client as a problem of its own."""
+    for i in range(zoo.H.shape[0]):
+        yield rk.zoo.QuadraticBilevel(**{k: a[i : i + 1] for k, a in zoo.data.items()}, m0=zoo.m0)
