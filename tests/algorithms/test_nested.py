@@ -61,9 +61,12 @@ def test_a_paper_is_a_combination_under_a_name():
         inner_rounds=2,
         clients=2,
     )
-    a, b = solve(ZOO, named, 5), solve(ZOO, nested, 5)
-    np.testing.assert_array_equal(a.solution[0], b.solution[0])
-    assert a.ledger == b.ledger
+    assert eqx.tree_equal(named.parts(), nested)
+    mbo = rk.FedMBO(0.05, 0.1, 2, rk.PHE(3, 5.0), clients=2)
+    assert eqx.tree_equal(
+        mbo.parts(),
+        rk.Nested(rk.ServerSGD(0.1), rk.ServerStep(0.05, rk.PHE(3, 5.0)), 2, clients=2),
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,10 +119,10 @@ def cg(iterations, zoo=ZOO, y=None):
 
 def test_conjugate_gradients_are_exact_after_as_many_products_as_y_has_numbers():
     exact = ZOO.adjoint(np.ones(3), np.ones(4))
-    errors = [np.linalg.norm(cg(k) - exact) for k in (1, 2, 3, 4, 9)]
-    assert errors[0] > errors[1] > errors[2] > 1e-6
-    assert errors[3] < 1e-12
-    assert errors[4] < 1e-12  # a solved system leaves nothing to divide by
+    errors = [np.linalg.norm(cg(k) - exact) for k in (2, 3, 4, 9)]
+    assert errors[0] > errors[1] > 1e-6
+    assert errors[2] < 1e-12
+    assert errors[3] < 1e-12  # a solved system leaves nothing to divide by
 
 
 def test_conjugate_gradients_of_nothing_are_nothing():

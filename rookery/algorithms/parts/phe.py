@@ -60,7 +60,7 @@ class AbstractPHE(AbstractHypergradient):
         return _tree.sub(d, chains.cross(p, last_key)), L
 
     def __call__(self, fed, problem, sampling, x, y, L, key):
-        """The plain mean of the chains, whose clients were drawn by their weights, and L."""
+        """The plain mean of the chains, and L."""
         each, L = self.each(fed, problem, sampling, x, y, L, key)
         return jax.tree.map(lambda h: jnp.mean(h, axis=0), each), L
 
@@ -97,7 +97,8 @@ class PHE(AbstractPHE):
         terms: N.
         lipschitz: L, or how to estimate it.
         chains: n, or the rule that draws the n clients of a hop. A number, and None for as many as
-            take part elsewhere, draw them independently by their weights.
+            take part elsewhere, draw them independently by their weights; rules that do not look
+            at weights suit clients of equal weight.
     """
 
     terms: int = 5
@@ -130,7 +131,8 @@ class PHESum(AbstractPHE):
         terms: N.
         lipschitz: L, or how to estimate it.
         chains: n, or the rule that draws the n clients of a hop. A number, and None for as many as
-            take part elsewhere, draw them independently by their weights.
+            take part elsewhere, draw them independently by their weights; rules that do not look
+            at weights suit clients of equal weight.
     """
 
     terms: int = 5
@@ -200,7 +202,8 @@ class Chains(eqx.Module):
         # few clients again and again
         order = jax.random.permutation(order_key, len(cohort))
         occurrence = None if cohort.occurrence is None else cohort.occurrence[order]
-        return Cohort(cohort.ids[order], cohort.active[order], occurrence)
+        ids, active = cohort.ids[order], cohort.active[order]
+        return Cohort(ids, active, occurrence, is_weighted=cohort.is_weighted)
 
     def _settings(self):
         return {"problem": self.problem, "batch_size": self.batch_size}
