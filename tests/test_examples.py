@@ -12,7 +12,7 @@ EXPECTED = {
     "02_your_own_loss.py": "penalties of those that mean nothing",
     "03_your_own_algorithm.py": "FedNest: |x - x*| = 2",
     "04_your_own_data.py": "client 7:",
-    "05_sweep.py": "outer_lr=0.1",
+    "05_sweep.py": "Step sizes of FedNest",
     "06_equinox_model.py": "accuracy",
     "07_read_a_run.py": "finished:",
 }
