@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types unit bench clean
+.PHONY: demo test lint types unit test-tracking bench clean
 
 demo: $(READY)
 	$(BIN)/rookery demo
@@ -21,6 +21,10 @@ types: $(READY)
 unit: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal rookery tests
 
+# the trackers with the real packages, which `make test` does without
+test-tracking: $(VENV)-tracking/.ready
+	$(VENV)-tracking/bin/pytest -rs tests/tracking rookery/tracking
+
 bench: $(READY)
 	$(BIN)/python benchmarks/fednest_round.py
 
@@ -30,5 +34,11 @@ $(READY): requirements.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
+$(VENV)-tracking/.ready: requirements-tracking.txt requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)-tracking
+	$(VENV)-tracking/bin/python -m pip install --quiet -r requirements-tracking.txt
+	$(VENV)-tracking/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(VENV)-tracking runs

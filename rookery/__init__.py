@@ -5,6 +5,7 @@ Import it with ``import rookery as rk``.
 
 from rookery import algorithms as algorithms
 from rookery import tasks as tasks
+from rookery import tracking as tracking
 from rookery.algorithms.fedmbo import FedMBO as FedMBO
 from rookery.algorithms.fednest import FedNest as FedNest
 from rookery.algorithms.fednest import FedNestSGD as FedNestSGD
@@ -68,3 +69,4 @@ from rookery.run.lanes import Job as Job
 from rookery.run.lanes import Result as Result
 from rookery.run.loop import run as run
 from rookery.run.loop import sweep as sweep
+from rookery.run.track import Tracker as Tracker

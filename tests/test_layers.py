@@ -22,9 +22,18 @@ MAY_IMPORT = {
     "engines": BASE | {"program", "clients", "engines"},
     "run": BASE | {"engines", "program", "clients", "run"},
     "report": {"report", "run.history"},
+    "tracking": {"tracking", "run.track"},
     "tasks": BASE | {"models", "problem", "clients", "run", "tasks"},
 }
-ONLY_IN = {"matplotlib": "report", "tyro": "cli", "ray": "engines", "nvflare": "engines"}
+ONLY_IN = {
+    "matplotlib": "report",
+    "tyro": "cli",
+    "ray": "engines",
+    "nvflare": "engines",
+    "tensorboardX": "tracking",
+    "wandb": "tracking",
+    "mlflow": "tracking",
+}
 NEVER = {"report": {"jax"}, "algorithms": {"numpy"}, "program": {"numpy"}}
 FILES = sorted(ROOT.rglob("*.py"))
 

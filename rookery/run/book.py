@@ -3,7 +3,8 @@
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +16,7 @@ from rookery._types import Tree
 from rookery.program.ledger import Ledger
 from rookery.run.checkpoint import Checkpoint, load_all, remove_after, save
 from rookery.run.history import History, HistoryFile, replace_file, to_json
+from rookery.run.track import Tracker
 
 FORMAT = 1
 """Of a run directory; raised when an older one can no longer be read."""
@@ -29,6 +31,9 @@ class Book:
     history: History = field(default_factory=History)
     ledger: Ledger = field(default_factory=Ledger)
     began: float = field(default_factory=time.monotonic)
+    tracker: Tracker | None = None
+    status: str | None = None
+    """How the run has ended, once it has."""
 
     def open(self, title: str, configuration: dict[str, Any], overwrite: bool) -> None:
         """Make the directory this run's own, or raise if it is another's."""
@@ -116,6 +121,21 @@ class Book:
         self._file().keep(self.history)
         self.say(f"Going on from round {found.round} in {self.directory}.")
 
+    @contextmanager
+    def tracked(
+        self, tracker: Tracker, title: str, configuration: dict[str, Any]
+    ) -> Iterator[None]:
+        """Start a tracker, log to it, and finish it however the run ends."""
+        tracker.start(title, configuration)
+        self.tracker, otherwise = tracker, "failed"
+        try:
+            yield
+        except KeyboardInterrupt:
+            otherwise = "interrupted"
+            raise
+        finally:
+            tracker.finish(self.status or otherwise)
+
     def measure(self, round: int, numbers: dict[str, float]) -> dict[str, Any]:
         """Add a row: the round, the costs so far and the measured numbers."""
         costs = {"round": round, **self.ledger.as_dict()}
@@ -128,6 +148,8 @@ class Book:
             # kept apart from the history, which two runs of one seed must have in common
             timing = {"round": round, "wall_seconds": time.monotonic() - self.began}
             HistoryFile(self.directory / "timing.jsonl").append(timing)
+        if self.tracker is not None:
+            self.tracker.log(row)
         return row
 
     def pay(self, ledgers: list[Ledger]) -> None:
@@ -142,6 +164,7 @@ class Book:
 
     def close(self, status: str, done: int) -> None:
         """Write the summary."""
+        self.status = status
         if self.directory is None:
             return
         summary = {

@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from rookery.run.describe import describe, fingerprint
 from rookery.run.evaluate import AbstractEvaluation
 from rookery.run.history import History
 from rookery.run.progress import RunProgress
+from rookery.run.track import Tracker
 
 CHUNK_SECONDS = 1.0
 """How long a chunk of rounds should take, so that the bar moves and Ctrl-C is heard."""
@@ -38,6 +40,7 @@ class Job:
         seed: of all randomness except the delays.
         directory: where configuration, history and checkpoints are kept; nothing if None.
         title: what the progress bar says.
+        tracker: what follows the run, besides its history; each run needs one of its own.
     """
 
     algorithm: AbstractAlgorithm
@@ -45,6 +48,7 @@ class Job:
     seed: int = 0
     directory: str | Path | None = None
     title: str = ""
+    tracker: Tracker | None = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,7 @@ class Lanes:
         end = book.diverged_in()
         if end is not None and end in lane.found:
             lane.status, lane.end, lane.state = "diverged", end, lane.found[end].state
+            book.status = lane.status
             book.go_back_to(lane.found[end], lambda _: True)
         return lane
 
@@ -136,6 +141,17 @@ class Lanes:
         for lane in going_on:
             newest.setdefault(max(lane.found, default=0), []).append(lane)
         return list(newest.items())
+
+    def tracked(self, lanes: list[Lane]) -> ExitStack:
+        """Start the lanes' trackers, to be finished however their runs end."""
+        with ExitStack() as started:
+            for lane in lanes:
+                if lane.job.tracker is not None:
+                    configuration = self._configuration(lane.job)
+                    started.enter_context(
+                        lane.book.tracked(lane.job.tracker, lane.name, configuration)
+                    )
+            return started.pop_all()
 
     def run(self, lanes: list[Lane], done: int, bar: RunProgress) -> None:
         """All rounds after ``done`` of lanes that share one structure."""

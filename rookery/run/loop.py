@@ -5,6 +5,7 @@ one compiled program. A single run is a sweep of one.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rookery.run.describe import fingerprint
 from rookery.run.evaluate import AbstractEvaluation
 from rookery.run.lanes import Job, Lane, Lanes, Result
 from rookery.run.progress import SILENT, RunProgress
+from rookery.run.track import Tracker
 
 
 def run(
@@ -37,6 +39,7 @@ def run(
     seed: int = 0,
     directory: str | Path | None = None,
     title: str = "",
+    tracker: Tracker | None = None,
     **settings: Any,
 ) -> Result:
     """Run an algorithm on a problem.
@@ -53,9 +56,10 @@ def run(
         seed: of all randomness except the delays.
         directory: where configuration, history and checkpoints are kept; nothing if not given.
         title: what the progress bar says; the algorithm's name if not given.
+        tracker: what follows the run, besides its history, as those of :mod:`rookery.tracking`.
         settings: as in :func:`sweep`.
     """
-    job = Job(algorithm, start, seed, directory, title)
+    job = Job(algorithm, start, seed, directory, title, tracker)
     return sweep([job], problem, population, rounds=rounds, **settings)[0]
 
 
@@ -106,15 +110,19 @@ def sweep(
         job.algorithm.check(problem, population.n_clients)
         start = jax.tree.map(jnp.asarray, tuple(job.start))
         problem.check(start, population.example)
-        configured.append(Job(job.algorithm, start, job.seed, job.directory, job.title))
+        configured.append(replace(job, start=start))
     taken = [str(Path(job.directory).resolve()) for job in jobs if job.directory is not None]
     if len(set(taken)) < len(taken):
         twice = sorted({path for path in taken if taken.count(path) > 1})
         raise ValueError(f"two runs cannot share a directory: {', '.join(twice)}.")
+    trackers = [id(job.tracker) for job in jobs if job.tracker is not None]
+    if len(set(trackers)) < len(trackers):
+        raise ValueError("two runs cannot share a tracker; make one for each.")
     population = jax.device_put(population)
+    kept = any((job.directory, job.tracker) != (None, None) for job in jobs)
     loop = Lanes(
         program=Program(problem, population, clock, aggregate if aggregate is not None else Mean()),
-        data_fingerprint=fingerprint(population) if any(j.directory for j in jobs) else "",
+        data_fingerprint=fingerprint(population) if kept else "",
         engine=engine if engine is not None else Compiled(),
         rounds=rounds,
         evaluate=tuple(evaluate),
@@ -125,11 +133,14 @@ def sweep(
     )
     opened = [loop.open(job) for job in configured]
     batches = _batches(loop, opened, lanes)
+    # nothing is left to do for these, and their trackers are told so
+    loop.tracked([lane for lane in opened if lane.status == "diverged"]).close()
     with RunProgress(loop.console, sum(rounds - done for done, _ in batches)) as bar:
         before = 0
         for done, batch in batches:
             bar.begin(_title(batch), before - done)
-            loop.run(batch, done, bar)
+            with loop.tracked(batch):
+                loop.run(batch, done, bar)
             before += rounds - done
     return [lane.result() for lane in opened]
 
