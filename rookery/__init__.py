@@ -21,6 +21,7 @@ from rookery.algorithms.parts import FedIHGPSum as FedIHGPSum
 from rookery.algorithms.parts import FedInn as FedInn
 from rookery.algorithms.parts import FedInnSGD as FedInnSGD
 from rookery.algorithms.parts import FedOut as FedOut
+from rookery.algorithms.parts import Hold as Hold
 from rookery.algorithms.parts import LFedOut as LFedOut
 from rookery.algorithms.parts import LocalNeumann as LocalNeumann
 from rookery.algorithms.parts import LocalNeumannSum as LocalNeumannSum

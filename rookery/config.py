@@ -11,10 +11,12 @@ import inspect
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from rookery import _check
@@ -38,7 +40,8 @@ from rookery.tasks.task import Task
 
 CURVE_TABLES = ("data", "partition", "task", "algorithm", "clock", "engine")
 TABLES = ("title", "claim", "run", "curves", "tune", "plot", *CURVE_TABLES)
-RUN_KEYS = {"rounds", "seeds", "evaluate_every", "checkpoint_every", "lanes"}
+RUN_KEYS = {"rounds", "seeds", "evaluate_every", "checkpoint_every", "lanes", "precision"}
+PRECISIONS = ("float32", "float64")
 TUNE_KEYS = {"grid", "metric", "goal", "rounds", "seeds"}
 PLOT_KEYS = {"metrics", "axes", "log_x", "log_y", "target", "higher_is_better"}
 
@@ -57,31 +60,26 @@ class Curve:
         """What curves must have in common to share their task."""
         return json.dumps([self.tables.get(t) for t in ("data", "partition", "task")])
 
-    def task(self, data_directory: str | Path | None = None) -> Task:
-        """Read the data, give it to clients and set up the problem."""
+    def task(self, data_directory: str | Path | None = None, *, is_blank: bool = False) -> Task:
+        """Read the data, give it to clients and set up the problem.
+
+        A blank task has rows of zeros, in the same number: for costs, not for learning.
+        """
         settings = dict(self.tables["task"])
         make = TASKS[settings.pop("name")]
         if not needs_data(make):
             return make(**settings)
         data = dict(self.tables["data"])
         holdout, tail = data.pop("holdout", None), data.pop("long_tail", None)
-        dataset = datasets.load(data.pop("name"), data_directory, **data)
+        name = data.pop("name")
+        dataset = (
+            datasets.blank_like(name) if is_blank else datasets.load(name, data_directory, **data)
+        )
         if tail is not None:
             dataset = dataset.keep(partition.long_tail(dataset.train["labels"], **tail))
         if holdout is not None:
             dataset = dataset.hold_out(holdout, seed=self.tables["partition"].get("seed", 0))
         return make(dataset, _parts(self.tables["partition"], dataset.train["labels"]), **settings)
-
-    def blank_task(self) -> Task:
-        """The same task on rows of zeros, one per client and split: for costs, not for learning."""
-        settings = dict(self.tables["task"])
-        make = TASKS[settings.pop("name")]
-        if not needs_data(make):
-            return make(**settings)
-        table = self.tables["partition"]
-        n = table["clients"] if "clients" in table else len(table["sizes"])
-        parts = {split: [np.zeros(1, int)] * n for split in table.get("fractions", FRACTIONS)}
-        return make(datasets.blank_like(self.tables["data"]["name"]), parts, **settings)
 
 
 @dataclass(frozen=True)
@@ -101,6 +99,10 @@ class Experiment:
     def seeds(self) -> list[int]:
         """The seeds of every curve."""
         return list(self.run.get("seeds", [0]))
+
+    def in_precision(self) -> AbstractContextManager:
+        """Floating-point numbers as the experiment wants them, for as long as it runs."""
+        return jax.enable_x64(self.run.get("precision", "float32") == "float64")
 
     @property
     def name(self) -> str:
@@ -154,6 +156,7 @@ def build(
     for key in ("rounds", "evaluate_every", "checkpoint_every", "lanes"):
         if key in run:
             _check.count(f"run.{key}", run[key])
+    _check.one_of("run.precision", run.get("precision", "float32"), PRECISIONS)
     if not isinstance(run.get("seeds", [0]), list):
         raise TypeError(f"run.seeds must be a list, as [0, 1, 2], got {run['seeds']!r}.")
     for seed in run.get("seeds", [0]):

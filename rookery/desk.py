@@ -10,12 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 from rich.console import Console
 
-from rookery import config
-from rookery.engines.compiled import Compiled
+from rookery import _check, config
+from rookery.engines.compiled import Compiled, programs_compiled
 from rookery.engines.engine import Program
 from rookery.program.aggregate import Mean
 from rookery.program.ledger import Ledger
@@ -24,6 +25,7 @@ from rookery.run.book import versions
 from rookery.run.history import replace_file, to_json
 from rookery.run.lanes import Job, Result
 from rookery.run.loop import sweep
+from rookery.tasks.task import Task
 
 
 def run_experiment(
@@ -36,10 +38,15 @@ def run_experiment(
 ) -> Comparison:
     """Run every curve with every seed, curves of one structure side by side."""
     curves = tuned(experiment)
-    results = _run_curves(
-        curves, experiment.run, experiment.seeds, data=data, out=out, overwrite=overwrite,
-        console=console,
-    )  # fmt: skip
+    compiled_before = programs_compiled()
+    with experiment.in_precision():
+        results = _run_curves(
+            curves, experiment.run, experiment.seeds, experiment.plot.get("metrics", []),
+            data=data, out=out, overwrite=overwrite, console=console,
+        )  # fmt: skip
+    if console is not None:
+        n_runs, n_programs = sum(map(len, results.values())), programs_compiled() - compiled_before
+        console.print(f"{n_runs} runs, {n_programs} compiled programs.", highlight=False)
     return Comparison(
         title=experiment.title,
         curves=[
@@ -55,13 +62,17 @@ def _run_curves(
     curves: Sequence[config.Curve],
     run: Mapping[str, Any],
     seeds: Sequence[int],
+    metrics: Sequence[str],
     *,
     data: Path | None,
     out: Path | None,
     overwrite: bool,
     console: Console | None,
 ) -> dict[str, list[Result]]:
-    """Per label one result per seed. Curves that share task, clock and engine share a sweep."""
+    """Per label one result per seed. Curves that share task, clock and engine share a sweep.
+
+    The metrics are those that will be asked for: a name that is not measured is found out now.
+    """
     groups: dict[Any, list[config.Curve]] = {}
     for curve in curves:
         key = (curve.needs(), str(curve.tables.get("clock")), str(curve.tables.get("engine")))
@@ -71,10 +82,12 @@ def _run_curves(
         raise ValueError(
             f"labels must differ in letters or digits, got {[c.label for c in curves]}."
         )
-    settings = {key: value for key, value in run.items() if key != "seeds"}
+    settings = {key: value for key, value in run.items() if key not in ("seeds", "precision")}
     results: dict[str, list[Result]] = {}
     for group in groups.values():
         task = group[0].task(data)
+        for metric in metrics:
+            _check.one_of("metric", metric, measured(task))
         jobs = [
             Job(
                 curve.algorithm,
@@ -102,6 +115,12 @@ def _run_curves(
     return results
 
 
+def measured(task: Task) -> list[str]:
+    """The names of all that a run of the task measures."""
+    arguments = (task.start(0), task.population, jax.random.key(0))
+    return [name for e in task.evaluate for name in eqx.filter_eval_shape(e, *arguments)]
+
+
 def slug(label: str) -> str:
     """A label as a folder's name."""
     return re.sub(r"[^\w.=]+", "-", label).strip("-")
@@ -111,11 +130,8 @@ def slug(label: str) -> str:
 
 
 def cost_of_rounds(curve: config.Curve, rounds: int = 20) -> list[Ledger]:
-    """What rounds cost in exchanges and bytes, by running them on rows of zeros.
-
-    Evaluation counts and virtual times depend on the real data and are not to be taken from here.
-    """
-    task = curve.blank_task()
+    """What rounds cost in exchanges and bytes, by running them on rows of zeros."""
+    task = curve.task(is_blank=True)
     curve.algorithm.check(task.problem, task.population.n_clients)
     start = jax.tree.map(np.asarray, task.start(0))
     program = Program(task.problem, task.population, curve.clock, Mean())
@@ -150,19 +166,15 @@ def tune(
             one = config.override(curve, point)
             label = f"{curve.label} | {json.dumps(point)}"
             candidates.append(config.curve(label, one.tables))
-    results = _run_curves(
-        candidates, run, seeds, data=data, out=None, overwrite=False, console=console
-    )
+    with experiment.in_precision():
+        results = _run_curves(
+            candidates, run, seeds, [metric], data=data, out=None, overwrite=False, console=console
+        )
     report: dict[str, Any] = {"declared": declared, "for": _tuned_for(experiment), "curves": {}}
     for curve in experiment.curves:
         tried = []
         for point in grid:
             runs = results[f"{curve.label} | {json.dumps(point)}"]
-            if metric not in runs[0].history.names:
-                raise ValueError(
-                    f"[tune] metric {metric!r} is not measured; there are "
-                    f"{', '.join(runs[0].history.names)}."
-                )
             values = [r.history.last(metric) if r.status == "finished" else None for r in runs]
             mean = None if None in values else fmean(v for v in values if v is not None)
             tried.append({"setting": point, "values": values, "mean": mean})

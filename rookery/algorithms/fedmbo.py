@@ -41,8 +41,8 @@ class FedMBO(AbstractNested):
         batch_size: rows per stochastic evaluation on a client; None is all its rows.
     """
 
-    outer_lr: float = eqx.field(converter=local.learning_rate)
-    inner_lr: float = eqx.field(converter=local.learning_rate)
+    outer_lr: float = eqx.field(converter=local.number)
+    inner_lr: float = eqx.field(converter=local.number)
     inner_rounds: int = 1
     hypergradient: AbstractHypergradient = eqx.field(default_factory=PHESum)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)

@@ -50,8 +50,8 @@ class FedNest(AbstractNested):
         inner_start: initial y, in compositions only, where the start is x alone.
     """
 
-    outer_lr: local.LearningRate = eqx.field(converter=local.learning_rate)
-    inner_lr: local.LearningRate = eqx.field(converter=local.learning_rate)
+    outer_lr: local.LearningRate = eqx.field(converter=local.number)
+    inner_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_rounds: int = 1
     inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     outer_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
@@ -88,8 +88,8 @@ class FedNestSGD(AbstractNested):
         inner_start: initial y, in compositions only, where the start is x alone.
     """
 
-    outer_lr: local.LearningRate = eqx.field(converter=local.learning_rate)
-    inner_lr: local.LearningRate = eqx.field(converter=local.learning_rate)
+    outer_lr: local.LearningRate = eqx.field(converter=local.number)
+    inner_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_rounds: int = 1
     inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     outer_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)

@@ -59,8 +59,8 @@ class LFedNest(AbstractNested):
         inner_start: initial y, in compositions only, where the start is x alone.
     """
 
-    outer_lr: local.LearningRate = eqx.field(converter=local.learning_rate)
-    inner_lr: local.LearningRate = eqx.field(converter=local.learning_rate)
+    outer_lr: local.LearningRate = eqx.field(converter=local.number)
+    inner_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_rounds: int = 1
     inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     outer_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
@@ -97,8 +97,8 @@ class LFedNestSVRG(AbstractNested):
         inner_start: initial y, in compositions only, where the start is x alone.
     """
 
-    outer_lr: local.LearningRate = eqx.field(converter=local.learning_rate)
-    inner_lr: local.LearningRate = eqx.field(converter=local.learning_rate)
+    outer_lr: local.LearningRate = eqx.field(converter=local.number)
+    inner_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_rounds: int = 1
     inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     outer_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
@@ -134,8 +134,8 @@ class LFedNestNonAlt(AbstractAlgorithm):
         inner_start: initial y, in compositions only, where the start is x alone.
     """
 
-    outer_lr: local.LearningRate = eqx.field(converter=local.learning_rate)
-    inner_lr: local.LearningRate = eqx.field(converter=local.learning_rate)
+    outer_lr: local.LearningRate = eqx.field(converter=local.number)
+    inner_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     outer_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)

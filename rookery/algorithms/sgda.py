@@ -48,8 +48,8 @@ class FedAvgS(AbstractAlgorithm):
         batch_size: rows per local step; None is all.
     """
 
-    outer_lr: local.LearningRate = eqx.field(converter=local.learning_rate)
-    inner_lr: local.LearningRate = eqx.field(converter=local.learning_rate)
+    outer_lr: local.LearningRate = eqx.field(converter=local.number)
+    inner_lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     order: AbstractOrder = eqx.field(default_factory=Simultaneous)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)

@@ -45,10 +45,11 @@ class Dataset:
         return replace(self.keep(np.sort(order[n:])), holdout=holdout)
 
 
-def blank(name: str, input_shape: tuple[int, ...], n_classes: int) -> Dataset:
-    """One row of zeros per class: for shapes and costs, before any file is read."""
-    rows = {
-        "inputs": np.zeros((n_classes, *input_shape), np.float32),
-        "labels": np.arange(n_classes, dtype=np.int32),
-    }
-    return Dataset(name, rows, rows, ())
+def blank(name: str, n_train: int, input_shape: tuple[int, ...], n_classes: int) -> Dataset:
+    """Rows of zeros with all classes alike: for shapes and costs, before any file is read."""
+
+    def rows(n: int) -> dict[str, np.ndarray]:
+        inputs = np.broadcast_to(np.zeros((), np.float32), (n, *input_shape))  # takes no memory
+        return {"inputs": inputs, "labels": np.arange(n, dtype=np.int32) % n_classes}
+
+    return Dataset(name, rows(n_train), rows(n_classes), ())

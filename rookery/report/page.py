@@ -15,8 +15,9 @@ from rookery.report.comparison import (
     Curve,
     axis_values,
     metric_values,
-    student_quantile,
+    paired_test,
 )
+from rookery.report.statistics import student_quantile
 
 
 def write_page(
@@ -68,6 +69,7 @@ def _content(comparison: Comparison, metric: str | None, axis: str) -> dict[str,
         # by the number of seeds: standard errors to either side of the mean
         "reach": [0.0, 0.0, *(student_quantile(n - 1) for n in range(2, most + 1))],
         "curves": [_curve(curve, comparison) for curve in comparison.curves],
+        "tests": {metric: _tests(comparison.curves, metric) for metric in metrics},
         "versions": _plain(comparison.versions),
     }
 
@@ -85,6 +87,20 @@ def _curve(curve: Curve, comparison: Comparison) -> dict[str, Any]:
             for run in curve.runs
         ],
     }
+
+
+def _tests(curves: list[Curve], metric: str) -> list[list[list[float | None] | None]]:
+    """For each pair of curves the p-values of their paired tests; None if they share no seed."""
+
+    def p_values(one: Curve, other: Curve) -> list[float | None] | None:
+        if any(metric not in c.metrics for c in (one, other)) or not set(one.seeds) & set(
+            other.seeds
+        ):
+            return None
+        test = paired_test(one, other, metric)
+        return _numbers(np.array([test.p_student, test.p_flips]))
+
+    return [[p_values(one, other) for other in curves] for one in curves]
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:

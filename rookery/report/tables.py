@@ -12,9 +12,11 @@ from rookery.report.comparison import (
     Curve,
     Interval,
     axis_values,
+    best_curve,
     cost_to_reach,
     final_values,
     interval,
+    paired_test,
 )
 
 COSTS = ("exchanges", "megabytes_up", "megabytes_down", "seconds")
@@ -79,6 +81,41 @@ def cost_table(
             Text(curve.name),
             f"{costs[0].reached}/{costs[0].total}" if costs else "—",
             *(plus_minus(cost.interval) for cost in costs),
+        )
+    return table
+
+
+def paired_table(comparison: Comparison, metric: str, *, higher_is_better: bool = True) -> Table:
+    """Every curve against the one that ends best, seed by seed: is the difference real?
+
+    The differences are of the last measured values, this curve minus the best one, over the seeds
+    that both have. A paired t-test and an exact test by flipping signs say how likely so large a
+    mean difference would be by chance; with n seeds the exact one cannot go below 2 / 2^n.
+
+    Args:
+        comparison: what to show.
+        metric: the metric that is compared.
+        higher_is_better: which end of the metric is the best.
+    """
+    measured = [curve for curve in comparison.curves if metric in curve.metrics]
+    best = best_curve(measured, metric, higher_is_better)
+    table = _table(
+        f"{comparison.title}: {metric} against {best.name!r}, seed by seed",
+        ["seeds", "difference", "p (t-test)", "p (sign flips)"],
+    )
+    for curve in measured:
+        if curve is best:
+            continue
+        if not set(curve.seeds) & set(best.seeds):
+            table.add_row(Text(curve.name), "0", "—", "—", "—")
+            continue
+        test = paired_test(curve, best, metric)
+        table.add_row(
+            Text(curve.name),
+            str(len(test.seeds)),
+            plus_minus(test.interval),
+            number(test.p_student),
+            number(test.p_flips),
         )
     return table
 

@@ -1,7 +1,5 @@
 """Runs side by side: rounds in chunks; between chunks the bar, evaluation and checkpoint."""
 
-import signal
-import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from rookery.run.checkpoint import Checkpoint
 from rookery.run.describe import describe, fingerprint
 from rookery.run.evaluate import AbstractEvaluation
 from rookery.run.history import History
+from rookery.run.interrupt import Interrupt
 from rookery.run.progress import RunProgress
 from rookery.run.track import Tracker
 
@@ -153,13 +152,22 @@ class Lanes:
                     )
             return started.pop_all()
 
-    def run(self, lanes: list[Lane], done: int, bar: RunProgress) -> None:
-        """All rounds after ``done`` of lanes that share one structure."""
+    def run(self, lanes: list[Lane], done: int, width: int, bar: RunProgress) -> None:
+        """All rounds after ``done`` of lanes that share one structure.
+
+        Lanes that are missing to the width are filled with a copy that runs no round.
+        """
+
+        def filled(values: list, with_value: Any = None) -> list:
+            more = values[-1] if with_value is None else with_value
+            return values + [more] * (width - len(values))
+
         for lane in lanes:
             found = lane.found.get(done)
             lane.book.go_back_to(found, self._is_due)
             lane.state = lane.state if found is None else found.state
-        runner = self.engine.prepare(self.program, [lane.job.algorithm for lane in lanes])
+        algorithms = filled([lane.job.algorithm for lane in lanes])
+        runner = self.engine.prepare(self.program, algorithms)
         keys = [jax.random.split(jax.random.key(lane.job.seed)) for lane in lanes]
         per_second = None
         with Interrupt() as interrupt:
@@ -174,12 +182,13 @@ class Lanes:
                 chunk = 1 if per_second is None else max(1, int(per_second * CHUNK_SECONDS))
                 began, chunk = time.monotonic(), min(until - done, chunk)
                 counts = [chunk if lane.status == "finished" else 0 for lane in lanes]
-                states = [lane.state for lane in lanes]
-                progress = runner.advance(states, [key[0] for key in keys], done, counts)
+                states = filled([lane.state for lane in lanes])
+                round_keys = filled([key[0] for key in keys])
+                progress = runner.advance(states, round_keys, done, filled(counts, 0))
                 # the first chunk also compiles, so its time says nothing about the next
                 took = max(time.monotonic() - began, 1e-9)
                 per_second = chunk / took if per_second is not None else 1e-9
-                for lane, new in zip(lanes, progress, strict=True):
+                for lane, new in zip(lanes, progress, strict=False):  # the fillers come last
                     lane.state = new.state
                     lane.book.pay(new.ledgers)
                     if not new.is_finite:
@@ -279,27 +288,3 @@ def _interrupted(lanes: list[Lane], done: int) -> str:
         f"Interrupted after round {done}. What was done is kept in {lanes[0].job.directory}"
         f"{' and the others' if len(lanes) > 1 else ''}; the same command goes on from there."
     )
-
-
-class Interrupt:
-    """Takes note of Ctrl-C, so that it is heard between chunks and never in the middle of one.
-
-    A second Ctrl-C is not waited with. Outside the main thread, signals stay as they are.
-    """
-
-    is_asked = False
-
-    def __enter__(self) -> "Interrupt":
-        self._before = None
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._heard)
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _heard(self, *_) -> None:
-        if self.is_asked:
-            raise KeyboardInterrupt
-        self.is_asked = True

@@ -4,6 +4,7 @@ Runs that differ in numbers only (step sizes, seeds, initial values) go side by 
 one compiled program. A single run is a sweep of one.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -135,27 +136,31 @@ def sweep(
     batches = _batches(loop, opened, lanes)
     # nothing is left to do for these, and their trackers are told so
     loop.tracked([lane for lane in opened if lane.status == "diverged"]).close()
-    with RunProgress(loop.console, sum(rounds - done for done, _ in batches)) as bar:
+    with RunProgress(loop.console, sum(rounds - done for done, *_ in batches)) as bar:
         before = 0
-        for done, batch in batches:
+        for done, batch, width in batches:
             bar.begin(_title(batch), before - done)
             with loop.tracked(batch):
-                loop.run(batch, done, bar)
+                loop.run(batch, done, width, bar)
             before += rounds - done
     return [lane.result() for lane in opened]
 
 
-def _batches(loop: Lanes, opened: list[Lane], most: int) -> list[tuple[int, list[Lane]]]:
-    """Lanes that share a program and the round they go on from, at most so many together."""
+def _batches(loop: Lanes, opened: list[Lane], most: int) -> list[tuple[int, list[Lane], int]]:
+    """Lanes that share a program and the round they go on from, at most so many together.
+
+    The batches of a group are as even as can be. Their number of lanes is the third entry: the last
+    of them may have fewer, and is filled up to it so that it needs no program of its own.
+    """
     groups: dict[Any, list[Lane]] = {}
     for lane in opened:
         groups.setdefault(structure(lane.job.algorithm, lane.job.start), []).append(lane)
-    return [
-        (done, some[i : i + most])
-        for group in groups.values()
-        for done, some in loop.starts(group)
-        for i in range(0, len(some), most)
-    ]
+    batches = []
+    for group in groups.values():
+        for done, some in loop.starts(group):
+            width = math.ceil(len(some) / math.ceil(len(some) / most))
+            batches += [(done, some[i : i + width], width) for i in range(0, len(some), width)]
+    return batches
 
 
 def structure(algorithm: AbstractAlgorithm, start: Tree) -> Any:

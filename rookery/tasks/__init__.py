@@ -8,9 +8,11 @@ from rookery.tasks.mean_semideviation import mean_semideviation as mean_semidevi
 from rookery.tasks.quadratic import quadratic as quadratic
 from rookery.tasks.regularisation import regularisation as regularisation
 from rookery.tasks.robust import robust as robust
+from rookery.tasks.saddle import fednest_saddle as fednest_saddle
 from rookery.tasks.saddle import saddle as saddle
 
 __all__ = [
+    "fednest_saddle",
     "hyper_cleaning",
     "hyper_representation",
     "loss_tuning",

@@ -1,4 +1,4 @@
-"""The quadratic saddle problem whose solution is known exactly.
+"""Quadratic saddle problems whose solutions are known exactly.
 
     min over x of  max over y of  mean  -[ 1/2 y' D_i y - b_i' y + y' A_i x ] + 1/2 x' R_i x
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from rookery.clients.population import Population
-from rookery.problem.zoo import curved_saddle
+from rookery.problem import zoo
 from rookery.run.evaluate import OfSolution
 from rookery.tasks.distance import Distance
 from rookery.tasks.task import Task
@@ -44,14 +44,50 @@ def saddle(
         seed: of the random numbers in the problem.
         dtype: of the arrays.
     """
-    zoo = curved_saddle(
+    instance = zoo.curved_saddle(
         n_clients=n_clients, x_size=x_size, y_size=y_size, scale=scale, ridge=ridge,
         curvature=curvature, heterogeneity=heterogeneity, rows=rows, noise=noise, seed=seed,
         dtype=dtype,
     )  # fmt: skip
+    return _task(instance)
+
+
+def fednest_saddle(
+    *,
+    n_clients: int = 1000,
+    size: int = 10,
+    scale: float = 1.0,
+    ridge: float = 10.0,
+    coupling: float = 0.1,
+    seed: int = 0,
+    dtype: DTypeLike = np.float64,
+) -> Task:
+    """Find the saddle point of FedNest's own instance, zero; the start is ten in every coordinate.
+
+    Here R_i is the ridge times the identity, D_i the identity and A_i = t_i I: clients differ in
+    t_i and b_i and share their curvature.
+
+    Args:
+        n_clients: how many clients.
+        size: length of x and of y.
+        scale: standard deviation of the b_i before their mean is taken off.
+        ridge: curvature in x.
+        coupling: t_i is uniform between 0 and this.
+        seed: of the random numbers in the problem.
+        dtype: of the arrays.
+    """
+    return _task(
+        zoo.fednest_saddle(
+            n_clients=n_clients, size=size, scale=scale, ridge=ridge, coupling=coupling, seed=seed,
+            dtype=dtype,
+        )
+    )  # fmt: skip
+
+
+def _task(instance: zoo.QuadraticSaddle) -> Task:
     return Task(
-        problem=zoo.problem,
-        population=Population.stacked(zoo.data),
-        start=lambda seed: zoo.start,
-        evaluate=(OfSolution(Distance(("x", "y"), zoo.solution())),),
+        problem=instance.problem,
+        population=Population.stacked(instance.data),
+        start=lambda seed: instance.start,
+        evaluate=(OfSolution(Distance(("x", "y"), instance.solution())),),
     )

@@ -11,13 +11,11 @@ from rookery.report.comparison import (
     Curve,
     axis_values,
     cost_to_reach,
-    interval,
     mean_and_interval,
     metric_values,
     paired_test,
-    student_cdf,
-    student_quantile,
 )
+from rookery.report.statistics import interval, student_cdf, student_quantile
 from rookery.run.history import History
 
 

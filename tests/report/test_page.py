@@ -15,11 +15,12 @@ from rookery.report.comparison import (
     Curve,
     cost_to_reach,
     final_values,
-    interval,
     mean_and_interval,
+    paired_test,
 )
 from rookery.report.page import render, write_page
-from rookery.report.tables import plus_minus
+from rookery.report.statistics import interval
+from rookery.report.tables import number, plus_minus
 from rookery.run.history import History
 
 EVIL = "</script><!--<b onclick='x'>&amp;\u2028 __DATA__ __TITLE__ \\u003c"
@@ -45,6 +46,7 @@ pick("metric", "loss"); out.loss = look(); out.direction = $("direction").value;
 pick("metric", "accuracy");
 $("target").value = "0.55"; $("target").dispatchEvent(new Event("input"));
 out.final = table("final"); out.cost = table("cost");
+pick("reference", "2"); out.paired = table("paired");
 const frame = document.querySelector("#chart > svg").getBoundingClientRect();
 const at = {clientX: frame.left + 90, clientY: frame.top + 90};
 document.querySelector("#chart > svg").dispatchEvent(new PointerEvent("pointermove", at));
@@ -66,7 +68,10 @@ def curve(name, cost, top, metrics=("accuracy", "loss")):
             e = cost * k * (10 + seed)  # every seed at other costs
             row = {"round": k, "exchanges": e, "messages": e, "bytes_down": 3000 * e}
             row |= {"bytes_up": 2500 * e, "gradients": e, "hessian_vectors": 0, "seconds": e / 7}
-            measured = {"accuracy": top * k / 5 + 0.013 * seed, "loss": math.exp(-k * top) - 0.01}
+            measured = {
+                "accuracy": top * k / 5 + 0.013 * seed**top,
+                "loss": math.exp(-k * top) - 0.01,
+            }
             rows.append(row | {name: measured[name] for name in metrics})
         runs.append(History(rows))
     return Curve(name, runs, [5, 6, 7])
@@ -195,3 +200,13 @@ def test_the_controls_of_the_page_work(comparison, tmp_path, browse):
     for row, one in zip(out["final"][1:], comparison.curves, strict=True):
         expected = plus_minus(interval(final_values(one, "accuracy")))
         assert row[:3] == [one.name, "5, 6, 7", expected]
+
+    header, *rows = out["paired"]
+    assert [row[0] for row in rows] == ["FedNest", EVIL]  # all but the one they are held against
+    for row, one in zip(rows, comparison.curves, strict=False):
+        test = paired_test(one, comparison.curves[2], "accuracy")
+        assert row[1:3] == ["3", plus_minus(test.interval)]
+        assert [float(p) for p in row[3:]] == [
+            float(number(test.p_student)),
+            float(number(test.p_flips)),
+        ]

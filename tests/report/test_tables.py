@@ -3,8 +3,9 @@ import math
 import pytest
 from rich.console import Console
 
-from rookery.report.comparison import Comparison, Curve, Interval
-from rookery.report.tables import cost_table, final_table, number, plus_minus
+from rookery.report.comparison import Comparison, Curve
+from rookery.report.statistics import Interval
+from rookery.report.tables import cost_table, final_table, number, paired_table, plus_minus
 from rookery.run.history import History
 
 
@@ -102,3 +103,13 @@ def test_plus_minus(value, text):
 def test_number():
     values = [0, 0.123456, -1234567.8, 1.234e-5, math.nan]
     assert [number(v) for v in values] == ["0", "0.1235", "-1,234,568", "1.23e-05", "—"]
+
+
+def test_differences_are_taken_seed_by_seed_against_the_best():
+    curves = [curve("a", [0.5, 0.6, 0.7], 1), curve("b", [0.6, 0.75, 0.9], 1), curve("c", [0.1], 1)]
+    title, rows = cells(paired_table(Comparison("t", curves), "accuracy"))
+    assert "against 'b'" in title
+    assert rows[1][:3] == ["a", "3", "-0.15 ± 0.12"] and rows[1][4] == "0.25"  # 2 / 2^3
+    assert rows[2] == ["c", "1", "-0.5", "—", "1"]
+    title, rows = cells(paired_table(Comparison("t", curves), "accuracy", higher_is_better=False))
+    assert "against 'c'" in title

@@ -15,6 +15,7 @@ from rookery.algorithms.parts.order import Alternating as Alternating
 from rookery.algorithms.parts.order import Simultaneous as Simultaneous
 from rookery.algorithms.parts.phe import PHE as PHE
 from rookery.algorithms.parts.phe import PHESum as PHESum
+from rookery.algorithms.parts.server import Hold as Hold
 from rookery.algorithms.parts.server import ServerSGD as ServerSGD
 from rookery.algorithms.parts.server import ServerStep as ServerStep
 
@@ -27,6 +28,7 @@ __all__ = [
     "FedInnSGD",
     "FedOut",
     "FederatedCG",
+    "Hold",
     "LFedOut",
     "LocalNeumann",
     "LocalNeumannSum",

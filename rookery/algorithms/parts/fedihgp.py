@@ -9,6 +9,7 @@ import jax
 
 from rookery import _check
 from rookery._random import below
+from rookery.algorithms.parts import local
 from rookery.algorithms.parts.adjoint import AbstractAdjoint
 from rookery.algorithms.parts.lipschitz import (
     Lipschitz,
@@ -30,7 +31,7 @@ class FedIHGP(AbstractAdjoint):
     """
 
     terms: int = 5
-    lipschitz: Lipschitz = eqx.field(default_factory=PowerIteration)
+    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
     def __check_init__(self):
         _check.count("FedIHGP.terms", self.terms)
@@ -55,7 +56,7 @@ class FedIHGPSum(AbstractAdjoint):
     """
 
     terms: int = 5
-    lipschitz: Lipschitz = eqx.field(default_factory=PowerIteration)
+    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
     def __check_init__(self):
         _check.count("FedIHGPSum.terms", self.terms)

@@ -25,7 +25,7 @@ class FedInn(AbstractInner):
         anchor_batch: rows of the gradient q; None is all.
     """
 
-    lr: local.LearningRate = eqx.field(converter=local.learning_rate)
+    lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     anchor_batch: int | None = None
 
@@ -62,7 +62,7 @@ class FedInnSGD(AbstractInner):
         local_steps: τ, one number or one per client.
     """
 
-    lr: local.LearningRate = eqx.field(converter=local.learning_rate)
+    lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
 
     def __check_init__(self):

@@ -25,7 +25,7 @@ class FedOut(AbstractOuter):
         adjoint: how the inverse Hessian times the outer gradient is estimated.
     """
 
-    lr: local.LearningRate = eqx.field(converter=local.learning_rate)
+    lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     adjoint: AbstractAdjoint = eqx.field(default_factory=FedIHGPSum)
 

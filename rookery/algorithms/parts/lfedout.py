@@ -54,7 +54,7 @@ class LocalNeumann(AbstractLocalAdjoint):
     """
 
     terms: int = 5
-    lipschitz: Lipschitz = eqx.field(default_factory=PowerIteration)
+    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
     def __check_init__(self):
         _check.count("LocalNeumann.terms", self.terms)
@@ -75,7 +75,7 @@ class LocalNeumannSum(AbstractLocalAdjoint):
     """
 
     terms: int = 5
-    lipschitz: Lipschitz = eqx.field(default_factory=PowerIteration)
+    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
     def __check_init__(self):
         _check.count("LocalNeumannSum.terms", self.terms)
@@ -95,7 +95,7 @@ class LFedOut(AbstractOuter):
         adjoint: how a client estimates its own inverse Hessian times its own outer gradient.
     """
 
-    lr: local.LearningRate = eqx.field(converter=local.learning_rate)
+    lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)
 

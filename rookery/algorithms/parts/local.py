@@ -12,6 +12,11 @@ from rookery._types import Key, Sample, Tree
 from rookery.program.federation import Client
 
 
+def number(value) -> Any:
+    """Field converter: whole numbers become floats, so that they can be swept over."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 class PerCall(eqx.Module):
     """A step size for a whole call, shared out over its local steps: lr_i = lr / local_steps_i.
 
@@ -19,7 +24,7 @@ class PerCall(eqx.Module):
     size of every single local step.
     """
 
-    lr: float
+    lr: float = eqx.field(converter=number)
 
     def __check_init__(self):
         _check.positive("PerCall.lr", self.lr)
@@ -28,11 +33,6 @@ class PerCall(eqx.Module):
 LearningRate = float | PerCall
 LocalSteps = int | tuple[int, ...]
 """One number for all clients, or one per client."""
-
-
-def learning_rate(value) -> Any:
-    """Field converter: whole numbers become floats, so that they can be swept over."""
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def check_learning_rate(name: str, value: LearningRate) -> None:

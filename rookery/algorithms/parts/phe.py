@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from rookery import _check, _tree
 from rookery._random import below
 from rookery._types import Key, Tree
+from rookery.algorithms.parts import local
 from rookery.algorithms.parts.interface import AbstractHypergradient, Sampling
 from rookery.algorithms.parts.lipschitz import (
     Lipschitz,
@@ -102,7 +103,7 @@ class PHE(AbstractPHE):
     """
 
     terms: int = 5
-    lipschitz: Lipschitz = eqx.field(default_factory=PowerIteration)
+    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
     chains: AbstractParticipation | None = eqx.field(converter=chain_rule, default=None)
 
     def __check_init__(self):
@@ -136,7 +137,7 @@ class PHESum(AbstractPHE):
     """
 
     terms: int = 5
-    lipschitz: Lipschitz = eqx.field(default_factory=PowerIteration)
+    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
     chains: AbstractParticipation | None = eqx.field(converter=chain_rule, default=None)
 
     def __check_init__(self):

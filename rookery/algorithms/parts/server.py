@@ -16,7 +16,7 @@ class ServerSGD(AbstractInner):
         lr: β.
     """
 
-    lr: float = eqx.field(converter=local.learning_rate)
+    lr: float = eqx.field(converter=local.number)
 
     def __check_init__(self):
         _check.positive("ServerSGD.lr", self.lr)
@@ -46,7 +46,7 @@ class ServerStep(AbstractOuter):
             more to become a hypergradient.
     """
 
-    lr: float = eqx.field(converter=local.learning_rate)
+    lr: float = eqx.field(converter=local.number)
     hypergradient: AbstractHypergradient
 
     def __check_init__(self):
@@ -60,3 +60,14 @@ class ServerStep(AbstractOuter):
     def check(self, problem, n_clients):
         """The estimator must fit."""
         self.hypergradient.check(problem, n_clients)
+
+
+class Hold(AbstractOuter):
+    """Leaves x as it is, so that the inner problem alone is solved; it costs nothing."""
+
+    def __call__(self, fed, problem, sampling, x, y, L, key):
+        """The same x and L."""
+        return x, L
+
+    def check(self, problem, n_clients):
+        """Always fits."""
