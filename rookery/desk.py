@@ -19,6 +19,7 @@ from rookery import _check, config
 from rookery.engines.compiled import Compiled, programs_compiled
 from rookery.engines.engine import Program
 from rookery.program.aggregate import Mean
+from rookery.program.algorithm import first_state
 from rookery.program.ledger import Ledger
 from rookery.report.comparison import Comparison, Curve
 from rookery.run.book import versions
@@ -136,7 +137,7 @@ def cost_of_rounds(curve: config.Curve, rounds: int = 20) -> list[Ledger]:
     start = jax.tree.map(np.asarray, task.start(0))
     program = Program(task.problem, task.population, curve.clock, Mean())
     runner = Compiled().prepare(program, [curve.algorithm])
-    state = curve.algorithm.init(task.problem, *jax.tree.map(jax.numpy.asarray, start))
+    state = first_state(curve.algorithm, task.problem, task.population.n_clients, start)
     (progress,) = runner.advance([state], [jax.random.key(0)], 0, [rounds])
     return progress.ledgers
 

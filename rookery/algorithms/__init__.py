@@ -1,16 +1,30 @@
 """One paper, one file."""
 
 from rookery.algorithms import parts as parts
+from rookery.algorithms.centralised import AID as AID
+from rookery.algorithms.centralised import ALSET as ALSET
+from rookery.algorithms.centralised import TTSA as TTSA
+from rookery.algorithms.centralised import StocBiO as StocBiO
 from rookery.algorithms.fedmbo import FedMBO as FedMBO
 from rookery.algorithms.fednest import FedNest as FedNest
 from rookery.algorithms.fednest import FedNestSGD as FedNestSGD
+from rookery.algorithms.gda import GDA as GDA
+from rookery.algorithms.gda import AlternatingGDA as AlternatingGDA
+from rookery.algorithms.gda import Extragradient as Extragradient
 from rookery.algorithms.lfednest import LFedNest as LFedNest
 from rookery.algorithms.lfednest import LFedNestNonAlt as LFedNestNonAlt
 from rookery.algorithms.lfednest import LFedNestSVRG as LFedNestSVRG
 from rookery.algorithms.nested import Nested as Nested
+from rookery.algorithms.scaffold import ScaffoldS as ScaffoldS
 from rookery.algorithms.sgda import FedAvgS as FedAvgS
 
 __all__ = [
+    "AID",
+    "ALSET",
+    "GDA",
+    "TTSA",
+    "AlternatingGDA",
+    "Extragradient",
     "FedAvgS",
     "FedMBO",
     "FedNest",
@@ -19,4 +33,6 @@ __all__ = [
     "LFedNestNonAlt",
     "LFedNestSVRG",
     "Nested",
+    "ScaffoldS",
+    "StocBiO",
 ]

@@ -28,6 +28,7 @@ from rookery.program.federation import (
     common_cohort,
 )
 from rookery.program.ledger import Ledger
+from rookery.program.memory import Memory, check_keep, check_recall
 
 
 class EagerFederation(AbstractFederation):
@@ -68,6 +69,25 @@ class EagerFederation(AbstractFederation):
         if len(shapes) > 1:
             raise ValueError(f"{step.__name__}: clients replied with different shapes: {shapes}.")
         return Placed(cohort, jax.tree.map(lambda *r: jnp.stack(r), *replies), is_stacked=True)
+
+    def recall(self, cohort: Cohort, memory: Memory) -> Placed:
+        """One row after another."""
+        check_recall(cohort, memory, self.n_clients)
+        rows = [jax.tree.map(lambda a, c=id: a[c], memory.rows) for id in cohort.ids.tolist()]
+        return Placed(cohort, jax.tree.map(lambda *r: jnp.stack(r), *rows), is_stacked=True)
+
+    def keep(self, memory: Memory, placed: Placed) -> Memory:
+        """One row after another, passing over slots that are switched off."""
+        rows, cohort = self._replies(placed)
+        check_recall(cohort, memory, self.n_clients)
+        check_keep(memory, rows)
+        kept = memory.rows
+        for slot, (id, is_active) in enumerate(
+            zip(cohort.ids.tolist(), cohort.active.tolist(), strict=True)
+        ):
+            if is_active:
+                kept = jax.tree.map(lambda a, r, c=id, s=slot: a.at[c].set(r[s]), kept, rows)
+        return Memory(kept, memory.n_clients)
 
     def repeat(self, n, body, init):
         """A Python loop."""
@@ -113,7 +133,7 @@ def check_step(step: Step, settings: dict[str, Any]) -> None:
             "know it by its name, and it cannot hide a server value in a closure."
         )
     for setting, value in settings.items():
-        if isinstance(value, eqx.Module) and not isinstance(value, Placed | Shared):
+        if isinstance(value, eqx.Module) and not isinstance(value, Placed | Shared | Memory):
             continue  # a problem or a part, which both sides have
         if any(np.ndim(leaf) > 0 for leaf in jax.tree.leaves(value)) or isinstance(value, Placed):
             raise ValueError(

@@ -22,6 +22,7 @@ from rookery.program.federation import (
     common_cohort,
 )
 from rookery.program.ledger import Ledger
+from rookery.program.memory import Memory, check_keep, check_recall
 
 
 class Books(NamedTuple):
@@ -78,6 +79,21 @@ class TracedFederation(AbstractFederation):
             hessian_vectors=counters.add_all(self.books.hessian_vectors, products),
         )
         return Placed(cohort, replies, is_stacked=True)
+
+    def recall(self, cohort: Cohort, memory: Memory) -> Placed:
+        """A gather of rows."""
+        check_recall(cohort, memory, self.n_clients)
+        rows = jax.tree.map(lambda a: a[cohort.ids], memory.rows)
+        return Placed(cohort, rows, is_stacked=True)
+
+    def keep(self, memory: Memory, placed: Placed) -> Memory:
+        """A scatter of rows; slots that are switched off aim past the end and are dropped."""
+        rows, cohort = self._replies(placed)
+        check_recall(cohort, memory, self.n_clients)
+        check_keep(memory, rows)
+        slots = jnp.where(cohort.active, cohort.ids, self.n_clients)
+        new = jax.tree.map(lambda a, r: a.at[slots].set(r, mode="drop"), memory.rows, rows)
+        return Memory(new, memory.n_clients)
 
     def repeat(self, n, body, init):
         """A ``fori_loop`` whose carry takes the books along."""

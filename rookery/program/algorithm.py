@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from rookery._types import Key, Tree
 from rookery.program.federation import AbstractFederation
+from rookery.program.memory import with_rows
 
 
 class AbstractAlgorithm(eqx.Module):
@@ -23,7 +24,10 @@ class AbstractAlgorithm(eqx.Module):
 
     @abc.abstractmethod
     def init(self, problem: Any, *variables: Any, **named: Any) -> Tree:
-        """The state before round 0, from the problem's variables."""
+        """The state before round 0, from the problem's variables.
+
+        It need not know the clients: a :class:`Memory` in it gets its rows from ``first_state``.
+        """
 
     @abc.abstractmethod
     def round(self, fed: AbstractFederation, problem: Any, state: Tree, key: Key) -> Tree:
@@ -32,6 +36,13 @@ class AbstractAlgorithm(eqx.Module):
     @abc.abstractmethod
     def solution(self, state: Tree) -> tuple[Tree, ...]:
         """The problem's variables out of a state."""
+
+
+def first_state(
+    algorithm: AbstractAlgorithm, problem: Any, n_clients: int, start: tuple[Tree, ...]
+) -> Tree:
+    """The state before round 0, with a row for each client in every memory."""
+    return jax.tree.map(jnp.asarray, with_rows(algorithm.init(problem, *start), n_clients))
 
 
 def numbers_to_arrays(tree: Tree) -> Tree:

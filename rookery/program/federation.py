@@ -2,7 +2,8 @@
 
 Values are of two kinds. A *server* value is one pytree. A *placed* value is one pytree per client
 of a cohort. ``broadcast`` and ``scatter`` go down, ``mean``, ``sum``, ``weighted_mean`` and
-``stack`` go up, ``map`` stays on the clients. Every word that goes up ends one exchange.
+``stack`` go up, ``map``, ``recall`` and ``keep`` stay on the clients. Every word that goes up ends
+one exchange.
 
 Engines interpret the words; an algorithm never knows which one does.
 """
@@ -20,6 +21,7 @@ from rookery import _tree
 from rookery._types import Key, Sample, Tree
 from rookery.program.aggregate import Aggregate
 from rookery.program.cohort import AbstractParticipation, Cohort
+from rookery.program.memory import Memory
 
 _tokens = itertools.count()
 
@@ -130,6 +132,18 @@ class AbstractFederation(abc.ABC):
 
         What is communicated is positional; settings are configuration that both sides know. A
         step must not close over a server value: nobody would count it, and it could not travel.
+        """
+
+    @abc.abstractmethod
+    def recall(self, cohort: Cohort, memory: Memory) -> Placed:
+        """Each client's own row of a memory. Nothing is sent: it never left the client."""
+
+    @abc.abstractmethod
+    def keep(self, memory: Memory, placed: Placed) -> Memory:
+        """The memory after the clients that take part have written their rows.
+
+        Nothing is sent and no exchange ends. Rows of clients outside the cohort, and of slots that
+        are switched off, stay as they were.
         """
 
     # ---- up

@@ -14,7 +14,7 @@ from rich.console import Console
 from rookery._types import Tree
 from rookery.engines.compiled import stack
 from rookery.engines.engine import AbstractEngine, Program
-from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.algorithm import AbstractAlgorithm, first_state
 from rookery.program.ledger import Ledger
 from rookery.run.book import Book
 from rookery.run.checkpoint import Checkpoint
@@ -111,7 +111,8 @@ class Lanes:
     def open(self, job: Job) -> Lane:
         """Begin a job, or read back what its directory has of it."""
         book = Book(None if job.directory is None else Path(job.directory), self.console)
-        state = jax.tree.map(jnp.asarray, job.algorithm.init(self.program.problem, *job.start))
+        n_clients = self.program.population.n_clients
+        state = first_state(job.algorithm, self.program.problem, n_clients, job.start)
         lane = Lane(job, book, state, {}, end=self.rounds)
         book.open(lane.name, self._configuration(job), self.overwrite)
         lane.found = {c.round: c for c in book.checkpoints(state)}

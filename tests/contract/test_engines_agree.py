@@ -1,98 +1,20 @@
 """The engines' contract: same key, same trajectory, same ledger, and whole runs can be mapped."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from instances import INSTANCES
 
 import rookery as rk
 from rookery.engines.engine import Program
 from rookery.engines.traced import many_rounds, read_books
+from rookery.program.algorithm import first_state
+from rookery.registry import ALGORITHMS
 
-NOISY = rk.zoo.quadratic_bilevel(n_clients=4, rows=3, noise=0.3)
-SCALAR = rk.zoo.scalar_bilevel()
-
-CASES = {
-    "random length, partial, mini-batch": (
-        NOISY,
-        rk.FedNest(
-            outer_lr=0.05,
-            inner_lr=0.1,
-            inner_rounds=2,
-            inner_steps=3,
-            outer_steps=2,
-            ihgp=rk.FedIHGP(terms=4, lipschitz=5.0),
-            clients=2,
-            batch_size=2,
-            anchor_batch=2,
-        ),
-    ),
-    "sum, everyone, full batch": (
-        NOISY,
-        rk.FedNest(outer_lr=0.05, inner_lr=0.1, ihgp=rk.FedIHGPSum(terms=2, lipschitz=5.0)),
-    ),
-    "estimated lipschitz, unequal local steps": (
-        NOISY,
-        rk.FedNest(
-            outer_lr=rk.PerCall(0.05),
-            inner_lr=rk.PerCall(0.1),
-            inner_steps=(1, 2, 3, 1),
-            outer_steps=(2, 1, 1, 2),
-            ihgp=rk.FedIHGP(terms=3, lipschitz=rk.PowerIteration(iterations=3, every=2)),
-            clients=3,
-            batch_size=1,
-        ),
-    ),
-    "clients drawn with replacement": (
-        NOISY,
-        rk.FedNest(
-            outer_lr=0.05,
-            inner_lr=0.1,
-            ihgp=rk.FedIHGP(terms=3, lipschitz=5.0),
-            clients=rk.WithReplacement(5),
-            batch_size=2,
-        ),
-    ),
-    "one number": (
-        SCALAR,
-        rk.FedNest(outer_lr=0.1, inner_lr=0.1, ihgp=rk.FedIHGP(terms=3, lipschitz=3.0), clients=1),
-    ),
-}
-
-TINY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
-SADDLE = rk.zoo.curved_saddle(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
-CHAIN = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2), rows=3, noise=0.3)
-PARTIAL: dict[str, Any] = {"clients": 2, "batch_size": 2}
-START = jnp.zeros(2)
-
-SHORT_CASES = {
-    "FedNest, minimax": (SADDLE, rk.FedNest(0.05, 0.1, 2, 2, 2, **PARTIAL)),
-    "FedNest, composition": (CHAIN, rk.FedNest(0.05, 0.1, 2, 2, inner_start=START, **PARTIAL)),
-    "FedNestSGD": (
-        TINY,
-        rk.FedNestSGD(0.05, 0.1, 2, (1, 2, 3), ihgp=rk.FedIHGP(3, 5.0), **PARTIAL),
-    ),
-    "FederatedCG": (TINY, rk.FedNest(0.05, 0.1, ihgp=rk.FederatedCG(2), **PARTIAL)),
-    "LFedNest": (TINY, rk.LFedNest(0.05, 0.1, 2, 2, 2, rk.LocalNeumann(3), **PARTIAL)),
-    "LFedNestSVRG": (
-        TINY,
-        rk.LFedNestSVRG(0.05, 0.1, 1, 2, (2, 1, 3), rk.LocalNeumannSum(2, 5.0), **PARTIAL),
-    ),
-    "LFedNestNonAlt": (CHAIN, rk.LFedNestNonAlt(0.05, 0.1, 2, 2, inner_start=START, **PARTIAL)),
-    "FedMBO": (TINY, rk.FedMBO(0.05, 0.1, 2, rk.PHE(4, 5.0, chains=4), **PARTIAL)),
-    "FedMBO, sum": (
-        TINY,
-        rk.FedMBO(0.05, 0.1, 1, rk.PHESum(2, rk.PowerIteration(3), rk.Uniform(2)), **PARTIAL),
-    ),
-    "PHE with FedInn": (
-        TINY,
-        rk.Nested(rk.FedInn(0.1, 2), rk.ServerStep(0.05, rk.PHE(3, 5.0)), **PARTIAL),
-    ),
-    "FedAvgS": (SADDLE, rk.FedAvgS(0.05, 0.1, (1, 2, 3), rk.Alternating(), **PARTIAL)),
-}
+CASES = INSTANCES["FedNest"]
+EVERY = [(name, which) for name in ALGORITHMS for which in INSTANCES.get(name, {"none": None})]
 
 
 def program(zoo, clock=None) -> Program:
@@ -105,27 +27,41 @@ def advance(engine, ready, algorithm, state, key, first, n):
 
 
 def initial(zoo, algorithm):
-    return algorithm.init(zoo.problem, *(jnp.asarray(a) for a in zoo.start))
+    n_clients = rk.Population.stacked(zoo.data).n_clients
+    return first_state(algorithm, zoo.problem, n_clients, zoo.start)
 
 
-@pytest.mark.parametrize("case", [*CASES, *SHORT_CASES])
-def test_eager_and_compiled_agree(case):
-    rounds = 3 if case in CASES else 2
-    zoo, algorithm = {**CASES, **SHORT_CASES}[case]
-    clock = rk.Clock(rk.LogNormalDelay(0.1), bandwidth=1e4, seed=3)
-    ready = program(zoo, clock)
-    state, key = initial(zoo, algorithm), jax.random.key(7)
-    eager = advance(rk.Eager(), ready, algorithm, state, key, 0, rounds)
-    compiled = advance(rk.Compiled(), ready, algorithm, state, key, 0, rounds)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12),
-        eager.state,
-        compiled.state,
+@pytest.mark.parametrize(("name", "which"), EVERY, ids=[f"{n}: {w}" for n, w in EVERY])
+def test_eager_and_compiled_agree(name, which):
+    assert name in INSTANCES, (
+        f"nobody knows how to build {name}. Add a small instance of it on a zoo problem to "
+        "INSTANCES in tests/contract/instances.py."
     )
-    for a, b in zip(eager.ledgers, compiled.ledgers, strict=True):
+    zoo, algorithm = INSTANCES[name][which]
+    assert type(algorithm) is ALGORITHMS[name]
+    algorithm.check(zoo.problem, rk.Population.stacked(zoo.data).n_clients)
+    clock = rk.Clock(rk.LogNormalDelay(0.1), bandwidth=1e4, seed=3)
+    ready, key = program(zoo, clock), jax.random.key(7)
+    runners = [engine.prepare(ready, [algorithm]) for engine in (rk.Eager(), rk.Compiled())]
+    states = [initial(zoo, algorithm)] * 2
+    for round in range(3):
+        old = states[0]
+        (eager,), (compiled,) = (
+            runner.advance([state], [key], round, [1])
+            for runner, state in zip(runners, states, strict=True)
+        )
+        states = [eager.state, compiled.state]
+        assert jax.tree.structure(eager.state) == jax.tree.structure(compiled.state)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-12, 1e-12), *states)
+        assert not eqx.tree_equal(old, eager.state)
+        ((a,), (b,)) = eager.ledgers, compiled.ledgers
         assert a.values()[:-1] == b.values()[:-1]
         assert a.seconds == pytest.approx(b.seconds, rel=1e-12)
         assert a.seconds > 0
+
+
+def test_every_instance_is_of_an_algorithm_that_there_is():
+    assert set(INSTANCES) <= set(ALGORITHMS)
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3])
@@ -172,7 +108,7 @@ def test_a_whole_run_maps_over_seeds_and_step_sizes():
 
 
 def test_neither_the_second_call_nor_another_step_size_compiles_again():
-    zoo, _ = CASES["one number"]
+    zoo, first_algorithm = CASES["one number"]
     traced = []
 
     def counting_inner(x, y, row):
@@ -180,7 +116,7 @@ def test_neither_the_second_call_nor_another_step_size_compiles_again():
         return zoo.problem.inner(x, y, row)
 
     problem = rk.Bilevel(zoo.problem.outer, counting_inner, "train", "train")
-    state = initial(zoo, CASES["one number"][1])
+    state = initial(zoo, first_algorithm)
     after_first = 0
     for rate, first in ((0.1, 0), (0.1, 5), (0.2, 0)):
         algorithm = rk.FedNest(outer_lr=rate, inner_lr=0.1)

@@ -16,12 +16,14 @@ from rookery.algorithms.parts.order import Simultaneous as Simultaneous
 from rookery.algorithms.parts.phe import PHE as PHE
 from rookery.algorithms.parts.phe import PHESum as PHESum
 from rookery.algorithms.parts.server import Hold as Hold
+from rookery.algorithms.parts.schedule import Decaying as Decaying
 from rookery.algorithms.parts.server import ServerSGD as ServerSGD
 from rookery.algorithms.parts.server import ServerStep as ServerStep
 
 __all__ = [
     "PHE",
     "Alternating",
+    "Decaying",
     "FedIHGP",
     "FedIHGPSum",
     "FedInn",

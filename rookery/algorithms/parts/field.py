@@ -1,0 +1,64 @@
+"""Vector fields over all variables of a problem at once, and their means over clients.
+
+A field takes (problem, blocks, sample), the blocks being a tuple of the problem's variables, and
+gives what is subtracted from them. Descent along a gradient is one field; descent-ascent another.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from rookery import _tree
+from rookery._types import Key, Sample, Tree
+from rookery.algorithms.parts.interface import Sampling
+from rookery.problem.minimax import Minimax
+from rookery.program.federation import AbstractFederation, Client
+
+Blocks = tuple[Tree, ...]
+Field = Callable[[Any, Blocks, Sample], Tree]
+
+
+def saddle_field(problem: Minimax, blocks: Blocks, sample: Sample) -> Blocks:
+    """(f_x, -f_y): descent in x and ascent in y."""
+    return descent_field(problem, blocks, sample), ascent_field(problem, blocks, sample)
+
+
+def descent_field(problem: Minimax, blocks: Blocks, sample: Sample) -> Tree:
+    """f_x alone."""
+    return problem.grad_x(*blocks, sample)
+
+
+def ascent_field(problem: Minimax, blocks: Blocks, sample: Sample) -> Tree:
+    """-f_y alone."""
+    return _tree.scale(-1, problem.grad_y(*blocks, sample))
+
+
+def check_minimax(name: str, problem: Any) -> None:
+    """Raise unless a problem has the saddle field."""
+    if not isinstance(problem, Minimax):
+        raise TypeError(f"{name} solves Minimax problems, got {type(problem).__name__}.")
+
+
+def mean_field(
+    fed: AbstractFederation,
+    field: Field,
+    problem: Any,
+    sampling: Sampling,
+    blocks: Blocks,
+    key: Key,
+) -> Tree:
+    """The mean of a field over a fresh cohort: one exchange."""
+    who, sample_key = jax.random.split(key)
+    settings = {"field": field, "problem": problem, "batch_size": sampling.batch_size}
+    cohort = fed.sample(sampling.clients, who)
+    at = fed.broadcast(cohort, blocks)  # ------------------------------------ down  all blocks
+    values = fed.map(own_field, at, key=sample_key, **settings)
+    return fed.mean(values)  # ----------------------------------------------- up    the field
+
+
+def own_field(
+    client: Client, blocks: Blocks, *, field: Field, problem: Any, batch_size: int | None
+) -> Tree:
+    """The field on a sample of the client's rows."""
+    return field(problem, blocks, client.draw(problem.split, batch_size, client.key))

@@ -1,0 +1,177 @@
+"""SCAFFOLD: local steps whose drift is taken off by control variates that clients remember.
+
+S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. SCAFFOLD: stochastic
+controlled averaging for federated learning. ICML 2020, arXiv:1910.06378.
+
+    paper   code                    meaning
+    x       blocks                  all variables of the problem
+    g_i     field                   what a client would subtract, here any vector field
+    c, c_i  c, own                  control variates of the server and of the clients
+    η_l     outer_lr, inner_lr      local step sizes, one per block
+    η_g     server_lr               step size of the server
+    K       local_steps             local steps between two averages
+    S       clients                 who takes part in an exchange
+
+A local step subtracts  η_l (g_i(w; ξ) - c_i + c).  After K of them, from w to w_i, the client's
+variate becomes  c_i - c + (w - w_i) / (K η_l),  the mean of its local values of g_i (option II).
+Where the mean field is zero, c_i = g_i and c = 0 leave every client at rest, however many steps it
+takes: that point is where the method ends.
+
+Cost of a round: 1 exchange, twice the blocks down (w, c) and up (both changes); the c_i stay with
+the clients. Departures from the paper: c moves by the weight of the cohort among all clients, which
+is its |S| / N when all weigh the same, so that c stays the weighted mean of the c_i; clients may
+take unequally many steps. SCAFFOLD-S (C. Hou, K. K. Thekumparampil, G. Fanti, S. Oh. Efficient
+algorithms for federated saddle point optimization. arXiv:2102.06333) is here SCAFFOLD on the saddle
+field (f_x, -f_y), written from that idea and not from its authors' pseudo-code.
+"""
+
+import abc
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import _check, _tree
+from rookery._types import Key, Sample, Tree
+from rookery.algorithms.parts import local
+from rookery.algorithms.parts.field import Blocks, check_minimax, saddle_field
+from rookery.problem.minimax import Minimax
+from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.cohort import AbstractParticipation, participation
+from rookery.program.federation import AbstractFederation, Client
+from rookery.program.memory import Memory, check_rule
+
+
+class ScaffoldState(NamedTuple):
+    """The iterates, and the control variates of the server and of every client."""
+
+    blocks: Blocks
+    c: Blocks
+    own: Memory
+
+
+class AbstractScaffold(AbstractAlgorithm):
+    """SCAFFOLD on a field. What the problem is and which field it has, a subclass says."""
+
+    server_lr: eqx.AbstractVar[float]
+    local_steps: eqx.AbstractVar[local.LocalSteps]
+    clients: eqx.AbstractVar[AbstractParticipation]
+    batch_size: eqx.AbstractVar[int | None]
+
+    @abc.abstractmethod
+    def check_problem(self, problem: Any) -> None:
+        """Raise unless the problem has the field; its rows are those of ``problem.split``."""
+
+    @abc.abstractmethod
+    def rates(self) -> tuple[local.LearningRate, ...]:
+        """The local step size of each block."""
+
+    @abc.abstractmethod
+    def field(self, problem: Any, blocks: Blocks, sample: Sample) -> Blocks:
+        """What a step of size one would subtract from the blocks."""
+
+    def __check_init__(self):
+        local.check_fields(self)
+        _check.positive("server_lr", self.server_lr)
+        check_rule(type(self).__name__, self.clients)
+        if self.batch_size is not None:
+            _check.count("batch_size", self.batch_size)
+
+    def check(self, problem: Any, n_clients: int) -> None:
+        """Raise unless the problem has the field and the settings fit the clients."""
+        self.check_problem(problem)
+        local.check_fields(self, n_clients)
+        self.clients.check(n_clients)
+
+    def init(self, problem: Any, *blocks: Tree) -> ScaffoldState:
+        """The given iterates; all control variates are zero."""
+        zeros = _tree.zeros_like(blocks)
+        return ScaffoldState(blocks, zeros, Memory.of(zeros))
+
+    def round(
+        self, fed: AbstractFederation, problem: Any, state: ScaffoldState, key: Key
+    ) -> ScaffoldState:
+        """One exchange."""
+        who, local_key = jax.random.split(key)
+        cohort = fed.sample(self.clients, who)
+        blocks, c = fed.broadcast(cohort, state.blocks, state.c)  # ---------- down  w, c
+        c_i = fed.recall(cohort, state.own)
+        changes, c_i = fed.map(
+            controlled_steps, blocks, c, c_i, key=local_key, problem=problem, algorithm=self
+        )
+        moved, turned = fed.mean(changes)  # --------------------------------- up    changes of both
+        share = jnp.sum(jnp.where(cohort.active, fed.weights[cohort.ids], 0.0))
+        return ScaffoldState(
+            blocks=_tree.axpy(self.server_lr, moved, state.blocks),
+            c=_tree.axpy(share, turned, state.c),
+            own=fed.keep(state.own, c_i),
+        )
+
+    def solution(self, state: ScaffoldState) -> tuple[Tree, ...]:
+        """The blocks."""
+        return state.blocks
+
+
+class ScaffoldS(AbstractScaffold):
+    """SCAFFOLD on a minimax problem: x and y together, with the field (f_x, -f_y).
+
+    Args:
+        outer_lr: step size of x, of every local step, or of the whole round (:class:`PerCall`).
+        inner_lr: step size of y, likewise.
+        local_steps: K, one number or one per client.
+        server_lr: η_g.
+        clients: how many take part in an exchange, a rule that draws different clients, or None
+            for everyone.
+        batch_size: rows per local step; None is all.
+    """
+
+    outer_lr: local.LearningRate = eqx.field(converter=local.number)
+    inner_lr: local.LearningRate = eqx.field(converter=local.number)
+    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
+    server_lr: float = eqx.field(converter=local.number, default=1.0)
+    clients: AbstractParticipation = eqx.field(converter=participation, default=None)
+    batch_size: int | None = None
+
+    def check_problem(self, problem: Minimax) -> None:
+        """Raise unless the problem is minimax."""
+        check_minimax("ScaffoldS", problem)
+
+    def rates(self) -> tuple[local.LearningRate, ...]:
+        """Those of x and y."""
+        return self.outer_lr, self.inner_lr
+
+    def field(self, problem: Minimax, blocks: Blocks, sample: Sample) -> Blocks:
+        """(f_x, -f_y)."""
+        return saddle_field(problem, blocks, sample)
+
+
+def controlled_steps(
+    client: Client,
+    blocks: Blocks,
+    c: Blocks,
+    c_i: Blocks,
+    *,
+    problem: Any,
+    algorithm: AbstractScaffold,
+) -> tuple[tuple[Blocks, Blocks], Blocks]:
+    """How far the blocks and the client's variate moved, and the new variate itself."""
+    steps = local.steps_of(client, algorithm.local_steps)
+    sizes = tuple(local.step_size(lr, steps) for lr in algorithm.rates())
+    correction = _tree.sub(c, c_i)
+
+    def step(nu, blocks):
+        key = jax.random.fold_in(client.key, nu)
+        sample = client.draw(problem.split, algorithm.batch_size, key)
+        direction = _tree.add(algorithm.field(problem, blocks, sample), correction)
+        return tuple(map(_step_back, sizes, direction, blocks))
+
+    moved = _tree.sub(client.repeat(steps, step, blocks), blocks)
+    count = jnp.asarray(steps).astype(float)
+    lengths = tuple(1 / (size * count) for size in sizes)
+    new = tuple(map(_step_back, lengths, moved, _tree.sub(c_i, c)))  # option II
+    return (moved, _tree.sub(new, c_i)), new
+
+
+def _step_back(size, direction: Tree, block: Tree) -> Tree:
+    return _tree.axpy(-size, direction, block)

@@ -1,0 +1,88 @@
+"""What clients remember from one round to the next."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery._types import Tree
+from rookery.program.cohort import AbstractParticipation, Cohort, Weighted, WithReplacement
+
+
+class Memory(eqx.Module):
+    """One value per client that outlives the round; a field of an algorithm's state.
+
+    ``fed.recall`` reads it and ``fed.keep`` writes it. Neither sends anything: the rows lie in the
+    state only because a simulation has to keep them somewhere, and so that checkpoints hold them.
+    On a remote engine each client would keep its own row, and the server would never see it.
+
+    Attributes:
+        rows: one row per client along the first axis; before the rows are made, the value that
+            every client begins with.
+        n_clients: how many rows there are, or None before they are made.
+    """
+
+    rows: Tree
+    n_clients: int | None = eqx.field(static=True, default=None)
+
+    @classmethod
+    def of(cls, value: Tree) -> "Memory":
+        """A memory that begins with the same value on every client, to be made in ``init``."""
+        return cls(value)
+
+    def for_clients(self, n_clients: int) -> "Memory":
+        """The same with a row for each client."""
+        if self.n_clients is not None:
+            raise ValueError(f"this memory already has rows, for {self.n_clients} clients.")
+
+        def repeat(leaf):
+            return jnp.repeat(jnp.asarray(leaf)[None], n_clients, axis=0)
+
+        return Memory(jax.tree.map(repeat, self.rows), n_clients)
+
+
+def with_rows(state: Tree, n_clients: int) -> Tree:
+    """A state whose memories have a row for each client."""
+
+    def is_memory(leaf):
+        return isinstance(leaf, Memory)
+
+    return jax.tree.map(
+        lambda leaf: leaf.for_clients(n_clients) if is_memory(leaf) else leaf,
+        state,
+        is_leaf=is_memory,
+    )
+
+
+def check_recall(cohort: Cohort, memory: Memory, n_clients: int) -> None:
+    """Raise unless every slot of the cohort has a row of its own in the memory."""
+    if not isinstance(memory, Memory):
+        raise TypeError(f"clients remember a Memory, got {type(memory).__name__}.")
+    if memory.n_clients != n_clients:
+        raise ValueError(
+            f"the memory has rows for {memory.n_clients} clients, and there are {n_clients}. "
+            "Make the state with rookery.program.algorithm.first_state, which knows how many."
+        )
+    if cohort.occurrence is not None:
+        raise ValueError(
+            "this cohort was drawn with replacement: a client in two slots has one memory, and two "
+            "values to write. Draw different clients: clients=n, Fixed or Everyone."
+        )
+
+
+def check_keep(memory: Memory, rows: Tree) -> None:
+    """Raise unless new rows are like the remembered ones."""
+    wanted, got = (
+        jax.tree.map(lambda a: f"{jnp.result_type(a)}{[*jnp.shape(a)[1:]]}", tree)
+        for tree in (memory.rows, rows)
+    )
+    if wanted != got:
+        raise ValueError(f"a client remembers {wanted}, and {got} was to be kept.")
+
+
+def check_rule(name: str, rule: AbstractParticipation) -> None:
+    """Raise if a rule may draw a client twice, which an algorithm with a memory cannot use."""
+    if isinstance(rule, WithReplacement | Weighted):
+        raise ValueError(
+            f"{name} keeps something on every client, so a cohort must not hold a client twice; "
+            f"got {type(rule).__name__}. Use a number of clients, Fixed or Everyone."
+        )

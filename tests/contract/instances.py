@@ -1,0 +1,117 @@
+"""A small run of every algorithm, for the tests that hold for all of them.
+
+An algorithm is looked up by its name in ``rookery.registry.ALGORITHMS``. Each has at least one
+instance, with sampled clients and mini-batches where they make sense, on a problem that is tiny:
+compiling is what takes the time.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+import rookery as rk
+
+NOISY = rk.zoo.quadratic_bilevel(n_clients=4, rows=3, noise=0.3)
+SCALAR = rk.zoo.scalar_bilevel()
+TINY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
+SADDLE = rk.zoo.curved_saddle(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
+CHAIN = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2), rows=3, noise=0.3)
+
+PARTIAL: dict[str, Any] = {"clients": 2, "batch_size": 2}
+START = jnp.zeros(2)
+
+INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
+    "FedNest": {
+        "random length, partial, mini-batch": (
+            NOISY,
+            rk.FedNest(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                inner_rounds=2,
+                inner_steps=3,
+                outer_steps=2,
+                ihgp=rk.FedIHGP(terms=4, lipschitz=5.0),
+                clients=2,
+                batch_size=2,
+                anchor_batch=2,
+            ),
+        ),
+        "sum, everyone, full batch": (
+            NOISY,
+            rk.FedNest(outer_lr=0.05, inner_lr=0.1, ihgp=rk.FedIHGPSum(terms=2, lipschitz=5.0)),
+        ),
+        "estimated lipschitz, unequal local steps": (
+            NOISY,
+            rk.FedNest(
+                outer_lr=rk.PerCall(0.05),
+                inner_lr=rk.PerCall(0.1),
+                inner_steps=(1, 2, 3, 1),
+                outer_steps=(2, 1, 1, 2),
+                ihgp=rk.FedIHGP(terms=3, lipschitz=rk.PowerIteration(iterations=3, every=2)),
+                clients=3,
+                batch_size=1,
+            ),
+        ),
+        "clients drawn with replacement": (
+            NOISY,
+            rk.FedNest(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                ihgp=rk.FedIHGP(terms=3, lipschitz=5.0),
+                clients=rk.WithReplacement(5),
+                batch_size=2,
+            ),
+        ),
+        "one number": (
+            SCALAR,
+            rk.FedNest(0.1, 0.1, ihgp=rk.FedIHGP(terms=3, lipschitz=3.0), clients=1),
+        ),
+        "minimax": (SADDLE, rk.FedNest(0.05, 0.1, 2, 2, 2, **PARTIAL)),
+        "composition": (CHAIN, rk.FedNest(0.05, 0.1, 2, 2, inner_start=START, **PARTIAL)),
+    },
+    "FedNestSGD": {
+        "unequal local steps": (
+            TINY,
+            rk.FedNestSGD(0.05, 0.1, 2, (1, 2, 3), ihgp=rk.FedIHGP(3, 5.0), **PARTIAL),
+        )
+    },
+    "LFedNest": {"bilevel": (TINY, rk.LFedNest(0.05, 0.1, 2, 2, 2, rk.LocalNeumann(3), **PARTIAL))},
+    "LFedNestSVRG": {
+        "unequal local steps": (
+            TINY,
+            rk.LFedNestSVRG(0.05, 0.1, 1, 2, (2, 1, 3), rk.LocalNeumannSum(2, 5.0), **PARTIAL),
+        )
+    },
+    "LFedNestNonAlt": {
+        "composition": (CHAIN, rk.LFedNestNonAlt(0.05, 0.1, 2, 2, inner_start=START, **PARTIAL))
+    },
+    "FedMBO": {
+        "random lengths": (TINY, rk.FedMBO(0.05, 0.1, 2, rk.PHE(4, 5.0, chains=4), **PARTIAL)),
+        "sum": (
+            TINY,
+            rk.FedMBO(0.05, 0.1, 1, rk.PHESum(2, rk.PowerIteration(3), rk.Uniform(2)), **PARTIAL),
+        ),
+    },
+    "Nested": {
+        "PHE with FedInn": (
+            TINY,
+            rk.Nested(rk.FedInn(0.1, 2), rk.ServerStep(0.05, rk.PHE(3, 5.0)), **PARTIAL),
+        )
+    },
+    "AID": {"conjugate gradients": (TINY, rk.AID(0.05, 0.1, 2, rk.FederatedCG(2), **PARTIAL))},
+    "StocBiO": {"bilevel": (TINY, rk.StocBiO(0.05, 0.1, 2, 3, 0.2, **PARTIAL))},
+    "ALSET": {"bilevel": (TINY, rk.ALSET(0.2, 0.4, 9, 2, 3, 5.0, **PARTIAL))},
+    "TTSA": {"bilevel": (TINY, rk.TTSA(0.05, 0.1, 3, 5.0, **PARTIAL))},
+    "FedAvgS": {
+        "alternating": (SADDLE, rk.FedAvgS(0.05, 0.1, (1, 2, 3), rk.Alternating(), **PARTIAL))
+    },
+    "ScaffoldS": {
+        "unequal local steps": (
+            SADDLE,
+            rk.ScaffoldS(0.05, rk.PerCall(0.1), (1, 2, 3), 0.9, **PARTIAL),
+        )
+    },
+    "GDA": {"partial": (SADDLE, rk.GDA(0.05, 0.1, **PARTIAL))},
+    "AlternatingGDA": {"partial": (SADDLE, rk.AlternatingGDA(0.05, 0.1, **PARTIAL))},
+    "Extragradient": {"partial": (SADDLE, rk.Extragradient(0.05, 0.1, **PARTIAL))},
+}
