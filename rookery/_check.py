@@ -35,6 +35,14 @@ def not_negative(name: str, value: Any) -> Any:
     return value
 
 
+def share(name: str, value: Any) -> Any:
+    """A number above 0 and at most 1."""
+    number = _number(name, value)
+    if number is not None and not np.all((number > 0) & (number <= 1)):
+        raise ValueError(f"{name} must be above 0 and at most 1, got {value}.")
+    return value
+
+
 def _number(name: str, value: Any) -> np.ndarray | None:
     if isinstance(value, Tracer):
         return None  # the numbers are not known while a sweep is traced

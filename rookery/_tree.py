@@ -34,6 +34,11 @@ def axpy(scalar, a: Tree, b: Tree) -> Tree:
     return jax.tree.map(lambda u, w: jnp.asarray(scalar).astype(w.dtype) * u + w, a, b)
 
 
+def as_arrays(a: Tree) -> Tree:
+    """The same tree with arrays for leaves; None stays None."""
+    return jax.tree.map(jnp.asarray, a)
+
+
 def zeros_like(a: Tree) -> Tree:
     """Zeros of the same structure, shapes and types."""
     return jax.tree.map(jnp.zeros_like, a)

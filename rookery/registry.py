@@ -58,7 +58,9 @@ def make_object(registry: Mapping[str, Callable], table: Any, where: str) -> Any
 def _value(value: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         return make_object(PARTS, value, where)
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(_value(item, f"{where}[{i}]") for i, item in enumerate(value))
+    return value
 
 
 def arguments_of(

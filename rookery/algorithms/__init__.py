@@ -5,7 +5,11 @@ from rookery.algorithms.centralised import AID as AID
 from rookery.algorithms.centralised import ALSET as ALSET
 from rookery.algorithms.centralised import TTSA as TTSA
 from rookery.algorithms.centralised import StocBiO as StocBiO
+from rookery.algorithms.compositional import NASA as NASA
+from rookery.algorithms.compositional import SCGD as SCGD
+from rookery.algorithms.compositional import ComposedSGD as ComposedSGD
 from rookery.algorithms.fedmbo import FedMBO as FedMBO
+from rookery.algorithms.fedmsa import FedMSA as FedMSA
 from rookery.algorithms.fednest import FedNest as FedNest
 from rookery.algorithms.fednest import FedNestSGD as FedNestSGD
 from rookery.algorithms.gda import GDA as GDA
@@ -17,16 +21,24 @@ from rookery.algorithms.lfednest import LFedNestSVRG as LFedNestSVRG
 from rookery.algorithms.nested import Nested as Nested
 from rookery.algorithms.scaffold import ScaffoldS as ScaffoldS
 from rookery.algorithms.sgda import FedAvgS as FedAvgS
+from rookery.algorithms.stochastic_approximation import SOBA as SOBA
+from rookery.algorithms.stochastic_approximation import STSA as STSA
 
 __all__ = [
     "AID",
     "ALSET",
     "GDA",
+    "NASA",
+    "SCGD",
+    "SOBA",
+    "STSA",
     "TTSA",
     "AlternatingGDA",
+    "ComposedSGD",
     "Extragradient",
     "FedAvgS",
     "FedMBO",
+    "FedMSA",
     "FedNest",
     "FedNestSGD",
     "LFedNest",

@@ -36,15 +36,15 @@ import math
 
 import equinox as eqx
 
-from rookery import _check
+from rookery import _check, _tree
 from rookery._types import Tree
-from rookery.algorithms.nested import AbstractNested, Nested, as_arrays
+from rookery.algorithms.nested import AbstractNested, Nested
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.adjoint import AbstractAdjoint
 from rookery.algorithms.parts.federatedcg import FederatedCG
 from rookery.algorithms.parts.fedihgp import FedIHGP, FedIHGPSum
 from rookery.algorithms.parts.lipschitz import Lipschitz, PowerIteration
-from rookery.algorithms.parts.schedule import Decaying, ServerRate
+from rookery.algorithms.parts.schedule import PowerDecay, Rate
 from rookery.algorithms.parts.server import ServerSGD, ServerStep
 from rookery.program.cohort import AbstractParticipation, participation
 
@@ -68,7 +68,7 @@ class AID(AbstractNested):
     adjoint: AbstractAdjoint = eqx.field(default_factory=lambda: FederatedCG(10))
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
 
     def parts(self) -> Nested:
         """The server's steps, with the given adjoint."""
@@ -96,7 +96,7 @@ class StocBiO(AbstractNested):
     adjoint_lr: float = eqx.field(converter=local.number, default=0.1)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
 
     def __check_init__(self):
         _check.positive("adjoint_lr", self.adjoint_lr)
@@ -130,7 +130,7 @@ class ALSET(AbstractNested):
     lipschitz: Lipschitz = eqx.field(default_factory=PowerIteration)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
 
     def __check_init__(self):
         _check.count("horizon", self.horizon)
@@ -163,18 +163,18 @@ class TTSA(AbstractNested):
     lipschitz: Lipschitz = eqx.field(default_factory=PowerIteration)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
 
     def parts(self) -> Nested:
         """The server's steps, the inner ones falling more slowly."""
-        inner_lr, outer_lr = Decaying(self.inner_lr, 2 / 5), Decaying(self.outer_lr, 3 / 5)
+        inner_lr, outer_lr = PowerDecay(self.inner_lr, 2 / 5), PowerDecay(self.outer_lr, 3 / 5)
         return _of_server(self, inner_lr, outer_lr, 1, FedIHGP(self.terms, self.lipschitz))
 
 
 def _of_server(
     algorithm: AID | StocBiO | ALSET | TTSA,
-    inner_lr: ServerRate,
-    outer_lr: ServerRate,
+    inner_lr: Rate,
+    outer_lr: Rate,
     inner_rounds: int,
     adjoint: AbstractAdjoint,
 ) -> Nested:

@@ -24,8 +24,9 @@ two cancelling gradients; in a composition v is the mean of f_y (the paper's N =
 
 import equinox as eqx
 
+from rookery import _tree
 from rookery._types import Tree
-from rookery.algorithms.nested import AbstractNested, Nested, as_arrays
+from rookery.algorithms.nested import AbstractNested, Nested
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.adjoint import AbstractAdjoint
 from rookery.algorithms.parts.fedihgp import FedIHGPSum
@@ -59,7 +60,7 @@ class FedNest(AbstractNested):
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
     anchor_batch: int | None = None
-    inner_start: Tree = eqx.field(converter=as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
 
     def parts(self) -> Nested:
         """FedInn, T times, and FedOut with FedIHGP."""
@@ -96,7 +97,7 @@ class FedNestSGD(AbstractNested):
     ihgp: AbstractAdjoint = eqx.field(default_factory=FedIHGPSum)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
 
     def parts(self) -> Nested:
         """FedInnSGD, T times, and FedOut with FedIHGP."""

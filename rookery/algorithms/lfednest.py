@@ -20,13 +20,12 @@ algorithm 5 needs f_y(x_ν, y) where it prints f_x(y_ν, y).
 import equinox as eqx
 import jax
 
-from rookery import _check
+from rookery import _check, _tree
 from rookery._types import Key, Tree
 from rookery.algorithms.nested import (
     AbstractNested,
     Nested,
     State,
-    as_arrays,
     initial_state,
     solution_of,
 )
@@ -67,7 +66,7 @@ class LFedNest(AbstractNested):
     adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
 
     def parts(self) -> Nested:
         """FedInnSGD, T times, and LFedOut."""
@@ -106,7 +105,7 @@ class LFedNestSVRG(AbstractNested):
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
     anchor_batch: int | None = None
-    inner_start: Tree = eqx.field(converter=as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
 
     def parts(self) -> Nested:
         """FedInn, T times, and LFedOut."""
@@ -141,7 +140,7 @@ class LFedNestNonAlt(AbstractAlgorithm):
     adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
 
     def __check_init__(self):
         local.check_fields(self)

@@ -17,7 +17,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check
+from rookery import _check, _tree
 from rookery._types import Key, Tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.interface import AbstractInner, AbstractOuter, Sampling
@@ -47,11 +47,6 @@ class CompositionState(NamedTuple):
 State = NestedState | CompositionState
 
 
-def as_arrays(tree: Tree) -> Tree:
-    """Field converter: the leaves become arrays, None stays None."""
-    return jax.tree.map(jnp.asarray, tree)
-
-
 class Nested(AbstractAlgorithm):
     """Alternates calls of an inner solver with one outer step.
 
@@ -69,7 +64,7 @@ class Nested(AbstractAlgorithm):
     inner_rounds: int = 1
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
 
     def __check_init__(self):
         _check.count("inner_rounds", self.inner_rounds)

@@ -19,10 +19,13 @@ class Composition(eqx.Module):
     Args:
         layers: F_0 to F_N, innermost first, at least two.
         split: which part of a client's data the layers are averaged over.
+        starts: where algorithms that follow the values of F_0 to F_{N-1} begin, one each and shaped
+            like it, zeros if nothing better is known; None leaves it to the algorithm's settings.
     """
 
     layers: tuple[Callable[..., Tree], ...] = eqx.field(converter=tuple)
     split: str = eqx.field(static=True, default="train")
+    starts: tuple[Tree, ...] | None = None
 
     def __check_init__(self):
         if len(self.layers) < 2:
@@ -33,6 +36,11 @@ class Composition(eqx.Module):
         for n, layer in enumerate(self.layers):
             if not callable(layer):
                 raise TypeError(f"layers[{n}] must be a function, got {layer!r}.")
+        if self.starts is not None and len(self.starts) != len(self.layers) - 1:
+            raise ValueError(
+                f"starts has one value per layer but the last: {len(self.layers) - 1}, "
+                f"got {len(self.starts)}."
+            )
 
     def check(self, variables: tuple[Tree], example: Callable[[str], Tree]) -> None:
         """Raise unless every layer accepts the value of the one before and the last is a scalar."""
@@ -40,6 +48,8 @@ class Composition(eqx.Module):
         z, row = variables[0], example(self.split)
         for n, layer in enumerate(self.layers[:-1]):
             z = oracles.check_map(f"layers[{n}]", layer, z, row)
+            if self.starts is not None:
+                oracles.check_like(f"starts[{n}]", self.starts[n], f"the value of layers[{n}]", z)
         last = len(self.layers) - 1
         oracles.check_scalar_loss(f"layers[{last}]", self.layers[last], (z,), row)
 

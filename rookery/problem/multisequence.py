@@ -47,14 +47,7 @@ class MultiSequence(eqx.Module):
         for (name, fn), block in zip(named, variables, strict=True):
             out = oracles.check_map(name, fn, variables, row)
             want = jax.eval_shape(lambda b: jax.tree.map(jnp.asarray, b), block)
-            if jax.tree.structure(out) != jax.tree.structure(want) or any(
-                a.shape != b.shape
-                for a, b in zip(jax.tree.leaves(out), jax.tree.leaves(want), strict=True)
-            ):
-                raise ValueError(
-                    f"{name} must be shaped like its block {oracles.describe(block)}, "
-                    f"got {oracles.describe(out)}."
-                )
+            oracles.check_like(name, out, "its block", want)
 
     def maps(self, blocks: tuple[Tree, ...], sample: Sample) -> tuple[Tree, ...]:
         """All mean maps at the blocks, on one sample."""

@@ -117,6 +117,17 @@ def check_map(name: str, fn: Callable[..., Tree], point: Tree, example: Tree) ->
     return out
 
 
+def check_like(name: str, value: Tree, what: str, want: Tree) -> None:
+    """Raise unless ``value`` has the structure and the shapes of ``want``."""
+    got = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), value)
+    if jax.tree.structure(got) != jax.tree.structure(want) or any(
+        a.shape != b.shape for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+    ):
+        raise ValueError(
+            f"{name} must be shaped like {what} {describe(want)}, got {describe(value)}."
+        )
+
+
 def describe(tree: Tree) -> str:
     """Shapes and types of a pytree in one line."""
     return str(jax.tree.map(lambda a: f"{jnp.result_type(a)}{list(jnp.shape(a))}", tree))

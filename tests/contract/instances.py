@@ -98,17 +98,17 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
             rk.Nested(rk.FedInn(0.1, 2), rk.ServerStep(0.05, rk.PHE(3, 5.0)), **PARTIAL),
         )
     },
-    "AID": {"conjugate gradients": (TINY, rk.AID(0.05, 0.1, 2, rk.FederatedCG(2), **PARTIAL))},
-    "StocBiO": {"bilevel": (TINY, rk.StocBiO(0.05, 0.1, 2, 3, 0.2, **PARTIAL))},
-    "ALSET": {"bilevel": (TINY, rk.ALSET(0.2, 0.4, 9, 2, 3, 5.0, **PARTIAL))},
-    "TTSA": {"bilevel": (TINY, rk.TTSA(0.05, 0.1, 3, 5.0, **PARTIAL))},
+    "AID": {"conjugate gradients": (TINY, rk.AID(0.05, 0.1, 1, rk.FederatedCG(2), **PARTIAL))},
+    "StocBiO": {"bilevel": (TINY, rk.StocBiO(0.05, 0.1, 1, 1, 0.2, **PARTIAL))},
+    "ALSET": {"bilevel": (TINY, rk.ALSET(0.2, 0.4, 9, 1, 2, 5.0, **PARTIAL))},
+    "TTSA": {"minimax": (SADDLE, rk.TTSA(0.05, 0.1, **PARTIAL))},
     "FedAvgS": {
         "alternating": (SADDLE, rk.FedAvgS(0.05, 0.1, (1, 2, 3), rk.Alternating(), **PARTIAL))
     },
     "ScaffoldS": {
         "unequal local steps": (
             SADDLE,
-            rk.ScaffoldS(0.05, rk.PerCall(0.1), (1, 2, 3), 0.9, **PARTIAL),
+            rk.ScaffoldS(0.05, rk.PerCall(0.1), local_steps=(1, 2, 3), server_lr=0.9, **PARTIAL),
         )
     },
     "GDA": {"partial": (SADDLE, rk.GDA(0.05, 0.1, **PARTIAL))},

@@ -13,17 +13,29 @@ from rookery.algorithms.parts.lipschitz import PowerIteration as PowerIteration
 from rookery.algorithms.parts.local import PerCall as PerCall
 from rookery.algorithms.parts.order import Alternating as Alternating
 from rookery.algorithms.parts.order import Simultaneous as Simultaneous
+from rookery.algorithms.parts.output import LastIterate as LastIterate
+from rookery.algorithms.parts.output import RandomIterate as RandomIterate
 from rookery.algorithms.parts.phe import PHE as PHE
 from rookery.algorithms.parts.phe import PHESum as PHESum
+from rookery.algorithms.parts.schedule import Decay as Decay
+from rookery.algorithms.parts.schedule import PowerDecay as PowerDecay
 from rookery.algorithms.parts.server import Hold as Hold
-from rookery.algorithms.parts.schedule import Decaying as Decaying
 from rookery.algorithms.parts.server import ServerSGD as ServerSGD
 from rookery.algorithms.parts.server import ServerStep as ServerStep
+from rookery.algorithms.parts.warmup import BilevelWarmUp as BilevelWarmUp
+from rookery.problem.views import AdjointView as AdjointView
+from rookery.problem.views import BilevelView as BilevelView
+from rookery.problem.views import MinimaxView as MinimaxView
+from rookery.problem.views import ProductView as ProductView
+from rookery.problem.views import SequencesView as SequencesView
 
 __all__ = [
     "PHE",
+    "AdjointView",
     "Alternating",
-    "Decaying",
+    "BilevelView",
+    "BilevelWarmUp",
+    "Decay",
     "FedIHGP",
     "FedIHGPSum",
     "FedInn",
@@ -32,11 +44,17 @@ __all__ = [
     "FederatedCG",
     "Hold",
     "LFedOut",
+    "LastIterate",
     "LocalNeumann",
     "LocalNeumannSum",
+    "MinimaxView",
     "PHESum",
     "PerCall",
+    "PowerDecay",
     "PowerIteration",
+    "ProductView",
+    "RandomIterate",
+    "SequencesView",
     "ServerSGD",
     "ServerStep",
     "Simultaneous",

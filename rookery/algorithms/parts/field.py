@@ -26,12 +26,14 @@ def saddle_field(problem: Minimax, blocks: Blocks, sample: Sample) -> Blocks:
 
 def descent_field(problem: Minimax, blocks: Blocks, sample: Sample) -> Tree:
     """f_x alone."""
-    return problem.grad_x(*blocks, sample)
+    x, y = blocks
+    return problem.grad_x(x, y, sample)
 
 
 def ascent_field(problem: Minimax, blocks: Blocks, sample: Sample) -> Tree:
     """-f_y alone."""
-    return _tree.scale(-1, problem.grad_y(*blocks, sample))
+    x, y = blocks
+    return _tree.scale(-1, problem.grad_y(x, y, sample))
 
 
 def check_minimax(name: str, problem: Any) -> None:

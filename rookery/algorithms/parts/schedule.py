@@ -1,44 +1,96 @@
-"""Step sizes that change from round to round."""
+"""Step sizes of several blocks: constant, or falling from round to round."""
 
+import abc
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 
 from rookery import _check
+from rookery.algorithms.parts.local import number
 
 
-class Decaying(eqx.Module):
-    """A step size that falls with the round k = 0, 1, ...: lr / (k + 1)^power.
+class AbstractSchedule(eqx.Module):
+    """A step size that depends on the round."""
 
-    It depends on the number of the round alone, so a run that is resumed goes on with the size it
-    would have had.
+    @abc.abstractmethod
+    def __call__(self, round: Any) -> jax.Array:
+        """The step size in a round, counted from 0."""
+
+
+class Decay(AbstractSchedule):
+    """A step size that shrinks by a factor every round:  lr factor^r.
 
     Args:
-        lr: the size in round 0.
-        power: how fast it falls.
+        lr: in round 0.
+        factor: at most 1.
     """
 
-    lr: float
-    power: float
+    lr: float = eqx.field(converter=number)
+    factor: float = eqx.field(converter=number)
 
     def __check_init__(self):
-        _check.positive("Decaying.lr", self.lr)
-        _check.positive("Decaying.power", self.power)
+        _check.positive("Decay.lr", self.lr)
+        _check.share("Decay.factor", self.factor)
+
+    def __call__(self, round):
+        """Lr times a power of the factor."""
+        return self.lr * jnp.asarray(self.factor) ** jnp.asarray(round, float)
 
 
-ServerRate = float | Decaying
+class PowerDecay(AbstractSchedule):
+    """A step size that falls like a power of the round:  lr / (r + 1)^exponent.
+
+    Args:
+        lr: in round 0.
+        exponent: such as 1/2 or 3/4.
+    """
+
+    lr: float = eqx.field(converter=number)
+    exponent: float = eqx.field(converter=number)
+
+    def __check_init__(self):
+        _check.positive("PowerDecay.lr", self.lr)
+        _check.not_negative("PowerDecay.exponent", self.exponent)
+
+    def __call__(self, round):
+        """Lr over a power of the number of the round."""
+        return self.lr / (jnp.asarray(round, float) + 1) ** jnp.asarray(self.exponent)
 
 
-def check_server_rate(name: str, value: ServerRate) -> None:
-    """Raise unless a step size is a positive number or falls from one."""
-    if not isinstance(value, Decaying):
-        _check.positive(name, value)
+Rate = float | AbstractSchedule
+Rates = Rate | tuple[Rate, ...]
+"""One for all blocks that it speaks of, or one each."""
 
 
-def in_round(rate: ServerRate, round: Any):
-    """The size of the steps of a round."""
-    if not isinstance(rate, Decaying):
-        return rate
-    lr, power = (jnp.asarray(number).astype(float) for number in (rate.lr, rate.power))
-    return lr / jnp.asarray(round + 1).astype(float) ** power
+def rates(value: Any) -> Any:
+    """Field converter: whole numbers become floats, lists tuples."""
+    several = isinstance(value, list | tuple)
+    return tuple(map(number, value)) if several else number(value)
+
+
+def check_rates(name: str, value: Rates, n_blocks: int | None = None) -> None:
+    """Raise unless all are positive or fall from round to round, and there is one for each block.
+
+    Args:
+        name: what the message calls them.
+        value: one rate, or a tuple.
+        n_blocks: how many blocks a tuple must have rates for; not looked at if not given.
+    """
+    for rate in value if isinstance(value, tuple) else (value,):
+        if not isinstance(rate, AbstractSchedule):
+            _check.positive(name, rate)
+    if n_blocks is not None and isinstance(value, tuple) and len(value) != n_blocks:
+        raise ValueError(f"{name} has {len(value)} entries for {n_blocks} blocks.")
+
+
+def size_at(rate: Rate, round: Any) -> Any:
+    """The step size in a round."""
+    return rate(round) if isinstance(rate, AbstractSchedule) else rate
+
+
+def sizes_at(outer: Rate, others: Rates, n_blocks: int, round: Any) -> tuple:
+    """The step sizes of x and of the other blocks in a round."""
+    each = others if isinstance(others, tuple) else (others,) * (n_blocks - 1)
+    return tuple(size_at(rate, round) for rate in (outer, *each))

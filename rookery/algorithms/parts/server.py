@@ -7,20 +7,20 @@ from rookery import _tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.fedinn import inner_gradient
 from rookery.algorithms.parts.interface import AbstractHypergradient, AbstractInner, AbstractOuter
-from rookery.algorithms.parts.schedule import ServerRate, check_server_rate, in_round
+from rookery.algorithms.parts.schedule import Rate, check_rates, size_at
 
 
 class ServerSGD(AbstractInner):
     """One exchange gives the mean inner gradient, and the server takes one step (FedMBO).
 
     Args:
-        lr: β, or how it falls (:class:`Decaying`).
+        lr: β, or how it falls (:class:`PowerDecay`).
     """
 
-    lr: ServerRate = eqx.field(converter=local.number)
+    lr: Rate = eqx.field(converter=local.number)
 
     def __check_init__(self):
-        check_server_rate("ServerSGD.lr", self.lr)
+        check_rates("ServerSGD.lr", self.lr)
 
     def __call__(self, fed, problem, sampling, x, y, key):
         """The inner variable y after one step."""
@@ -30,7 +30,7 @@ class ServerSGD(AbstractInner):
         at_x, at_y = fed.broadcast(cohort, x, y)  # ------------------------- down  x, y
         q_i = fed.map(inner_gradient, at_x, at_y, key=sample_key, **settings)
         q = fed.mean(q_i)  # ------------------------------------------------ up    q
-        return _tree.axpy(-in_round(self.lr, fed.round), q, y)
+        return _tree.axpy(-size_at(self.lr, fed.round), q, y)
 
     def check(self, n_clients):
         """Always fits."""
@@ -42,22 +42,22 @@ class ServerStep(AbstractOuter):
     It costs what the estimate of h costs.
 
     Args:
-        lr: α, or how it falls (:class:`Decaying`).
+        lr: α, or how it falls (:class:`PowerDecay`).
         hypergradient: the estimator of h: :class:`PHE` or :class:`PHESum`, or an adjoint
             (:class:`FedIHGP`, :class:`FedIHGPSum`, :class:`FederatedCG`), which costs one exchange
             more to become a hypergradient.
     """
 
-    lr: ServerRate = eqx.field(converter=local.number)
+    lr: Rate = eqx.field(converter=local.number)
     hypergradient: AbstractHypergradient
 
     def __check_init__(self):
-        check_server_rate("ServerStep.lr", self.lr)
+        check_rates("ServerStep.lr", self.lr)
 
     def __call__(self, fed, problem, sampling, x, y, L, key):
         """The outer variable x after one step, and L."""
         h, L = self.hypergradient(fed, problem, sampling, x, y, L, key)
-        return _tree.axpy(-in_round(self.lr, fed.round), h, x), L
+        return _tree.axpy(-size_at(self.lr, fed.round), h, x), L
 
     def check(self, problem, n_clients):
         """The estimator must fit."""

@@ -32,7 +32,8 @@ class LinearChain(eqx.Module):
     @property
     def problem(self) -> Composition:
         """The affine layers and the squared distance, all averaged over the same rows."""
-        return Composition((*(_Affine(n) for n in range(len(self.matrices))), _distance))
+        layers = (*(_Affine(n) for n in range(len(self.matrices))), _distance)
+        return Composition(layers, starts=tuple(np.zeros_like(a[0, 0]) for a in self.offsets))
 
     @property
     def data(self) -> dict[str, np.ndarray]:

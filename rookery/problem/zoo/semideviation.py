@@ -34,8 +34,11 @@ class MeanSemideviation(eqx.Module):
 
     @property
     def problem(self) -> Composition:
-        """The three layers, averaged over the same rows."""
-        return Composition((_loss_level, _deviation_level, _Risk(self.weight, self.delta)))
+        """The three layers, averaged over the same rows; what follows their values starts at 0."""
+        layers = (_loss_level, _deviation_level, _Risk(self.weight, self.delta))
+        number = np.zeros((), self.a.dtype)
+        starts = (np.zeros(self.a.shape[-1], self.a.dtype), number), (number, number)
+        return Composition(layers, starts=starts)
 
     @property
     def data(self) -> dict[str, np.ndarray]:

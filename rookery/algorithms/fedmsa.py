@@ -1,0 +1,227 @@
+"""FedMSA: federated approximation of several coupled sequences.
+
+D. A. Tarzanagh, M. Li, P. Sharma, S. Oymak. Federated multi-sequence stochastic approximation with
+local hypergradient estimation. 2023, arXiv:2306.01648.
+
+    paper           code                meaning
+    x, z^1 .. z^N   u, the blocks       what is sought; those of a problem follow from its view
+    P, S^n          view.maps           one map per block, zero in the mean at the solution
+    α, β_n          outer_lr, inner_lr  step sizes of x and of the other blocks
+    ρ               renewal             how much of the direction is new in a round
+    K               local_steps         local steps of a round
+    b_0             first_batch         rows per client in round 0
+    h, q^n          h                   the global direction of every block
+
+With D the size of all blocks, m clients in exchange A and c in exchange B, a round costs
+
+                    exchanges   down                        up
+    round 0         2           m D + c D                   m D + c D
+    later rounds    2           m 2 D + c D                 m D + c D
+
+since u was sent to everyone in A and need not be sent again in B: there only h goes down, and u to
+clients that were not asked in A. (The paper's own count has 2 D down in B.) A round that puts its
+iterate into a :class:`RandomIterate` has one exchange more, with one client, nothing down and D up;
+a warm-up adds its own to round 0. Evaluations of all maps: one per client of A in round 0 and two
+in later rounds, also with ρ = 1; 2 (K - 1) per client of B.
+
+Departures from the paper: means over clients, not sums; one sample serves both points of a
+difference; ρ = 1 and K = 1 in round 0 only; the random output is uniform over the iterates that
+exist; the first local step is along h and needs no evaluation; the maps of bilevel problems and
+compositions are mended (:mod:`rookery.problem.views`). With several clients in B their iterates are
+averaged, as in the paper's experiments; its theorem has one.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import _check, _tree
+from rookery._random import below
+from rookery._types import Key, Tree
+from rookery.algorithms.parts.blocks import Radius, check_radius, descend, evaluate
+from rookery.algorithms.parts.interface import Sampling
+from rookery.algorithms.parts.local import number
+from rookery.algorithms.parts.output import AbstractOutput, Kept, LastIterate
+from rookery.algorithms.parts.schedule import Rate, Rates, check_rates, rates, sizes_at
+from rookery.algorithms.parts.warmup import AbstractWarmUp
+from rookery.problem.views import AbstractView, Blocks, view_of
+from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.cohort import AbstractParticipation, Everyone, Uniform, participation
+from rookery.program.federation import AbstractFederation, Client, Shared
+
+
+class MSAState(NamedTuple):
+    """The blocks u_r, first the problem's own variables; u_{r-1}, h_{r-1}, and the output kept."""
+
+    variables: Blocks
+    added: Blocks
+    previous: Blocks
+    h: Blocks
+    kept: Kept | None
+
+
+class FedMSA(AbstractAlgorithm):
+    """Moves all blocks at once, along a global direction that local differences keep fresh.
+
+    Args:
+        outer_lr: α, a number or a schedule (:class:`Decay`, :class:`PowerDecay`).
+        inner_lr: the step sizes of all other blocks, one for all or a tuple with one each; in a
+            bilevel problem those of y and v, of which v's should not be the larger.
+        local_steps: K.
+        renewal: ρ, above 0. At 1 the direction is that of the round alone.
+        clients: who takes the local steps; one client as in the theorem if not given.
+        momentum_clients: who is asked for the direction; everyone if None, as in the paper. With
+            fewer, h carries the noise of who was asked. At a standstill its variance is
+            ρ / (2 - ρ) times that of one round's answers, so a small ρ averages it over about
+            1 / ρ rounds; the iterates then come near the solution and not to it.
+        batch_size: rows per evaluation on a client; None is all its rows.
+        first_batch: the same in round 0; the theorem wants K times the number of rounds.
+        view: how the problem is seen as blocks; by its class if None.
+        inner_radius: the largest norm of the blocks other than x, one for all or a tuple with one
+            each, where inf is no bound; steps beyond it are pulled back. None bounds none.
+        warm_up: makes better initial blocks in round 0.
+        output: :class:`LastIterate` or :class:`RandomIterate`.
+    """
+
+    outer_lr: Rate = eqx.field(converter=number)
+    inner_lr: Rates = eqx.field(converter=rates)
+    local_steps: int = 1
+    renewal: float = 0.5
+    clients: AbstractParticipation = eqx.field(
+        converter=participation, default_factory=lambda: Uniform(1)
+    )
+    momentum_clients: AbstractParticipation = eqx.field(
+        converter=participation, default_factory=Everyone
+    )
+    batch_size: int | None = None
+    first_batch: int | None = None
+    view: AbstractView | None = None
+    inner_radius: Radius = eqx.field(converter=rates, default=None)
+    warm_up: AbstractWarmUp | None = None
+    output: AbstractOutput = eqx.field(default_factory=LastIterate)
+
+    def __check_init__(self):
+        check_rates("outer_lr", self.outer_lr)
+        check_rates("inner_lr", self.inner_lr)
+        _check.count("local_steps", self.local_steps)
+        _check.share("renewal", self.renewal)
+        check_radius("inner_radius", self.inner_radius)
+        for name in ("batch_size", "first_batch"):
+            if getattr(self, name) is not None:
+                _check.count(name, getattr(self, name))
+
+    def check(self, problem: Any, n_clients: int) -> None:
+        """Raise unless the problem has blocks and the settings fit them and the clients."""
+        others = view_of(problem, self.view).n_blocks(problem) - 1
+        check_rates("inner_lr", self.inner_lr, others)
+        check_radius("inner_radius", self.inner_radius, others)
+        self.clients.check(n_clients)
+        self.momentum_clients.check(n_clients)
+        if self.warm_up is not None:
+            self.warm_up.check(problem, n_clients)
+
+    def init(self, problem: Any, *variables: Tree) -> MSAState:
+        """The given variables, and what the view adds to them; no direction yet."""
+        u = (*variables, *view_of(problem, self.view).added(problem, *variables))
+        n = len(variables)
+        return MSAState(variables, u[n:], u, _tree.zeros_like(u), self.output.init(variables))
+
+    def round(self, fed: AbstractFederation, problem: Any, state: MSAState, key: Key) -> MSAState:
+        """Exchange A finds the direction, exchange B follows it."""
+        momentum_key, local_key, output_key, warm_key = jax.random.split(key, 4)
+        is_first = jnp.where(jnp.asarray(fed.round) == 0, 1, 0)
+        steps = jnp.where(is_first, 1, self.local_steps)  # K_r
+        n = len(state.variables)
+
+        u = self._warmed_up(fed, problem, (*state.variables, *state.added), is_first, warm_key)
+        at_u = fed.share(u)
+        h = self._direction(fed, problem, at_u, state, is_first, momentum_key)
+        along_h = fed.share(h)
+
+        who, sample_key = jax.random.split(local_key)
+        settings = {"problem": problem, "algorithm": self, "round": fed.round}
+        cohort = fed.sample(self.clients, who)
+        start = fed.broadcast(cohort, at_u, along_h)  # --------------------- down  h (and u)
+        w_i = fed.map(local_steps, *start, key=sample_key, steps=steps, **settings)
+        w = fed.mean(w_i)  # ------------------------------------------------ up    w
+
+        who, which = jax.random.split(output_key)
+
+        def ask(k):
+            """The k-th iterate of one client, which takes its steps again as far as that."""
+            alone = cohort.where(jnp.arange(len(cohort)) == below(who, (), len(cohort)))
+            start = fed.broadcast(alone, at_u, along_h)  # ------------------ down  nothing new
+            w_i = fed.map(local_steps, *start, key=sample_key, steps=k - 1, **settings)
+            return fed.sum(w_i)[:n]  # -------------------------------------- up    w^k
+
+        kept = self.output.renew(fed, state.kept, u[:n], steps, ask, which)
+        return MSAState(w[:n], w[n:], u, h, kept)
+
+    def solution(self, state: MSAState) -> tuple[Tree, ...]:
+        """The problem's own variables."""
+        return state.variables if state.kept is None else state.kept.iterate
+
+    def _warmed_up(self, fed, problem, u: Blocks, is_first, key: Key) -> Blocks:
+        """Better blocks in round 0, if asked for; the same in later rounds."""
+        if self.warm_up is None:
+            return u
+        better, sampling = self.warm_up, Sampling(self.clients, self.batch_size)
+        return fed.repeat(is_first, lambda _, u: better(fed, problem, sampling, u, key), u)
+
+    def _direction(self, fed, problem, u: Shared, state: MSAState, is_first, key: Key) -> Blocks:
+        """Exchange A:  h = (1 - ρ) h + avg [ s_i(u) - (1 - ρ) s_i(u_prev) ],  ρ = 1 in round 0."""
+        who, sample_key = jax.random.split(key)
+
+        def first(_, h):
+            cohort = fed.sample(self.momentum_clients, who)
+            at = fed.broadcast(cohort, u)  # -------------------------------- down  u
+            s_i = fed.map(own_maps, at, key=sample_key, problem=problem, algorithm=self)
+            return fed.mean(s_i)  # ----------------------------------------- up    s_i(u)
+
+        def later(_, h):
+            cohort = fed.sample(self.momentum_clients, who)
+            at, before = fed.broadcast(cohort, u, state.previous)  # -------- down  u, u_prev
+            settings = {"problem": problem, "algorithm": self}
+            delta_i = fed.map(own_difference, at, before, key=sample_key, **settings)
+            delta = fed.mean(delta_i)  # ------------------------------------ up    delta_i
+            return _tree.axpy(1 - self.renewal, h, delta)
+
+        # two loops of no or one turn: what the other kind of round needs is neither sent nor billed
+        return fed.repeat(1 - is_first, later, fed.repeat(is_first, first, state.h))
+
+
+def own_maps(client: Client, u: Blocks, *, problem: Any, algorithm: FedMSA) -> Blocks:
+    """s_i(u; ξ) in round 0."""
+    view, batch_size = algorithm.view, algorithm.first_batch
+    return evaluate(client, problem, view, batch_size, client.key, u)[0]
+
+
+def own_difference(
+    client: Client, u: Blocks, previous: Blocks, *, problem: Any, algorithm: FedMSA
+) -> Blocks:
+    """s_i(u; ξ) - (1 - ρ) s_i(u_prev; ξ), with one sample."""
+    view, batch_size = algorithm.view, algorithm.batch_size
+    new, old = evaluate(client, problem, view, batch_size, client.key, u, previous)
+    return _tree.axpy(algorithm.renewal - 1, old, new)
+
+
+def local_steps(
+    client: Client, u: Blocks, h: Blocks, *, problem: Any, algorithm: FedMSA, round: Any, steps: Any
+) -> Blocks:
+    """w^1 = u, d^1 = h;  w^{k+1} = w^k - a d^k,  d^k = d^{k-1} + s_i(w^k; ξ) - s_i(w^{k-1}; ξ)."""
+    sizes = sizes_at(algorithm.outer_lr, algorithm.inner_lr, len(u), round)
+
+    def move(w, d):
+        return descend(w, sizes, d, algorithm.inner_radius)
+
+    def step(k, carry):
+        w, before, d = carry
+        key = jax.random.fold_in(client.key, k)
+        view, batch_size = algorithm.view, algorithm.batch_size
+        new, old = evaluate(client, problem, view, batch_size, key, w, before)
+        d = _tree.add(d, _tree.sub(new, old))
+        return move(w, d), w, d
+
+    return client.repeat(steps - 1, step, (move(u, h), u, h))[0]

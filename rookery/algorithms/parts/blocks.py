@@ -1,0 +1,68 @@
+"""What algorithms do with blocks: evaluate their maps on a client, and step against them."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery import _check, _tree
+from rookery._types import Key
+from rookery.problem.views import AbstractView, Blocks, view_of
+from rookery.program.federation import Client
+
+Radius = float | tuple[float, ...] | None
+"""The largest norm of the blocks other than x, one for all or one each; None bounds none."""
+
+
+def check_radius(name: str, radius: Radius, n_blocks: int | None = None) -> None:
+    """Raise unless all are above zero, inf included, and there is one for each block."""
+    for r in radius if isinstance(radius, tuple) else (radius,):
+        if r is not None and r != math.inf:
+            _check.positive(name, r)
+    if n_blocks is not None and isinstance(radius, tuple) and len(radius) != n_blocks:
+        raise ValueError(f"{name} has {len(radius)} entries for {n_blocks} blocks.")
+
+
+def evaluate(
+    client: Client,
+    problem: Any,
+    view: AbstractView | None,
+    batch_size: int | None,
+    key: Key,
+    *points: Blocks,
+) -> tuple[Blocks, ...]:
+    """The client's maps at one or several points, all on the same rows."""
+    view = view_of(problem, view)
+    splits = view.splits(problem)
+    keys = jax.random.split(key, len(splits))
+    samples = tuple(client.draw(split, batch_size, keys[i]) for i, split in enumerate(splits))
+    return tuple(view.maps(problem, point, samples) for point in points)
+
+
+def descend(
+    blocks: Blocks,
+    sizes: tuple,
+    direction: Blocks,
+    radius: Radius = None,
+) -> Blocks:
+    """Every block a step of its own size against its direction, within its radius.
+
+    Args:
+        blocks: x and the others.
+        sizes: the step sizes, one each.
+        direction: shaped like the blocks.
+        radius: the largest norm of the blocks other than x.
+    """
+    moved = tuple(_tree.axpy(-a, d, w) for a, d, w in zip(sizes, direction, blocks, strict=True))
+    if radius is None:
+        return moved
+    x, *others = moved
+    radii = radius if isinstance(radius, tuple) else (radius,) * len(others)
+    return x, *(_within(r, block) for r, block in zip(radii, others, strict=True))
+
+
+def _within(radius: Any, block: Any) -> Any:
+    norm = _tree.norm(block)
+    largest = jnp.asarray(radius).astype(norm.dtype)
+    return _tree.scale(jnp.where(norm > largest, largest / norm, jnp.ones_like(norm)), block)

@@ -1,0 +1,83 @@
+"""Which iterate of a run is its output: the last, or one drawn from all of them."""
+
+import abc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import _tree
+from rookery._random import below
+from rookery._types import Key, Tree
+from rookery.program.federation import AbstractFederation
+
+
+class Kept(NamedTuple):
+    """The iterate that is the output so far, and out of how many it was drawn."""
+
+    iterate: Tree
+    seen: jax.Array
+
+
+class AbstractOutput(eqx.Module):
+    """A choice of the output among the iterates of all rounds."""
+
+    @abc.abstractmethod
+    def init(self, start: Tree) -> Any:
+        """What must be kept before round 0."""
+
+    @abc.abstractmethod
+    def renew(
+        self,
+        fed: AbstractFederation,
+        kept: Any,
+        first: Tree,
+        steps: Any,
+        ask: Callable[[Any], Tree],
+        key: Key,
+    ) -> Any:
+        """What is kept after a round.
+
+        Args:
+            fed: the federation.
+            kept: what was kept before.
+            first: the round's first iterate, which the server has.
+            steps: how many iterates the round has.
+            ask: gives the iterate of a number above 1, at the cost of an exchange.
+            key: of the draw.
+        """
+
+
+class LastIterate(AbstractOutput):
+    """The newest iterate. Nothing is kept."""
+
+    def init(self, start):
+        """Nothing."""
+        return None
+
+    def renew(self, fed, kept, first, steps, ask, key):
+        """Nothing."""
+        return None
+
+
+class RandomIterate(AbstractOutput):
+    """One of all iterates, each equally likely, by a reservoir that holds one of them.
+
+    The theorems of stochastic approximation speak of this iterate. A round that puts another one
+    into the reservoir costs an exchange more, with one client, which takes its steps again.
+    """
+
+    def init(self, start):
+        """The start, out of none."""
+        return Kept(start, jnp.zeros((), jnp.int32))
+
+    def renew(self, fed, kept, first, steps, ask, key):
+        """The old one, or one of the round's."""
+        seen = kept.seen + jnp.asarray(steps, jnp.int32)
+        k = below(key, (), seen) + 1  # numbers beyond this round's stand for older iterates
+        iterate = _tree.where(k == 1, first, kept.iterate)
+        is_later = (k > 1) & (k <= steps)
+        iterate = fed.repeat(jnp.where(is_later, 1, 0), lambda _, __: ask(k), iterate)
+        return Kept(iterate, seen)

@@ -1,0 +1,73 @@
+"""What is done once, in round 0, before blocks move together."""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import _check
+from rookery._types import Key
+from rookery.algorithms.parts.adjoint import AbstractAdjoint
+from rookery.algorithms.parts.fedihgp import FedIHGPSum
+from rookery.algorithms.parts.interface import AbstractInner, Sampling
+from rookery.problem.bilevel import Bilevel
+from rookery.problem.views import Blocks
+from rookery.program.federation import AbstractFederation
+
+
+class AbstractWarmUp(eqx.Module):
+    """Better initial blocks."""
+
+    @abc.abstractmethod
+    def __call__(
+        self, fed: AbstractFederation, problem: Any, sampling: Sampling, blocks: Blocks, key: Key
+    ) -> Blocks:
+        """The blocks to start from."""
+
+    @abc.abstractmethod
+    def check(self, problem: Any, n_clients: int) -> None:
+        """Raise unless it fits the problem and so many clients."""
+
+
+class BilevelWarmUp(AbstractWarmUp):
+    """Some inner rounds at the initial x, then v from a Neumann series, as in FedMSA's own program.
+
+    It costs the inner solver's exchanges T times, and those of the adjoint.
+
+    Args:
+        inner: the inner solver; None leaves y as it is.
+        inner_rounds: T, calls of it.
+        adjoint: the estimator of v.
+    """
+
+    inner: AbstractInner | None = None
+    inner_rounds: int = 5
+    adjoint: AbstractAdjoint = eqx.field(default_factory=FedIHGPSum)
+
+    def __check_init__(self):
+        _check.count("BilevelWarmUp.inner_rounds", self.inner_rounds)
+
+    def __call__(self, fed, problem, sampling, blocks, key):
+        """X as it is, y after the inner rounds, and v at both."""
+        x, y, _ = blocks
+        inner_key, adjoint_key = jax.random.split(key)
+
+        def inner_round(t, y):
+            assert self.inner is not None
+            return self.inner(fed, problem, sampling, x, y, jax.random.fold_in(inner_key, t))
+
+        if self.inner is not None:
+            y = fed.repeat(self.inner_rounds, inner_round, y)
+        L = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
+        v, _ = self.adjoint.estimate(fed, problem, sampling, x, y, L, adjoint_key)
+        return x, y, v
+
+    def check(self, problem, n_clients):
+        """The problem must be bilevel."""
+        if not isinstance(problem, Bilevel):
+            raise TypeError(f"BilevelWarmUp is for Bilevel problems, got {type(problem).__name__}.")
+        if self.inner is not None:
+            self.inner.check(n_clients)
+        self.adjoint.check(problem, n_clients)

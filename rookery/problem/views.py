@@ -1,0 +1,255 @@
+"""Every class of problem as blocks with averaged maps, all of them zero at the solution.
+
+    view            blocks                          maps
+    BilevelView     x, y, v                         f_x - g_xy v,  g_y,  g_yy v - f_y
+    MinimaxView     x, y                            f_x,  -f_y
+    AdjointView     x, z_1 .. z_N, a_1 .. a_N       J_0(x)' a_1,  z_n - F_{n-1}(z_{n-1}),
+                                                    a_n - J_n(z_n)' a_{n+1}
+    ProductView     x, z_1 .. z_N                   J_0(x)' J_1(z_1)' .. J_N(z_N)',
+                                                    z_n - F_{n-1}(z_{n-1})
+    SequencesView   those of a MultiSequence        its own
+
+z_0 is x, J_n is the Jacobian of layer F_n, and a_{N+1} is 1. The problem's own variables are always
+the first blocks. (FedMSA, arXiv:2306.01648, equations 10 and 11; in 10 the system of v is mended
+to have f_y on its right.)
+"""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import _tree
+from rookery._types import Sample, Tree
+from rookery.problem import oracles
+from rookery.problem.bilevel import Bilevel
+from rookery.problem.composition import Composition
+from rookery.problem.minimax import Minimax
+from rookery.problem.multisequence import MultiSequence
+
+Blocks = tuple[Tree, ...]
+
+
+class AbstractView(eqx.Module):
+    """A class of problems, seen as blocks with averaged maps."""
+
+    @abc.abstractmethod
+    def check(self, problem: Any) -> None:
+        """Raise unless the problem is of the class."""
+
+    @abc.abstractmethod
+    def n_blocks(self, problem: Any) -> int:
+        """How many blocks there are."""
+
+    @abc.abstractmethod
+    def splits(self, problem: Any) -> tuple[str, ...]:
+        """The parts of a client's data that one evaluation needs an independent sample of each."""
+
+    @abc.abstractmethod
+    def added(self, problem: Any, *variables: Tree) -> Blocks:
+        """Initial values of the blocks that are not the problem's own variables."""
+
+    @abc.abstractmethod
+    def maps(self, problem: Any, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
+        """All mean maps at the blocks, each shaped like its block."""
+
+
+class BilevelView(AbstractView):
+    """A bilevel problem as (x, y, v). One vector v, common to all clients, starts at zero."""
+
+    def check(self, problem: Bilevel) -> None:
+        """The problem must be bilevel."""
+        _check_class(self, problem, Bilevel)
+
+    def n_blocks(self, problem: Bilevel) -> int:
+        """x, y and v."""
+        return 3
+
+    def splits(self, problem: Bilevel) -> tuple[str, ...]:
+        """One sample for each level."""
+        return problem.outer_split, problem.inner_split
+
+    def added(self, problem: Bilevel, *variables: Tree) -> Blocks:
+        """V = 0, of the shape of y."""
+        return (_tree.zeros_like(variables[1]),)
+
+    def maps(self, problem: Bilevel, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
+        """f_x - g_xy v, g_y and g_yy v - f_y."""
+        (x, y, v), (outer, inner) = blocks, samples
+        direct, indirect = problem.outer_grad_x(x, y, outer), problem.inner_cross(x, y, v, inner)
+        right, left = problem.outer_grad_y(x, y, outer), problem.inner_hvp(x, y, v, inner)
+        return (
+            _tree.sub(direct, indirect),
+            problem.inner_grad_y(x, y, inner),
+            _tree.sub(left, right),
+        )
+
+
+class MinimaxView(AbstractView):
+    """A minimax problem as (x, y)."""
+
+    def check(self, problem: Minimax) -> None:
+        """The problem must be minimax."""
+        _check_class(self, problem, Minimax)
+
+    def n_blocks(self, problem: Minimax) -> int:
+        """X and y."""
+        return 2
+
+    def splits(self, problem: Minimax) -> tuple[str, ...]:
+        """One sample."""
+        return (problem.split,)
+
+    def added(self, problem: Minimax, *variables: Tree) -> Blocks:
+        """Nothing is added."""
+        return ()
+
+    def maps(self, problem: Minimax, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
+        """f_x and -f_y."""
+        (x, y), (sample,) = blocks, samples
+        return problem.grad_x(x, y, sample), _tree.scale(-1, problem.grad_y(x, y, sample))
+
+
+class AdjointView(AbstractView):
+    """A composition as (x, z_1 .. z_N, a_1 .. a_N), whose maps are exact in the mean.
+
+    Every map holds one factor that depends on the client, so the mean of the clients' maps is the
+    map of the means, however different they are. Adjoints start at zero.
+
+    Args:
+        starts: initial z_1 .. z_N; those of the problem if not given.
+    """
+
+    starts: Blocks | None = eqx.field(converter=_tree.as_arrays, default=None)
+
+    def check(self, problem: Composition) -> None:
+        """The problem must be a composition."""
+        _check_class(self, problem, Composition)
+        initial_values(problem, self.starts)
+
+    def n_blocks(self, problem: Composition) -> int:
+        """x, and a value and an adjoint for each level between the layers."""
+        return 2 * len(problem.layers) - 1
+
+    def splits(self, problem: Composition) -> tuple[str, ...]:
+        """One sample: every map is linear in it, so it may be common to all."""
+        return (problem.split,)
+
+    def added(self, problem: Composition, *variables: Tree) -> Blocks:
+        """The initial values, and zeros for the adjoints."""
+        values = initial_values(problem, self.starts)
+        return *values, *map(_tree.zeros_like, values)
+
+    def maps(self, problem: Composition, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
+        """J_0' a_1, then z_n - F_{n-1}(z_{n-1}), then a_n - J_n' a_{n+1}."""
+        N, (sample,) = len(problem.layers) - 1, samples
+        z, a = blocks[: N + 1], blocks[N + 1 :]
+        behind = [_tree.sub(z[n + 1], problem.layer(n, z[n], sample)) for n in range(N)]
+        pulled = [problem.layer_vjp(n, z[n], a[n], sample) for n in range(N)]
+        pulled.append(oracles.gradient(problem.layers[N], (z[N],), 0, sample))
+        return pulled[0], *behind, *map(_tree.sub, a, pulled[1:])
+
+
+class ProductView(AbstractView):
+    """A composition as (x, z_1 .. z_N) with the paper's product of a client's own Jacobians.
+
+    The mean of products is not the product of means: the maps have the right zero only if at most
+    one of the Jacobians differs between clients, and may diverge otherwise. Kept for comparison.
+
+    Args:
+        starts: initial z_1 .. z_N; those of the problem if not given.
+    """
+
+    starts: Blocks | None = eqx.field(converter=_tree.as_arrays, default=None)
+
+    def check(self, problem: Composition) -> None:
+        """The problem must be a composition."""
+        _check_class(self, problem, Composition)
+        initial_values(problem, self.starts)
+
+    def n_blocks(self, problem: Composition) -> int:
+        """x, and a value for each level between the layers."""
+        return len(problem.layers)
+
+    def splits(self, problem: Composition) -> tuple[str, ...]:
+        """A sample for each layer: a product of factors of one sample would be biased."""
+        return (problem.split,) * len(problem.layers)
+
+    def added(self, problem: Composition, *variables: Tree) -> Blocks:
+        """The initial values."""
+        return initial_values(problem, self.starts)
+
+    def maps(self, problem: Composition, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
+        """J_0' J_1' .. J_N', then z_n - F_{n-1}(z_{n-1})."""
+        N = len(problem.layers) - 1
+        product = oracles.gradient(problem.layers[N], (blocks[N],), 0, samples[N])
+        for n in reversed(range(N)):
+            product = problem.layer_vjp(n, blocks[n], product, samples[n])
+        values = (problem.layer(n, blocks[n], samples[n]) for n in range(N))
+        return product, *map(_tree.sub, blocks[1:], values)
+
+
+class SequencesView(AbstractView):
+    """A multi-sequence problem as itself."""
+
+    def check(self, problem: MultiSequence) -> None:
+        """The problem must be a multi-sequence one."""
+        _check_class(self, problem, MultiSequence)
+
+    def n_blocks(self, problem: MultiSequence) -> int:
+        """One for each map."""
+        return 1 + len(problem.sequences)
+
+    def splits(self, problem: MultiSequence) -> tuple[str, ...]:
+        """One sample."""
+        return (problem.split,)
+
+    def added(self, problem: MultiSequence, *variables: Tree) -> Blocks:
+        """Nothing is added."""
+        return ()
+
+    def maps(self, problem: MultiSequence, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
+        """The problem's maps."""
+        return problem.maps(blocks, samples[0])
+
+
+NATURAL = {
+    Bilevel: BilevelView,
+    Minimax: MinimaxView,
+    Composition: AdjointView,
+    MultiSequence: SequencesView,
+}
+
+
+def view_of(problem: Any, chosen: AbstractView | None = None) -> AbstractView:
+    """The chosen view of a problem, checked, or the natural one of its class."""
+    if chosen is None and type(problem) not in NATURAL:
+        known = ", ".join(kind.__name__ for kind in NATURAL)
+        raise TypeError(f"only {known} problems have blocks, got {type(problem).__name__}.")
+    view = NATURAL[type(problem)]() if chosen is None else chosen
+    view.check(problem)
+    return view
+
+
+def initial_values(problem: Composition, given: Blocks | None = None) -> Blocks:
+    """Where z_1 .. z_N begin: as given, or as the problem says."""
+    values = problem.starts if given is None else given
+    between = len(problem.layers) - 1
+    if values is None:
+        raise ValueError(
+            f"z_1 to z_{between}, the values between the layers, need initial values: give the "
+            "Composition, or the view of it, starts= with one value per layer but the last."
+        )
+    if len(values) != between:
+        raise ValueError(f"{between + 1} layers need {between} initial values, got {len(values)}.")
+    return jax.tree.map(jnp.asarray, tuple(values))
+
+
+def _check_class(view: AbstractView, problem: Any, wanted: type) -> None:
+    if not isinstance(problem, wanted):
+        raise TypeError(
+            f"{type(view).__name__} is a view of {wanted.__name__} problems, "
+            f"got {type(problem).__name__}."
+        )
