@@ -108,7 +108,13 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
     "ScaffoldS": {
         "unequal local steps": (
             SADDLE,
-            rk.ScaffoldS(0.05, rk.PerCall(0.1), local_steps=(1, 2, 3), server_lr=0.9, **PARTIAL),
+            rk.ScaffoldS(
+                outer_lr=0.05,
+                inner_lr=rk.PerCall(0.1),
+                local_steps=(1, 2, 3),
+                server_lr=0.9,
+                **PARTIAL,
+            ),
         )
     },
     "GDA": {"partial": (SADDLE, rk.GDA(0.05, 0.1, **PARTIAL))},
