@@ -1,5 +1,6 @@
 """Where algorithms and their parts meet the zoo: common to the tests of this folder."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ from rookery.algorithms.parts.interface import Sampling
 from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
 from rookery.engines.traced import TracedFederation
+from rookery.program.algorithm import first_state
 
 EVERYONE = Sampling(rk.Everyone())
 
@@ -61,3 +63,29 @@ def clients_of(zoo):
     """Every client as a problem of its own."""
     for i in range(zoo.H.shape[0]):
         yield rk.zoo.QuadraticBilevel(**{k: a[i : i + 1] for k, a in zoo.data.items()}, m0=zoo.m0)
+
+
+def saddle_fields(zoo):
+    """The saddle field M_i u - k_i of every client on u = (x, y), as pairs M_i, k_i."""
+    fields = []
+    for D, A, b, R in zip(*(a.mean(1) for a in zoo.data.values()), strict=True):
+        fields.append((np.block([[R, -A.T], [A, D]]), np.concatenate([np.zeros(len(R)), b])))
+    return fields
+
+
+def pooled(zoo):
+    """The same problem with all rows at one client, which is the centralised case."""
+    rows = {name: a.reshape(1, -1, *a.shape[2:]) for name, a in zoo.data.items()}
+    return eqx.tree_at(lambda z: [getattr(z, n) for n in rows], zoo, list(rows.values()))
+
+
+def round_by_round(zoo, algorithm, rounds, engine, seed=0):
+    """The state before and after every round, and what it cost, each round called by itself."""
+    population = rk.Population.stacked(zoo.data)
+    program = Program(zoo.problem, population, rk.Clock(), rk.Mean())
+    runner = engine.prepare(program, [algorithm])
+    state = first_state(algorithm, zoo.problem, population.n_clients, zoo.start)
+    for round in range(rounds):
+        (new,) = runner.advance([state], [jax.random.key(seed)], round, [1])
+        yield round, state, new.state, new.ledgers[0]
+        state = new.state

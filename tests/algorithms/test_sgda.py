@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from arena import federation, solve
+from arena import federation, saddle_fields, solve
 
 import rookery as rk
 
@@ -44,6 +44,39 @@ def test_one_local_step_finds_the_saddle_point_and_several_stall_beside_it():
     )
     np.testing.assert_allclose(one, x_star, rtol=0, atol=1e-12)
     assert np.linalg.norm(several - x_star) > 1e-3
+
+
+def resting_point(zoo, lr, steps, is_shared_out):
+    """Where mean (I - P_i)(u - u_i) = 0, P_i = (I - lr_i M_i)^steps_i and u_i client i's saddle."""
+    left, right = 0, 0
+    for (M, k), n in zip(saddle_fields(zoo), steps, strict=True):
+        step = np.eye(len(k)) - (lr / n if is_shared_out else lr) * M
+        pull = np.eye(len(k)) - np.linalg.matrix_power(step, n)
+        left, right = left + pull, right + pull @ np.linalg.solve(M, k)
+    return np.linalg.solve(left, right)
+
+
+def test_unequal_local_steps_come_to_rest_where_the_closed_form_says():
+    steps, exact = (1, 6, 2), np.concatenate(ZOO.solution())
+    distance = {}
+    for is_shared_out in (False, True):
+        lr = rk.PerCall(0.05) if is_shared_out else 0.05
+        found = np.concatenate(solve(ZOO, rk.FedAvgS(lr, lr, steps), 1500).solution)
+        np.testing.assert_allclose(
+            found, resting_point(ZOO, 0.05, steps, is_shared_out), rtol=0, atol=1e-10
+        )
+        distance[is_shared_out] = [
+            np.linalg.norm(resting_point(ZOO, lr, steps, is_shared_out) - exact)
+            for lr in (0.05, 1e-4, 5e-5)
+        ]
+    # shared out, the distance falls in proportion to the step size; else clients weigh as many
+    # times as they step, and no step size mends that
+    assert distance[True][0] < distance[False][0] / 5
+    assert distance[True][1] / distance[True][2] == pytest.approx(2, rel=1e-3)
+    tilted = np.linalg.solve(
+        *(sum(n * f[j] for n, f in zip(steps, saddle_fields(ZOO), strict=True)) for j in (0, 1))
+    )
+    assert distance[False][2] == pytest.approx(np.linalg.norm(tilted - exact), rel=1e-3)
 
 
 def test_bad_input():
