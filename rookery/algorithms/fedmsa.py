@@ -73,9 +73,10 @@ class FedMSA(AbstractAlgorithm):
         renewal: ρ, above 0. At 1 the direction is that of the round alone.
         clients: who takes the local steps; one client as in the theorem if not given.
         momentum_clients: who is asked for the direction; everyone if None, as in the paper. With
-            fewer, h carries the noise of who was asked. At a standstill its variance is
-            ρ / (2 - ρ) times that of one round's answers, so a small ρ averages it over about
-            1 / ρ rounds; the iterates then come near the solution and not to it.
+            fewer, h carries the noise of who was asked: at a standstill its variance is
+            ρ / (2 - ρ) times that of one round's answers, so a small ρ averages it over about 1 / ρ
+            rounds. The iterates then come near the solution and not to it; as small steps average
+            as well, they gain less from ρ than h does.
         batch_size: rows per evaluation on a client; None is all its rows.
         first_batch: the same in round 0; the theorem wants K times the number of rounds.
         view: how the problem is seen as blocks; by its class if None.
@@ -148,10 +149,11 @@ class FedMSA(AbstractAlgorithm):
         w = fed.mean(w_i)  # ------------------------------------------------ up    w
 
         who, which = jax.random.split(output_key)
+        slot = below(who, (), len(cohort))
 
         def ask(k):
             """The k-th iterate of one client, which takes its steps again as far as that."""
-            alone = cohort.where(jnp.arange(len(cohort)) == below(who, (), len(cohort)))
+            alone = cohort.where(jnp.arange(len(cohort), dtype=jnp.int32) == slot)
             start = fed.broadcast(alone, at_u, along_h)  # ------------------ down  nothing new
             w_i = fed.map(local_steps, *start, key=sample_key, steps=k - 1, **settings)
             return fed.sum(w_i)[:n]  # -------------------------------------- up    w^k

@@ -25,6 +25,9 @@ algorithms for federated saddle point optimization. arXiv:2102.06333) is here SC
 field (f_x, -f_y), written from that idea and not from its authors' pseudo-code.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# (fields of subclasses, see AbstractScaffold)
+
 import abc
 from typing import Any, NamedTuple
 
@@ -52,12 +55,11 @@ class ScaffoldState(NamedTuple):
 
 
 class AbstractScaffold(AbstractAlgorithm):
-    """SCAFFOLD on a field. What the problem is and which field it has, a subclass says."""
+    """SCAFFOLD on a field. What the problem is and which field it has, a subclass says.
 
-    server_lr: eqx.AbstractVar[float]
-    local_steps: eqx.AbstractVar[local.LocalSteps]
-    clients: eqx.AbstractVar[AbstractParticipation]
-    batch_size: eqx.AbstractVar[int | None]
+    A subclass has the fields server_lr, local_steps, clients and batch_size. They are not declared
+    here, where they would come before the subclass's own and so change the order of its arguments.
+    """
 
     @abc.abstractmethod
     def check_problem(self, problem: Any) -> None:

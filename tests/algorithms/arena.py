@@ -10,7 +10,7 @@ from rookery.algorithms.parts.adjoint import AbstractAdjoint
 from rookery.algorithms.parts.interface import Sampling
 from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
-from rookery.engines.traced import TracedFederation
+from rookery.engines.traced import TracedFederation, many_rounds
 from rookery.program.algorithm import first_state
 
 EVERYONE = Sampling(rk.Everyone())
@@ -89,3 +89,25 @@ def round_by_round(zoo, algorithm, rounds, engine, seed=0):
         (new,) = runner.advance([state], [jax.random.key(seed)], round, [1])
         yield round, state, new.state, new.ledgers[0]
         state = new.state
+
+
+def advance(zoo, algorithm, rounds, engine=None, seed=0, clock=None):
+    """The state after some rounds, and their ledgers."""
+    population = rk.Population.stacked(zoo.data)
+    program = Program(zoo.problem, population, clock or rk.Clock(), rk.Mean())
+    algorithm.check(zoo.problem, population.n_clients)
+    state = algorithm.init(zoo.problem, *jax.tree.map(jnp.asarray, zoo.start))
+    runner = (engine or rk.Eager()).prepare(program, [algorithm])
+    (done,) = runner.advance([state], [jax.random.key(seed)], 0, [rounds])
+    return done.state, done.ledgers
+
+
+def end_of(zoo, algorithm, rounds, seed):
+    """The state after some rounds, traced, so that it can be mapped over seeds."""
+    program = Program(zoo.problem, rk.Population.stacked(zoo.data), rk.Clock(), rk.Mean())
+    state = algorithm.init(zoo.problem, *jax.tree.map(jnp.asarray, zoo.start))
+    return many_rounds(program, algorithm, None, rounds, state, jax.random.key(seed), 0, rounds)[0]
+
+
+def assert_close(a, b, **tolerance):
+    jax.tree.map(lambda u, w: np.testing.assert_allclose(u, w, **tolerance), a, b)

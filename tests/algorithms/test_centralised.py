@@ -174,9 +174,9 @@ def test_falling_step_sizes_stay_single_in_single_precision():
         (lambda: rk.StocBiO(adjoint_lr=rk.PerCall(1.0)), TypeError, "adjoint_lr must be a number"),
         (lambda: rk.ALSET(0.1, 0.1, 0), ValueError, "horizon must be at least 1"),
         (lambda: rk.ALSET(rk.PerCall(0.1), 0.1, 9), TypeError, "outer_lr must be a number"),
-        (lambda: rk.TTSA(rk.PerCall(0.1), 0.1), TypeError, "Decaying.lr must be a number"),
-        (lambda: rk.Decaying(0.1, 0.0), ValueError, "Decaying.power must be a finite number"),
-        (lambda: rk.FedInn(rk.Decaying(0.1, 0.5)), TypeError, "FedInn.lr must be a number"),
+        (lambda: rk.TTSA(rk.PerCall(0.1), 0.1), TypeError, "PowerDecay.lr must be a number"),
+        (lambda: rk.PowerDecay(0.1, -1.0), ValueError, "PowerDecay.exponent must be"),
+        (lambda: rk.FedInn(rk.PowerDecay(0.1, 0.5)), TypeError, "FedInn.lr must be a number"),
     ],
 )
 def test_bad_settings_are_refused_at_construction(build, error, message):
