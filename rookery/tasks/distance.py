@@ -1,4 +1,4 @@
-"""How far an iterate is from a known solution."""
+"""How far an iterate is from a known solution, and how large the outer gradient is there."""
 
 import equinox as eqx
 import jax
@@ -26,3 +26,20 @@ class Distance(eqx.Module):
 def distance(value: jax.Array, exact: np.ndarray | jax.Array) -> jax.Array:
     """The Euclidean distance, in the precision of the value."""
     return jnp.linalg.norm(value - jnp.asarray(exact).astype(value.dtype))
+
+
+class GradientNorm(eqx.Module):
+    """The size of an outer gradient that is known and affine in x.
+
+    Args:
+        slope: its matrix.
+        zero: its value at x = 0.
+    """
+
+    slope: np.ndarray | jax.Array
+    zero: np.ndarray | jax.Array
+
+    def __call__(self, x: jax.Array, *_) -> dict[str, jax.Array]:
+        """``gradient_norm``, the Euclidean norm."""
+        slope, zero = (jnp.asarray(a).astype(x.dtype) for a in (self.slope, self.zero))
+        return {"gradient_norm": jnp.linalg.norm(slope @ x + zero)}

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from rookery.clients.population import Population
 from rookery.problem.zoo import quadratic_bilevel
 from rookery.run.evaluate import OfSolution
-from rookery.tasks.distance import Distance
+from rookery.tasks.distance import Distance, GradientNorm
 from rookery.tasks.task import Task
 
 
@@ -51,5 +51,8 @@ def quadratic(
         problem=zoo.problem,
         population=Population.stacked(zoo.data),
         start=lambda seed: zoo.start,
-        evaluate=(OfSolution(Distance(("x", "y"), zoo.solution())),),
+        evaluate=(
+            OfSolution(Distance(("x", "y"), zoo.solution())),
+            OfSolution(GradientNorm(*zoo.affine_hypergradient())),
+        ),
     )

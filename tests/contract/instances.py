@@ -120,4 +120,16 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
     "GDA": {"partial": (SADDLE, rk.GDA(0.05, 0.1, **PARTIAL))},
     "AlternatingGDA": {"partial": (SADDLE, rk.AlternatingGDA(0.05, 0.1, **PARTIAL))},
     "Extragradient": {"partial": (SADDLE, rk.Extragradient(0.05, 0.1, **PARTIAL))},
+    "FedMSA": {
+        "bilevel": (TINY, rk.FedMSA(0.05, 0.1, 3, renewal=0.5, **PARTIAL)),
+        "composition, random output": (
+            CHAIN,
+            rk.FedMSA(0.05, 0.1, 2, renewal=0.5, output=rk.RandomIterate(), **PARTIAL),
+        ),
+    },
+    "STSA": {"minimax": (SADDLE, rk.STSA(0.05, 0.1, **PARTIAL))},
+    "SOBA": {"bilevel": (TINY, rk.SOBA(0.05, 0.1, **PARTIAL))},
+    "SCGD": {"two layers": (CHAIN, rk.SCGD(0.05, 0.5, **PARTIAL))},
+    "ComposedSGD": {"two layers": (CHAIN, rk.ComposedSGD(0.05, **PARTIAL))},
+    "NASA": {"two layers": (CHAIN, rk.NASA(0.1, **PARTIAL))},
 }

@@ -63,11 +63,15 @@ class QuadraticBilevel(eqx.Module):
         m, y = self._means(), self.inner_solution(x)
         return m["r"] + self.m0 * x + m["E"] @ y + m["B"].T @ self.adjoint(x, y)
 
-    def solution(self) -> tuple[np.ndarray, np.ndarray]:
-        """(x*, y*): the hypergradient is affine in x, so one linear solve finds its root."""
+    def affine_hypergradient(self) -> tuple[np.ndarray, np.ndarray]:
+        """The matrix A and the vector b of the hypergradient, which is A x + b."""
         p = self.B.shape[-1]
         zero = self.hypergradient(np.zeros(p))
-        slope = np.stack([self.hypergradient(e) - zero for e in np.eye(p)], axis=1)
+        return np.stack([self.hypergradient(e) - zero for e in np.eye(p)], axis=1), zero
+
+    def solution(self) -> tuple[np.ndarray, np.ndarray]:
+        """(x*, y*), where the hypergradient is zero."""
+        slope, zero = self.affine_hypergradient()
         x = np.linalg.solve(slope, -zero)
         return x, self.inner_solution(x)
 
