@@ -47,7 +47,7 @@ def run_experiment(
         )  # fmt: skip
     if console is not None:
         n_runs, n_programs = sum(map(len, results.values())), programs_compiled() - compiled_before
-        console.print(f"{n_runs} runs, {n_programs} compiled programs.", highlight=False)
+        console.print(f"Runs: {n_runs}. Programs compiled for them: {n_programs}.", highlight=False)
     return Comparison(
         title=experiment.title,
         curves=[
