@@ -50,7 +50,7 @@ def run(
     An interrupted experiment goes on where it stopped when the same command is given again.
 
     Args:
-        experiment: the file, or a folder with a config.toml, as experiments/fednest_fig2.
+        experiment: the file, or a folder with a config.toml, as experiments/fednest_fig2a.
         out: where runs and report are written; runs/<experiment> if not given.
         data: folder with data files; otherwise ROOKERY_DATA, then the user's cache.
         overrides: settings that replace the file's, as algorithm.outer_lr=0.02 run.rounds=50.
