@@ -15,6 +15,7 @@ EXPECTED = {
     "05_sweep.py": "Step sizes of FedNest",
     "06_equinox_model.py": "accuracy",
     "07_read_a_run.py": "finished:",
+    "08_two_time_scales.py": "10 local steps: 400 exchanges, actor",
 }
 
 

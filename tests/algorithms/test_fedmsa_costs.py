@@ -1,11 +1,16 @@
 """What a round of FedMSA costs: exchanges, bytes, evaluations, memory; and that engines agree."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from arena import advance, assert_close
 
 import rookery as rk
+from rookery import _tree
 from rookery.algorithms.fedmsa import MSAState
+from rookery.engines.engine import Program
+from rookery.engines.traced import many_rounds
 
 SEQUENCES = rk.zoo.linear_sequences(n_clients=3, sizes=(2, 1))
 
@@ -67,3 +72,40 @@ def test_engines_agree(case):
     for a, b in zip(eager_books, compiled_books, strict=True):
         assert a.values()[:-1] == b.values()[:-1]
         assert a.seconds == pytest.approx(b.seconds, rel=1e-12)
+
+
+# ---- memory
+
+
+def wide_inner(x, y, row):
+    return jnp.sum((y @ row["a"] - row["b"]) ** 2) / 2 + jnp.exp(x[0]) * jnp.sum(y**2) / 2
+
+
+def wide_outer(x, y, row):
+    return jnp.sum((y @ row["a"] - row["b"]) ** 2) / 2
+
+
+def test_a_million_inner_parameters_take_a_fixed_number_of_copies_of_the_blocks():
+    """However many local steps and rows: fifty of each would show."""
+    m, c, K, rows, size = 3, 1, 50, 50, 1000
+    problem = rk.Bilevel(wide_outer, wide_inner, "train", "train")
+    rng = np.random.default_rng(0)
+    data = {name: rng.normal(size=(m, rows, size)).astype(np.float32) for name in "ab"}
+    algorithm = rk.FedMSA(1e-3, 1e-4, K, clients=c)
+    x, y = jnp.zeros(1, jnp.float32), jnp.zeros((size, size), jnp.float32)
+    state = algorithm.init(problem, x, y)
+
+    def rounds(people, state, key, n):
+        program = Program(problem, people, rk.Clock(), rk.Mean())
+        return many_rounds(program, algorithm, 1, 2, state, key, 0, n)
+
+    arguments = (rk.Population.stacked(data), state, jax.random.key(0), jnp.int32(2))
+    compiled = jax.jit(rounds).lower(*arguments).compile()
+    analysis = compiled.memory_analysis()
+    assert analysis is not None
+    D = _tree.nbytes((state.variables, state.added))
+    assert analysis.output_size_in_bytes < 3.1 * D  # u, its predecessor and h
+    assert analysis.temp_size_in_bytes < (2 * m + c + 5.5) * D  # as docs/design.md says
+    end, _, (done, is_finite) = compiled(*arguments)
+    assert (int(done), bool(is_finite)) == (2, True)
+    assert float(jnp.linalg.norm(end.variables[1])) > 0
