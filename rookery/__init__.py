@@ -29,6 +29,7 @@ from rookery.algorithms.parts import AdjointView as AdjointView
 from rookery.algorithms.parts import Alternating as Alternating
 from rookery.algorithms.parts import BilevelView as BilevelView
 from rookery.algorithms.parts import BilevelWarmUp as BilevelWarmUp
+from rookery.algorithms.parts import CompositionWarmUp as CompositionWarmUp
 from rookery.algorithms.parts import Decay as Decay
 from rookery.algorithms.parts import FederatedCG as FederatedCG
 from rookery.algorithms.parts import FedIHGP as FedIHGP

@@ -29,13 +29,13 @@ import jax
 
 from rookery import _check, _tree
 from rookery._types import Key, Tree
+from rookery.algorithms.parts.chain import backward, forward, own_gradient
 from rookery.algorithms.parts.local import number
 from rookery.algorithms.parts.schedule import Rate, check_rates, size_at
-from rookery.problem import oracles
 from rookery.problem.composition import Composition
 from rookery.problem.views import Blocks, initial_values
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import AbstractParticipation, Cohort, participation
+from rookery.program.cohort import AbstractParticipation, participation
 from rookery.program.federation import AbstractFederation, Client
 
 
@@ -88,13 +88,17 @@ class SCGD(AbstractAlgorithm):
         self, fed: AbstractFederation, problem: Composition, state: TrackedState, key: Key
     ) -> TrackedState:
         """The values from the first layer to the last, then the product from the last back."""
-        who, sample_key = jax.random.split(key)
-        n = 2 * len(problem.layers) - 1
-        cohorts = [fed.sample(self.clients, k) for k in jax.random.split(who, n)]
-        keys = list(jax.random.split(sample_key, n))
-        share = size_at(self.inner_lr, fed.round)
-        g, z = product(fed, problem, cohorts, keys, state.x, state.z, share, self.batch_size)
-        return TrackedState(_tree.axpy(-size_at(self.outer_lr, fed.round), g, state.x), z)
+        N, share = len(problem.layers) - 1, size_at(self.inner_lr, fed.round)
+        pairs = [jax.random.split(k) for k in jax.random.split(key, 2 * N + 1)]
+        turns = [(fed.sample(self.clients, who), sample_key) for who, sample_key in pairs]
+
+        def follow(n, value):
+            return _mixed(share, value, state.z[n])
+
+        z = forward(fed, problem, turns[:N], state.x, self.batch_size, follow)
+        g = backward(fed, problem, turns[N:], z, self.batch_size)[0]
+        x = _tree.axpy(-size_at(self.outer_lr, fed.round), g, state.x)
+        return TrackedState(x, tuple(value.value for value in z[1:]))
 
     def solution(self, state: TrackedState) -> tuple[Tree]:
         """(x,)."""
@@ -131,9 +135,9 @@ class ComposedSGD(AbstractAlgorithm):
     ) -> TrackedState:
         """One cohort and one batch from the first layer to the last and back."""
         who, sample_key = jax.random.split(key)
-        n = 2 * len(problem.layers) - 1
-        cohorts, keys = [fed.sample(self.clients, who)] * n, [sample_key] * n
-        g, _ = product(fed, problem, cohorts, keys, state.x, None, None, self.batch_size)
+        N, turn = len(problem.layers) - 1, (fed.sample(self.clients, who), sample_key)
+        z = forward(fed, problem, [turn] * N, state.x, self.batch_size)
+        g = backward(fed, problem, [turn] * (N + 1), z, self.batch_size)[0]
         return TrackedState(_tree.axpy(-size_at(self.outer_lr, fed.round), g, state.x), ())
 
     def solution(self, state: TrackedState) -> tuple[Tree]:
@@ -204,58 +208,6 @@ class NASA(AbstractAlgorithm):
     def solution(self, state: AveragedState) -> tuple[Tree]:
         """(x,)."""
         return (state.x,)
-
-
-def product(
-    fed: AbstractFederation,
-    problem: Composition,
-    cohorts: list[Cohort],
-    keys: list[Key],
-    x: Tree,
-    z: Blocks | None,
-    share: Any,
-    batch_size: int | None,
-) -> tuple[Tree, Blocks]:
-    """J_0(x)' J_1(z_1)' .. J_N(z_N)' at the newest z, and these; an exchange per cohort and key.
-
-    Without old values z the newest are those of the layers, unmixed.
-    """
-    N, points, newest = len(problem.layers) - 1, [fed.share(x)], []
-    settings = {"problem": problem, "batch_size": batch_size}
-    for n in range(N):
-        at = fed.broadcast(cohorts[n], points[n])  # ------------------------ down  z_n
-        value_i = fed.map(own_layer, at, key=keys[n], layer=n, **settings)
-        value = fed.mean(value_i)  # ---------------------------------------- up    F_n(z_n)
-        newest.append(value if z is None else _mixed(share, value, z[n]))
-        points.append(fed.share(newest[n]))
-    at = fed.broadcast(cohorts[N], points[N])  # ---------------------------- down  z_N
-    a = fed.mean(fed.map(own_gradient, at, key=keys[N], **settings))  # ----- up    ∇F_N(z_N)
-    for n in reversed(range(N)):
-        turn = 2 * N - n
-        at, along = fed.broadcast(cohorts[turn], points[n], a)  # ----------- down  a (and z_n)
-        pulled = fed.map(own_pullback, at, along, key=keys[turn], layer=n, **settings)
-        a = fed.mean(pulled)  # --------------------------------------------- up    J_n(z_n)' a
-    return a, tuple(newest)
-
-
-def own_layer(
-    client: Client, z: Tree, *, problem: Composition, batch_size: int | None, layer: int
-) -> Tree:
-    """F_n(z; ξ)."""
-    return problem.layer(layer, z, client.draw(problem.split, batch_size, client.key))
-
-
-def own_gradient(client: Client, z: Tree, *, problem: Composition, batch_size: int | None) -> Tree:
-    """∇F_N(z; ξ) of the last layer."""
-    sample = client.draw(problem.split, batch_size, client.key)
-    return oracles.gradient(problem.layers[-1], (z,), 0, sample)
-
-
-def own_pullback(
-    client: Client, z: Tree, a: Tree, *, problem: Composition, batch_size: int | None, layer: int
-) -> Tree:
-    """J_n(z; ξ)' a."""
-    return problem.layer_vjp(layer, z, a, client.draw(problem.split, batch_size, client.key))
 
 
 def own_value_and_pullback(

@@ -82,7 +82,8 @@ class FedMSA(AbstractAlgorithm):
         view: how the problem is seen as blocks; by its class if None.
         inner_radius: the largest norm of the blocks other than x, one for all or a tuple with one
             each, where inf is no bound; steps beyond it are pulled back. None bounds none.
-        warm_up: makes better initial blocks in round 0.
+        warm_up: makes better initial blocks in round 0, with the clients of the first exchange
+            (:class:`BilevelWarmUp`, :class:`CompositionWarmUp`).
         output: :class:`LastIterate` or :class:`RandomIterate`.
     """
 
@@ -169,7 +170,7 @@ class FedMSA(AbstractAlgorithm):
         """Better blocks in round 0, if asked for; the same in later rounds."""
         if self.warm_up is None:
             return u
-        better, sampling = self.warm_up, Sampling(self.clients, self.batch_size)
+        better, sampling = self.warm_up, Sampling(self.momentum_clients, self.batch_size)
         return fed.repeat(is_first, lambda _, u: better(fed, problem, sampling, u, key), u)
 
     def _direction(self, fed, problem, u: Shared, state: MSAState, is_first, key: Key) -> Blocks:

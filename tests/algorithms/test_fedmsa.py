@@ -141,7 +141,7 @@ def test_a_schedule_a_radius_and_a_step():
 def test_a_bound_on_v_holds_and_a_warm_up_starts_near_the_adjoint():
     zoo = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2)
     warm = rk.BilevelWarmUp(rk.FedInnSGD(0.3), 60, rk.FedIHGPSum(60, 5.0))
-    algorithm = rk.FedMSA(1e-9, 1e-9, clients=None, warm_up=warm)
+    algorithm = rk.FedMSA(1e-9, 1e-9, warm_up=warm)
     state, (ledger,) = advance(zoo, algorithm, 1)
     x, y = (np.asarray(a) for a in state.variables)
     np.testing.assert_allclose(y, zoo.inner_solution(x), atol=1e-6)
@@ -151,6 +151,18 @@ def test_a_bound_on_v_holds_and_a_warm_up_starts_near_the_adjoint():
     algorithm = rk.FedMSA(0.1, 0.2, local_steps=3, inner_radius=(np.inf, bound))
     state, _ = advance(zoo, algorithm, 3)
     assert float(jnp.linalg.norm(state.added[0])) == pytest.approx(bound)
+
+
+def test_a_composition_warmed_up_starts_with_exact_values_and_adjoints():
+    zoo = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2, 2))
+    algorithm = rk.FedMSA(1e-12, 1e-12, warm_up=rk.CompositionWarmUp())
+    state, (first, later) = advance(zoo, algorithm, 2)
+    z1, z2, a1, a2 = state.previous[1:]
+    assert_close((z1, z2), zoo.levels(np.zeros(1)), atol=1e-10)
+    np.testing.assert_allclose(a2, np.asarray(z2) - zoo.target.mean((0, 1)), atol=1e-10)
+    np.testing.assert_allclose(a1, zoo.matrices[1].mean((0, 1)).T @ a2, atol=1e-10)
+    np.testing.assert_allclose(state.h[0], zoo.gradient(np.zeros(1)), atol=1e-10)
+    assert (first.exchanges, later.exchanges) == (5 + 2, 2)
 
 
 # ---- partial participation in exchange A

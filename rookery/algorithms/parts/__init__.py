@@ -23,6 +23,7 @@ from rookery.algorithms.parts.server import Hold as Hold
 from rookery.algorithms.parts.server import ServerSGD as ServerSGD
 from rookery.algorithms.parts.server import ServerStep as ServerStep
 from rookery.algorithms.parts.warmup import BilevelWarmUp as BilevelWarmUp
+from rookery.algorithms.parts.warmup import CompositionWarmUp as CompositionWarmUp
 from rookery.problem.views import AdjointView as AdjointView
 from rookery.problem.views import BilevelView as BilevelView
 from rookery.problem.views import MinimaxView as MinimaxView
@@ -35,6 +36,7 @@ __all__ = [
     "Alternating",
     "BilevelView",
     "BilevelWarmUp",
+    "CompositionWarmUp",
     "Decay",
     "FedIHGP",
     "FedIHGPSum",
