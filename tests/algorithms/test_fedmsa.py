@@ -140,13 +140,13 @@ def test_a_schedule_a_radius_and_a_step():
 
 def test_a_bound_on_v_holds_and_a_warm_up_starts_near_the_adjoint():
     zoo = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2)
-    warm = rk.BilevelWarmUp(rk.FedInnSGD(0.3), 60, rk.FedIHGPSum(60, 5.0))
+    warm = rk.BilevelWarmUp(rk.FedInnSGD(0.3), 15, rk.FedIHGPSum(10, 4.0))
     algorithm = rk.FedMSA(1e-9, 1e-9, warm_up=warm)
     state, (ledger,) = advance(zoo, algorithm, 1)
     x, y = (np.asarray(a) for a in state.variables)
-    np.testing.assert_allclose(y, zoo.inner_solution(x), atol=1e-6)
-    np.testing.assert_allclose(state.added[0], zoo.adjoint(x, y), atol=1e-6)
-    assert ledger.exchanges == 60 + 61 + 2
+    np.testing.assert_allclose(y, zoo.inner_solution(x), atol=0.01)
+    np.testing.assert_allclose(state.added[0], zoo.adjoint(x, y), atol=0.05)
+    assert ledger.exchanges == 15 + 11 + 2
     bound = 0.01
     algorithm = rk.FedMSA(0.1, 0.2, local_steps=3, inner_radius=(np.inf, bound))
     state, _ = advance(zoo, algorithm, 3)
