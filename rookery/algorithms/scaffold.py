@@ -25,9 +25,6 @@ algorithms for federated saddle point optimization. arXiv:2102.06333) is here SC
 field (f_x, -f_y), written from that idea and not from its authors' pseudo-code.
 """
 
-# pyright: reportAttributeAccessIssue=false
-# (fields of subclasses, see AbstractScaffold)
-
 import abc
 from typing import Any, NamedTuple
 
@@ -54,20 +51,34 @@ class ScaffoldState(NamedTuple):
     own: Memory
 
 
-class AbstractScaffold(AbstractAlgorithm):
-    """SCAFFOLD on a field. What the problem is and which field it has, a subclass says.
+class Settings(NamedTuple):
+    """The numbers of the method, whatever the problem.
 
-    A subclass has the fields server_lr, local_steps, clients and batch_size. They are not declared
-    here, where they would come before the subclass's own and so change the order of its arguments.
+    Attributes:
+        rates: the local step size of each block.
+        local_steps: K, one number or one per client.
+        server_lr: η_g.
+        clients: the rule that draws a cohort.
+        batch_size: rows per local step; None is all.
     """
+
+    rates: tuple[local.LearningRate, ...]
+    local_steps: local.LocalSteps
+    server_lr: float
+    clients: AbstractParticipation
+    batch_size: int | None
+
+
+class AbstractScaffold(AbstractAlgorithm):
+    """SCAFFOLD on a field. What the problem is and which field it has, a subclass says."""
+
+    @abc.abstractmethod
+    def settings(self) -> Settings:
+        """The numbers of the method."""
 
     @abc.abstractmethod
     def check_problem(self, problem: Any) -> None:
         """Raise unless the problem has the field; its rows are those of ``problem.split``."""
-
-    @abc.abstractmethod
-    def rates(self) -> tuple[local.LearningRate, ...]:
-        """The local step size of each block."""
 
     @abc.abstractmethod
     def field(self, problem: Any, blocks: Blocks, sample: Sample) -> Blocks:
@@ -75,16 +86,17 @@ class AbstractScaffold(AbstractAlgorithm):
 
     def __check_init__(self):
         local.check_fields(self)
-        _check.positive("server_lr", self.server_lr)
-        check_rule(type(self).__name__, self.clients)
-        if self.batch_size is not None:
-            _check.count("batch_size", self.batch_size)
+        _, _, server_lr, clients, batch_size = self.settings()
+        _check.positive("server_lr", server_lr)
+        check_rule(type(self).__name__, clients)
+        if batch_size is not None:
+            _check.count("batch_size", batch_size)
 
     def check(self, problem: Any, n_clients: int) -> None:
         """Raise unless the problem has the field and the settings fit the clients."""
         self.check_problem(problem)
         local.check_fields(self, n_clients)
-        self.clients.check(n_clients)
+        self.settings().clients.check(n_clients)
 
     def init(self, problem: Any, *blocks: Tree) -> ScaffoldState:
         """The given iterates; all control variates are zero."""
@@ -96,7 +108,8 @@ class AbstractScaffold(AbstractAlgorithm):
     ) -> ScaffoldState:
         """One exchange."""
         who, local_key = jax.random.split(key)
-        cohort = fed.sample(self.clients, who)
+        settings = self.settings()
+        cohort = fed.sample(settings.clients, who)
         blocks, c = fed.broadcast(cohort, state.blocks, state.c)  # ---------- down  w, c
         c_i = fed.recall(cohort, state.own)
         changes, c_i = fed.map(
@@ -105,7 +118,7 @@ class AbstractScaffold(AbstractAlgorithm):
         moved, turned = fed.mean(changes)  # --------------------------------- up    changes of both
         share = jnp.sum(jnp.where(cohort.active, fed.weights[cohort.ids], 0.0))
         return ScaffoldState(
-            blocks=_tree.axpy(self.server_lr, moved, state.blocks),
+            blocks=_tree.axpy(settings.server_lr, moved, state.blocks),
             c=_tree.axpy(share, turned, state.c),
             own=fed.keep(state.own, c_i),
         )
@@ -135,13 +148,14 @@ class ScaffoldS(AbstractScaffold):
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
 
+    def settings(self) -> Settings:
+        """One step size for x and one for y."""
+        rates = (self.outer_lr, self.inner_lr)
+        return Settings(rates, self.local_steps, self.server_lr, self.clients, self.batch_size)
+
     def check_problem(self, problem: Minimax) -> None:
         """Raise unless the problem is minimax."""
         check_minimax("ScaffoldS", problem)
-
-    def rates(self) -> tuple[local.LearningRate, ...]:
-        """Those of x and y."""
-        return self.outer_lr, self.inner_lr
 
     def field(self, problem: Minimax, blocks: Blocks, sample: Sample) -> Blocks:
         """(f_x, -f_y)."""
@@ -158,13 +172,14 @@ def controlled_steps(
     algorithm: AbstractScaffold,
 ) -> tuple[tuple[Blocks, Blocks], Blocks]:
     """How far the blocks and the client's variate moved, and the new variate itself."""
-    steps = local.steps_of(client, algorithm.local_steps)
-    sizes = tuple(local.step_size(lr, steps) for lr in algorithm.rates())
+    settings = algorithm.settings()
+    steps = local.steps_of(client, settings.local_steps)
+    sizes = tuple(local.step_size(lr, steps) for lr in settings.rates)
     correction = _tree.sub(c, c_i)
 
     def step(nu, blocks):
         key = jax.random.fold_in(client.key, nu)
-        sample = client.draw(problem.split, algorithm.batch_size, key)
+        sample = client.draw(problem.split, settings.batch_size, key)
         direction = _tree.add(algorithm.field(problem, blocks, sample), correction)
         return tuple(map(_step_back, sizes, direction, blocks))
 
