@@ -1,12 +1,11 @@
-"""Slopes of the error against the number of clients in an exchange, from results.json.
+"""Slopes of the error, and of the rounds to a fixed one, against the clients in an exchange.
 
-Writes slopes.json and slopes.png beside itself:
+Reads results.json and rounds.results.json beside itself, writes slopes.json and slopes.png:
 
-    python experiments/theory_linear_speedup/fit.py [results.json]
+    python experiments/theory_linear_speedup/fit.py
 """
 
 import json
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -20,18 +19,27 @@ TARGET = 0.1  # of the squared outer gradient, which starts at 1.02
 SETTLED = 300  # rounds after which the error no longer falls
 
 
-def main(results: Path) -> None:
+def read(file: str) -> dict[str, list[np.ndarray]]:
+    """By the curve's name, for each seed, an array of rounds and squared outer gradients."""
+    runs = json.loads((HERE / file).read_text())["curves"]
+    return {
+        name: [np.array([[r["round"], r["gradient_norm"] ** 2] for r in s]) for s in seeds.values()]
+        for name, seeds in runs.items()
+    }
+
+
+def main() -> None:
     """Fit and draw."""
-    runs = json.loads(results.read_text())["curves"]
-    measured = {name: [np.array([[r["round"], r["gradient_norm"] ** 2] for r in seed])
-                       for seed in seeds.values()] for name, seeds in runs.items()}  # fmt: skip
     quantities = {
-        f"mean squared outer gradient, rounds {SETTLED} to 600": floor,
-        f"rounds until the squared outer gradient stays below {TARGET}": rounds_to_target,
+        f"mean squared outer gradient, rounds {SETTLED} to 600": (read("results.json"), floor),
+        f"rounds to a squared outer gradient of {TARGET}, outer step 0.01 n": (
+            read("rounds.results.json"),
+            rounds_to_target,
+        ),
     }
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     found = {}
-    for panel, (title, quantity) in zip(panels, quantities.items(), strict=True):
+    for panel, (title, (measured, quantity)) in zip(panels, quantities.items(), strict=True):
         for algorithm in ("FedMBO", "FedNest"):
             chosen = {int(k.split("= ")[1]): v for k, v in measured.items() if algorithm in k}
             n = np.array(sorted(chosen))
@@ -64,11 +72,10 @@ def floor(run: np.ndarray) -> float:
 
 
 def rounds_to_target(run: np.ndarray) -> float:
-    """The first round after which a running mean over ten measurements is below the target."""
-    smooth = np.convolve(run[:, 1], np.ones(10) / 10, "valid")
-    below = np.flatnonzero(smooth <= TARGET)
-    return run[below[0] + 9, 0] if len(below) else np.nan
+    """When the error is first below the target; NaN if never."""
+    below = np.flatnonzero(run[:, 1] <= TARGET)
+    return run[below[0], 0] if len(below) else np.nan
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "results.json")
+    main()
