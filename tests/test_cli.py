@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -206,6 +208,50 @@ def test_compare_joins_files_and_varies_a_setting(desk):
     assert set(results["curves"]) == {
         f"{name}, outer_lr={lr}" for name in ("sum", "random") for lr in (0.01, 0.05)
     }
+
+
+def test_a_metric_that_nobody_measures_is_found_out_before_the_runs(desk):
+    folder, _, _ = desk
+    (folder / "typo.toml").write_text(SMALL.replace('"holdout_accuracy"', '"holdout_acuracy"'))
+    done = rookery("tune", "typo.toml", cwd=folder)
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    assert "unknown metric 'holdout_acuracy'. Did you mean 'holdout_accuracy'?" in said
+    assert "round 1" not in done.stdout
+
+
+def test_a_comparison_says_how_often_it_compiled_and_keeps_its_precision(tmp_path):
+    file = Path(__file__).parent.parent / "examples" / "compare_quadratic.toml"
+    done = rookery(
+        "compare", file, "--vary", "algorithm.outer_lr=[0.05,0.1,0.2]",
+        "--set", "run.rounds=2", "run.seeds=[0,1]", "--out", "out", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Runs: 12. Programs compiled for them: 2." in done.stdout
+    assert "seed by seed" in done.stdout
+    config = json.loads((tmp_path / "out/FedNest-outer_lr=0.05/seed-0/config.json").read_text())
+    assert config["run"]["float"] == "float64"
+
+
+def test_control_c_leaves_a_run_that_goes_on(desk):
+    folder, _, _ = desk
+    (folder / "long.toml").write_text(
+        SMALL.split("[tune]")[0].replace("rounds = 4", "rounds = 1000000")
+    )
+    command = [sys.executable, "-m", "rookery.cli", "run", "long.toml", "--out", "long"]
+    for expected in ("Interrupted after round", "Going on from round"):
+        running = subprocess.Popen(command, cwd=folder, text=True, stdout=subprocess.PIPE)
+        newest = 0
+        for _ in range(600):  # until it has a checkpoint that it had not before
+            time.sleep(0.1)
+            kept = [int(p.stem.split("-")[-1]) for p in (folder / "long").rglob("*.safetensors")]
+            newest, before = max(kept, default=0), newest
+            if newest > before > 0:
+                break
+        running.send_signal(signal.SIGINT)
+        said, _ = running.communicate(timeout=60)
+        assert running.returncode == 130
+        assert expected in said
 
 
 def test_the_demo_file_is_valid():

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 import rookery as rk
@@ -134,3 +136,15 @@ def test_missing_files_and_bad_overrides(tmp_path):
         config.load(path, ["algoritm.outer_lr=0.1"])
     with pytest.raises(ValueError, match=r"unknown key in \[algorithm\] 'lr'"):
         config.load(path, ["algorithm.lr=0.1"])
+
+
+@pytest.mark.parametrize("name", ["hyper_cleaning", "hyper_representation"])
+def test_a_dry_run_has_the_sizes_of_the_real_one(tmp_path, name):
+    task = BASE.replace('name = "hyper_representation"\nhidden = 8', f'name = "{name}"')
+    (curve,) = config.load(write(tmp_path, task)).curves
+    real, blank = curve.task(), curve.task(is_blank=True)
+    for a, b in zip(jax.tree.leaves(real.start(0)), jax.tree.leaves(blank.start(0)), strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+    for a, b in zip(real.population.counts, blank.population.counts, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not np.any(blank.population.data["inputs"])

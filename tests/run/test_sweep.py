@@ -53,10 +53,15 @@ def test_a_sweep_equals_its_single_runs_and_compiles_once_per_structure(
         assert result.history["round"].tolist() == [0, 3, 6, 7]
 
 
-def test_few_lanes_give_the_same():
+def test_few_lanes_give_the_same_with_one_program_for_all_batches():
     jobs, zoo = jobs_and_zoo()
-    for a, b in zip(go(jobs, zoo), go(jobs, zoo, lanes=4), strict=True):
+    together = go(jobs[:5], zoo)
+    before = compiled.programs_compiled()
+    in_turn = go(jobs[:5], zoo, lanes=3)  # three, and two with a filler
+    assert compiled.programs_compiled() - before == 1
+    for a, b in zip(together, in_turn, strict=True):
         np.testing.assert_allclose(a.history["size"], b.history["size"], rtol=1e-12)
+        assert a.ledger == b.ledger
 
 
 def test_one_lane_that_diverges_leaves_the_others_alone():
