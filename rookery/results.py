@@ -84,6 +84,12 @@ def joined(comparisons: Sequence[Comparison]) -> Comparison:
     return Comparison(title, curves, settings, comparisons[0].versions)
 
 
+def _columns(history: History) -> dict[str, list]:
+    """By name, the values at all measurements: a quarter of the size of a list of rows."""
+    rows = [to_json(row) for row in history]
+    return {name: [row.get(name) for row in rows] for name in history.names}
+
+
 def write_results(comparison: Comparison, path: Path) -> None:
     """All measurements with their settings and versions, as one JSON file to keep."""
     content = {
@@ -93,7 +99,7 @@ def write_results(comparison: Comparison, path: Path) -> None:
         "settings": comparison.settings,
         "curves": {
             curve.name: {
-                str(seed): [to_json(row) for row in history]
+                str(seed): _columns(history)
                 for seed, history in zip(curve.seeds, curve.runs, strict=True)
             }
             for curve in comparison.curves

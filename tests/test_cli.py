@@ -86,7 +86,7 @@ def test_run_writes_runs_results_picture_and_page(desk):
     assert "<html" in (folder / "out" / "report.html").read_text()
     results = json.loads((folder / "out" / "results.json").read_text())
     assert set(results["curves"]["FedNest"]) == {"0", "1"}
-    assert [row["round"] for row in results["curves"]["FedNest"]["0"]] == [0, 2, 4]
+    assert results["curves"]["FedNest"]["0"]["round"] == [0, 2, 4]
     choice = json.loads((folder / "small.tuning.json").read_text())["curves"]["FedNest"]["choice"]
     config = json.loads((folder / "out" / "FedNest" / "seed-0" / "config.json").read_text())
     assert config["run"]["algorithm"]["outer_lr"] == choice["algorithm.outer_lr"]
@@ -135,9 +135,9 @@ def test_show_tells_the_cost_and_a_run_agrees(desk):
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells[1] == str(2 * T + N + 3)
     results = json.loads((folder / "out" / "results.json").read_text())
-    last = results["curves"]["FedNest"]["0"][-1]
-    assert last["exchanges"] == rounds * (2 * T + N + 3)
-    assert float(cells[3]) == pytest.approx(last["bytes_up"] / rounds / 1e6, rel=1e-5)
+    run = results["curves"]["FedNest"]["0"]
+    assert run["exchanges"][-1] == rounds * (2 * T + N + 3)
+    assert float(cells[3]) == pytest.approx(run["bytes_up"][-1] / rounds / 1e6, rel=1e-5)
 
 
 def test_list_and_help_teach(desk):

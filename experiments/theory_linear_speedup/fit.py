@@ -23,7 +23,7 @@ def read(file: str) -> dict[str, list[np.ndarray]]:
     """By the curve's name, for each seed, an array of rounds and squared outer gradients."""
     runs = json.loads((HERE / file).read_text())["curves"]
     return {
-        name: [np.array([[r["round"], r["gradient_norm"] ** 2] for r in s]) for s in seeds.values()]
+        name: [np.stack([s["round"], np.square(s["gradient_norm"])], 1) for s in seeds.values()]
         for name, seeds in runs.items()
     }
 
