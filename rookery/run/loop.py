@@ -109,7 +109,7 @@ def sweep(
     for job in jobs:
         _check.count("seed", job.seed, least=0)
         job.algorithm.check(problem, population.n_clients)
-        start = jax.tree.map(jnp.asarray, tuple(job.start))
+        start = jax.tree.map(_as_array, tuple(job.start))
         problem.check(start, population.example)
         configured.append(replace(job, start=start))
     taken = [str(Path(job.directory).resolve()) for job in jobs if job.directory is not None]
@@ -144,6 +144,16 @@ def sweep(
                 loop.run(batch, done, width, bar)
             before += rounds - done
     return [lane.result() for lane in opened]
+
+
+def _as_array(leaf: Any) -> jax.Array:
+    if callable(leaf):
+        raise TypeError(
+            f"the initial values hold a function, {getattr(leaf, '__name__', leaf)}, as Equinox "
+            "modules do. Take the arrays alone, with equinox.partition(module, equinox.is_array), "
+            "and put the module together again in the loss with equinox.combine."
+        )
+    return jnp.asarray(leaf)
 
 
 def _batches(loop: Lanes, opened: list[Lane], most: int) -> list[tuple[int, list[Lane], int]]:

@@ -235,3 +235,10 @@ def test_numpy_settings_are_told_apart(tmp_path):
     go(rk.FedNest(np.float32(0.05), 0.1), directory=tmp_path, rounds=1)
     with pytest.raises(ValueError, match="another algorithm"):
         go(rk.FedNest(np.float32(0.01), 0.1), directory=tmp_path, rounds=1)
+
+
+def test_a_start_with_a_function_in_it_says_what_to_do():
+    zoo = rk.zoo.scalar_bilevel()
+    start = ({"w": zoo.start[0], "activation": np.tanh}, zoo.start[1])
+    with pytest.raises(TypeError, match=r"hold a function, tanh, .*equinox.partition"):
+        rk.run(rk.FedNest(0.1, 0.1), zoo.problem, rk.Population.stacked(zoo.data), start, rounds=1)
