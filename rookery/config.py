@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,7 @@ class Experiment:
     plot: dict[str, Any]
     overrides: tuple[str, ...] = ()
     path: Path | None = None
+    declared: list[Any] = field(default_factory=list)  # curves and run as in the file
 
     @property
     def seeds(self) -> list[int]:
@@ -164,11 +165,12 @@ def build(
     for axis in tables.get("plot", {}).get("axes", []):
         _check.one_of("axis in [plot]", axis, AXES)
     check_keys(tables.get("plot", {}), PLOT_KEYS, "plot")
-    curves = []
+    curves, declared = [], {}
     for label, own in tables.get("curves", {tables["algorithm"].get("name", ""): {}}).items():
         for key in own:
             _check.one_of(f"table in [curves.{label}]", key, CURVE_TABLES)
         merged = merge({t: tables[t] for t in CURVE_TABLES if t in tables}, own)
+        declared[label] = copy.deepcopy(merged)
         for keys, value in changes:
             if keys[0] != "run":
                 _check.one_of("table", keys[0], CURVE_TABLES)
@@ -183,6 +185,7 @@ def build(
         plot=dict(tables.get("plot", {})),
         overrides=tuple(overrides),
         path=path,
+        declared=[declared, dict(tables["run"])],
     )
 
 

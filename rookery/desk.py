@@ -171,7 +171,8 @@ def tune(
         results = _run_curves(
             candidates, run, seeds, [metric], data=data, out=None, overwrite=False, console=console
         )
-    report: dict[str, Any] = {"declared": declared, "for": _tuned_for(experiment), "curves": {}}
+    made_for = _digest([{c.label: c.tables for c in experiment.curves}, experiment.run])
+    report: dict[str, Any] = {"declared": declared, "for": made_for, "curves": {}}
     for curve in experiment.curves:
         tried = []
         for point in grid:
@@ -189,10 +190,9 @@ def tune(
     return report
 
 
-def _tuned_for(experiment: config.Experiment) -> str:
-    """A digest of everything that the choice depends on, apart from the grid itself."""
-    tables = {c.label: c.tables for c in experiment.curves}
-    content = json.dumps([tables, experiment.run], sort_keys=True)
+def _digest(curves_and_run: list) -> str:
+    """Of everything that the choice depends on, apart from the grid itself."""
+    content = json.dumps(curves_and_run, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -223,7 +223,7 @@ def tuned(experiment: config.Experiment) -> list[config.Curve]:
     chosen = json.loads(path.read_text(encoding="utf-8"))
     if chosen["declared"] != json.loads(json.dumps(experiment.tune)):
         raise ValueError(f"{path} was made for another grid. Run: rookery tune {experiment.path}")
-    if chosen["for"] != _tuned_for(experiment) and not experiment.overrides:
+    if chosen["for"] != _digest(experiment.declared):
         raise ValueError(f"{path} was made for other settings. Run: rookery tune {experiment.path}")
     # what the user says on the command line goes over what was chosen
     changes = (config.parse_override(text) for text in experiment.overrides)

@@ -1,8 +1,9 @@
 """Methods for one pool of data: AID, StocBiO, ALSET and TTSA.
 
-With one client that holds all data these are the centralised methods. With all clients taking part
-and whole batches every mean is that of the pool, and they are the same methods run in parallel;
-fewer clients and smaller batches are further sources of noise. No client takes a local step.
+With one client that holds all data these are the centralised methods. With all clients taking part,
+whole batches, a given L and weights in proportion to the clients' rows every mean is that of the
+pool, and they are the same methods run in parallel; fewer clients and smaller batches are further
+sources of noise. No client takes a local step.
 
 AID and StocBiO: K. Ji, J. Yang, Y. Liang. Bilevel optimization: convergence analysis and enhanced
 design. ICML 2021, arXiv:2010.07962. ALSET: T. Chen, Y. Sun, W. Yin. Closing the gap: tighter
@@ -108,7 +109,7 @@ class StocBiO(AbstractNested):
 
 
 class ALSET(AbstractNested):
-    """Stochastic steps inside, an unbiased product of random length, and sizes made for K rounds.
+    """Stochastic steps inside, a product of random length outside, and sizes made for K rounds.
 
     Args:
         outer_lr: α; a step has the size α / √K.

@@ -31,7 +31,7 @@ from rookery import _check, _tree
 from rookery._types import Key, Tree
 from rookery.algorithms.parts.chain import backward, forward, own_gradient
 from rookery.algorithms.parts.local import number
-from rookery.algorithms.parts.schedule import Rate, check_rates, size_at
+from rookery.algorithms.parts.schedule import AbstractSchedule, Rate, check_rates, size_at
 from rookery.problem.composition import Composition
 from rookery.problem.views import Blocks, initial_values
 from rookery.program.algorithm import AbstractAlgorithm
@@ -73,6 +73,7 @@ class SCGD(AbstractAlgorithm):
 
     def __check_init__(self):
         _check_settings(self)
+        _check_share("inner_lr", self.inner_lr)
 
     def check(self, problem: Composition, n_clients: int) -> None:
         """Raise unless the problem is a composition that says where values start."""
@@ -168,6 +169,8 @@ class NASA(AbstractAlgorithm):
         _check_settings(self)
         for name in ("proximity", "gradient_share", "value_share"):
             _check.positive(name, getattr(self, name))
+        for name in ("gradient_share", "value_share"):
+            _check_share(f"{name} times lr", self.lr, getattr(self, name))
 
     def check(self, problem: Composition, n_clients: int) -> None:
         """Raise unless the problem is a composition of two layers."""
@@ -220,6 +223,13 @@ def own_value_and_pullback(
 
 def _mixed(share: Any, new: Tree, old: Tree) -> Tree:
     return _tree.axpy(share, new, _tree.scale(1 - share, old))
+
+
+def _check_share(name: str, rate: Rate, factor: float = 1.0) -> None:
+    """Raise if a share of a new value, which is largest in round 0, is more than all of it."""
+    first = rate.lr if isinstance(rate, AbstractSchedule) else rate
+    if isinstance(first, float) and isinstance(factor, float):
+        _check.share(name, factor * first)
 
 
 def _check_settings(algorithm: Any) -> None:

@@ -1,7 +1,8 @@
 """Gradient descent-ascent in three forms: the server's steps along mean gradients.
 
-With one client these are the centralised methods; with all clients taking part and whole batches
-they are the same methods run in parallel. Fewer clients or smaller batches make them stochastic.
+With one client these are the centralised methods; with all clients taking part, whole batches and
+weights in proportion to the clients' rows they are the same methods run in parallel. Fewer clients
+or smaller batches make them stochastic.
 
     method          round                                                       exchanges
     GDA             x - α f_x(x, y),  y + β f_y(x, y)                           1

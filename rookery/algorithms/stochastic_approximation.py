@@ -8,6 +8,14 @@
 On a population of one client these are the centralised methods; with several, the map is the mean
 of the clients' maps. FedMSA with one client, K = 1 and ρ = 1 takes the same steps. Cost of a round:
 1 exchange, all blocks down and up.
+
+    papers          code                meaning
+    x, y or z, v    u, the blocks       what is sought; those of a problem follow from its view
+    s, D            view.maps           one map per block
+    α, β; ρ, γ      outer_lr, inner_lr  step sizes of x and of the other blocks
+
+Departure from the papers: one sample serves all maps of a step, where STSA draws one per block; the
+maps of bilevel problems draw outer and inner rows apart.
 """
 
 from typing import Any, NamedTuple

@@ -1,5 +1,6 @@
 """Runs side by side: rounds in chunks; between chunks the bar, evaluation and checkpoint."""
 
+import math
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -228,6 +229,8 @@ class Lanes:
         at = [jax.random.fold_in(key[1], round) for key in keys]
         numbers = self._evaluate(solutions, at)
         for i, lane in enumerate(lanes):
+            if lane.status == "diverged":  # an argmax of NaN would pass for an accuracy
+                numbers[i] = dict.fromkeys(numbers[i], math.nan)
             if any(lane is one for one in some):
                 bar.measured(lane.book.measure(round, numbers[i]), lane.name)
 

@@ -159,16 +159,16 @@ def _as_array(leaf: Any) -> jax.Array:
 def _batches(loop: Lanes, opened: list[Lane], most: int) -> list[tuple[int, list[Lane], int]]:
     """Lanes that share a program and the round they go on from, at most so many together.
 
-    The batches of a group are as even as can be. Their number of lanes is the third entry: the last
-    of them may have fewer, and is filled up to it so that it needs no program of its own.
+    The third entry is the number of lanes that a batch is filled up to, so that all batches of a
+    group need one program, and the same when a sweep goes on of which some lanes have ended.
     """
     groups: dict[Any, list[Lane]] = {}
     for lane in opened:
         groups.setdefault(structure(lane.job.algorithm, lane.job.start), []).append(lane)
     batches = []
     for group in groups.values():
+        width = math.ceil(len(group) / math.ceil(len(group) / most))
         for done, some in loop.starts(group):
-            width = math.ceil(len(some) / math.ceil(len(some) / most))
             batches += [(done, some[i : i + width], width) for i in range(0, len(some), width)]
     return batches
 

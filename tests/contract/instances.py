@@ -5,6 +5,7 @@ instance, with sampled clients and mini-batches where they make sense, on a prob
 compiling is what takes the time.
 """
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -101,7 +102,7 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
     "AID": {"conjugate gradients": (TINY, rk.AID(0.05, 0.1, 1, rk.FederatedCG(2), **PARTIAL))},
     "StocBiO": {"bilevel": (TINY, rk.StocBiO(0.05, 0.1, 1, 1, 0.2, **PARTIAL))},
     "ALSET": {"bilevel": (TINY, rk.ALSET(0.2, 0.4, 9, 1, 2, 5.0, **PARTIAL))},
-    "TTSA": {"minimax": (SADDLE, rk.TTSA(0.05, 0.1, **PARTIAL))},
+    "TTSA": {"bilevel": (TINY, rk.TTSA(0.05, 0.1, 2, 5.0, **PARTIAL))},
     "FedAvgS": {
         "alternating": (SADDLE, rk.FedAvgS(0.05, 0.1, (1, 2, 3), rk.Alternating(), **PARTIAL))
     },
@@ -121,7 +122,18 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
     "AlternatingGDA": {"partial": (SADDLE, rk.AlternatingGDA(0.05, 0.1, **PARTIAL))},
     "Extragradient": {"partial": (SADDLE, rk.Extragradient(0.05, 0.1, **PARTIAL))},
     "FedMSA": {
-        "bilevel": (TINY, rk.FedMSA(0.05, 0.1, 3, renewal=0.5, **PARTIAL)),
+        "bilevel, warmed up": (
+            TINY,
+            rk.FedMSA(
+                outer_lr=0.05,
+                inner_lr=(0.1, rk.Decay(0.1, 0.9)),
+                local_steps=2,
+                first_batch=1,
+                inner_radius=(math.inf, 0.5),
+                warm_up=rk.BilevelWarmUp(rk.FedInnSGD(0.1), 1, rk.FedIHGPSum(1, 5.0)),
+                **PARTIAL,
+            ),
+        ),
         "composition, random output": (
             CHAIN,
             rk.FedMSA(0.05, 0.1, 2, renewal=0.5, output=rk.RandomIterate(), **PARTIAL),

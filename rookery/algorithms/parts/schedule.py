@@ -12,7 +12,9 @@ from rookery.algorithms.parts.local import number
 
 
 class AbstractSchedule(eqx.Module):
-    """A step size that depends on the round."""
+    """A step size that falls from ``lr`` in round 0."""
+
+    lr: eqx.AbstractVar[float]
 
     @abc.abstractmethod
     def __call__(self, round: Any) -> jax.Array:

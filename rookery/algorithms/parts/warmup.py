@@ -39,17 +39,22 @@ class BilevelWarmUp(AbstractWarmUp):
     It costs the inner solver's exchanges T times, and those of the adjoint.
 
     Args:
-        inner: the inner solver; None leaves y as it is.
-        inner_rounds: T, calls of it.
+        inner: the inner solver; None, with no inner rounds, leaves y as it is.
+        inner_rounds: T, calls of it; five in FedMSA's own program.
         adjoint: the estimator of v.
     """
 
     inner: AbstractInner | None = None
-    inner_rounds: int = 5
+    inner_rounds: int = 0
     adjoint: AbstractAdjoint = eqx.field(default_factory=FedIHGPSum)
 
     def __check_init__(self):
-        _check.count("BilevelWarmUp.inner_rounds", self.inner_rounds)
+        _check.count("BilevelWarmUp.inner_rounds", self.inner_rounds, least=0)
+        if (self.inner is None) != (self.inner_rounds == 0):
+            raise ValueError(
+                f"BilevelWarmUp got inner={self.inner!r}, inner_rounds={self.inner_rounds}. "
+                "Give both, or neither to leave y as it is."
+            )
 
     def __call__(self, fed, problem, sampling, blocks, key):
         """X as it is, y after the inner rounds, and v at both."""
