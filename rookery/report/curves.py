@@ -13,7 +13,8 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from rookery.report.comparison import AXES, Band, Comparison, mean_and_interval
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
-"""Okabe and Ito's, which colour-blind readers can tell apart; then they return dashed."""
+"""Okabe and Ito's, which colour-blind readers can tell apart; then they return in other strokes."""
+STROKES = ("-", (0, (4, 1.6)), (0, (1, 1.4)), (0, (6, 1.6, 1, 1.6)))
 
 _INK, _FAINT = "#333333", "#E3E3E3"
 
@@ -97,7 +98,7 @@ def _draw_panel(
             band.axis,
             band.mean,
             linewidth=1.8,
-            linestyle="-" if i < len(COLOURS) else (0, (4, 1.6)),
+            linestyle=STROKES[i // len(COLOURS) % len(STROKES)],
             label=comparison.curves[i].name,
             solid_capstyle="round",
             **style,
