@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from arena import advance, assert_close
+from arena import advance
 
 import rookery as rk
 from rookery import _tree
-from rookery.algorithms.fedmsa import MSAState
 from rookery.engines.engine import Program
 from rookery.engines.traced import many_rounds
 
@@ -48,30 +47,6 @@ def test_a_round_that_keeps_a_later_iterate_asks_one_client_for_it():
     for ledger, more in zip(ledgers, extra, strict=True):
         assert (ledger.messages, ledger.bytes_up) == (2 * (5 + more), (5 + more) * D)
     assert {ledger.bytes_down for ledger in ledgers[1:]} == {8 * D}
-
-
-# ---- engines
-
-
-@pytest.mark.parametrize("case", ["bilevel", "composition"])
-def test_engines_agree(case):
-    if case == "bilevel":
-        zoo = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
-        algorithm = rk.FedMSA(
-            rk.Decay(0.05, 0.9), (0.1, rk.PowerDecay(0.1, 0.5)), 3, 0.4, 2, 2, 2, 1,
-            inner_radius=(np.inf, 0.05), warm_up=rk.BilevelWarmUp(adjoint=rk.FedIHGPSum(2, 5.0)),
-        )  # fmt: skip
-    else:
-        zoo = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2, 2), rows=3, noise=0.3)
-        algorithm = rk.FedMSA(0.05, 0.1, 3, clients=2, batch_size=2, output=rk.RandomIterate())
-    clock = rk.Clock(rk.LogNormalDelay(0.1), bandwidth=1e4, seed=3)
-    eager, eager_books = advance(zoo, algorithm, 4, rk.Eager(), 5, clock)
-    compiled, compiled_books = advance(zoo, algorithm, 4, rk.Compiled(), 5, clock)
-    assert isinstance(eager, MSAState)
-    assert_close(eager, compiled, rtol=1e-12, atol=1e-13)
-    for a, b in zip(eager_books, compiled_books, strict=True):
-        assert a.values()[:-1] == b.values()[:-1]
-        assert a.seconds == pytest.approx(b.seconds, rel=1e-12)
 
 
 # ---- memory
