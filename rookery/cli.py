@@ -227,12 +227,12 @@ def _run(experiments: list[config.Experiment], out: Path | None, data, overwrite
 
 def _spread(values: list) -> str:
     """One value; or the usual one and how many rounds differ; or the mean and the range."""
-    counts = Counter(values).most_common()
+    counts = Counter(f"{value:,.6g}" for value in values).most_common()
     if len(counts) == 1:
-        return f"{values[0]:,.6g}"
+        return counts[0][0]
     if len(counts) == 2:
         (usual, _), (other, n) = counts
-        return f"{usual:,.6g} ({other:,.6g} in {n} of {len(values)} rounds)"
+        return f"{usual} ({other} in {n} of {len(values)} rounds)"
     mean, low, high = sum(values) / len(values), min(values), max(values)
     return f"{mean:,.4g} ({low:,.4g} to {high:,.4g})"
 
