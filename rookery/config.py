@@ -8,6 +8,7 @@ exist are errors that show the nearest valid one.
 
 import copy
 import inspect
+import itertools
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -42,7 +43,7 @@ CURVE_TABLES = ("data", "partition", "task", "algorithm", "clock", "engine")
 TABLES = ("title", "claim", "run", "curves", "tune", "plot", *CURVE_TABLES)
 RUN_KEYS = {"rounds", "seeds", "evaluate_every", "checkpoint_every", "lanes", "precision"}
 PRECISIONS = ("float32", "float64")
-TUNE_KEYS = {"grid", "metric", "goal", "rounds", "seeds"}
+TUNE_KEYS = {"grid", "without", "metric", "goal", "rounds", "seeds"}
 PLOT_KEYS = {"metrics", "axes", "log_x", "log_y", "target", "higher_is_better"}
 
 
@@ -181,7 +182,7 @@ def build(
         claim=tables.get("claim", ""),
         curves=curves,
         run=run,
-        tune=_tune(tables.get("tune")),
+        tune=_tune(tables.get("tune"), [one.label for one in curves]),
         plot=dict(tables.get("plot", {})),
         overrides=tuple(overrides),
         path=path,
@@ -270,7 +271,7 @@ def _parts(table: Mapping[str, Any], labels: np.ndarray) -> dict[str, list[np.nd
     return partition.split(parts, fractions=fractions, seed=settings.get("seed", 0))
 
 
-def _tune(table: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _tune(table: Mapping[str, Any] | None, labels: Sequence[str]) -> dict[str, Any] | None:
     if table is None:
         return None
     check_keys(table, TUNE_KEYS, "tune")
@@ -281,4 +282,15 @@ def _tune(table: Mapping[str, Any] | None) -> dict[str, Any] | None:
     for key, values in table["grid"].items():
         if not isinstance(values, list) or not values:
             raise ValueError(f"[tune.grid] {key} must be a list of values, got {values!r}.")
+    for label, keys in table.get("without", {}).items():
+        _check.one_of("curve in [tune.without]", label, labels)
+        for key in keys:
+            _check.one_of(f"key of {label!r} in [tune.without]", key, table["grid"])
     return dict(table)
+
+
+def tuning_grid(declared: Mapping[str, Any], label: str) -> list[dict[str, Any]]:
+    """All settings that a curve is tuned over: the grid, without what the curve does not have."""
+    missing = declared.get("without", {}).get(label, [])
+    grid = {key: values for key, values in declared["grid"].items() if key not in missing}
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]

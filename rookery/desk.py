@@ -1,7 +1,6 @@
 """The researcher's desk: run the curves of an experiment, tune them, compare, report."""
 
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -150,20 +149,19 @@ def tune(
 ) -> dict[str, Any]:
     """Run the declared grid for every curve and choose by the declared criterion.
 
-    The grid is the same for all curves. The choice is the setting with the best mean of the last
+    The grid is the same for all curves, apart from settings that a curve does not have and that
+    ``without`` names. The choice is the setting with the best mean of the last
     measured values over seeds; one that diverges is never chosen.
     """
     declared = experiment.tune
     if declared is None:
         raise ValueError("the experiment declares no grid; add a table [tune].")
-    keys = list(declared["grid"])
-    grid = [dict(zip(keys, v, strict=True)) for v in itertools.product(*declared["grid"].values())]
     metric, goal = declared["metric"], declared["goal"]
     seeds = declared.get("seeds", experiment.seeds)
     run = {**experiment.run, **{k: declared[k] for k in ("rounds",) if k in declared}}
     candidates = []
     for curve in experiment.curves:
-        for point in grid:
+        for point in config.tuning_grid(declared, curve.label):
             one = config.override(curve, point)
             label = f"{curve.label} | {json.dumps(point)}"
             candidates.append(config.curve(label, one.tables))
@@ -175,7 +173,7 @@ def tune(
     report: dict[str, Any] = {"declared": declared, "for": made_for, "curves": {}}
     for curve in experiment.curves:
         tried = []
-        for point in grid:
+        for point in config.tuning_grid(declared, curve.label):
             runs = results[f"{curve.label} | {json.dumps(point)}"]
             values = [r.history.last(metric) if r.status == "finished" else None for r in runs]
             mean = None if None in values else fmean(v for v in values if v is not None)

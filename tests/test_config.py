@@ -148,3 +148,24 @@ def test_a_dry_run_has_the_sizes_of_the_real_one(tmp_path, name):
     for a, b in zip(real.population.counts, blank.population.counts, strict=True):
         np.testing.assert_array_equal(a, b)
     assert not np.any(blank.population.data["inputs"])
+
+
+def test_a_curve_is_tuned_over_what_it_has():
+    declared = {"grid": {"a.lr": [1, 2], "b.lr": [3, 4]}, "without": {"plain": ["a.lr"]}}
+    assert config.tuning_grid(declared, "plain") == [{"b.lr": 3}, {"b.lr": 4}]
+    assert len(config.tuning_grid(declared, "other")) == 4
+
+
+@pytest.mark.parametrize(
+    ("without", "message"), [({"x": ["a.lr"]}, "curve in"), ({"FedNest": ["c.lr"]}, "a.lr")]
+)
+def test_without_names_curves_and_keys_of_the_grid(without, message):
+    tune = {"grid": {"a.lr": [1]}, "metric": "loss", "goal": "min", "without": without}
+    tables = {
+        "task": {"name": "quadratic"},
+        "algorithm": {"name": "FedNest", "outer_lr": 0.1, "inner_lr": 0.1},
+        "run": {"rounds": 1},
+        "tune": tune,
+    }
+    with pytest.raises(ValueError, match=message):
+        config.build(tables)
