@@ -1,0 +1,146 @@
+"""Exchanges to a fixed accuracy against how much the clients differ, and against local steps.
+
+A quadratic bilevel problem whose mean over clients is the same at every level of heterogeneity:
+each client's matrices are the mean plus tau times its own deviation. Every algorithm takes the best
+setting of one grid at each level. Writes heterogeneity.json and heterogeneity.png beside itself:
+
+    python experiments/theory_heterogeneity/measure.py
+"""
+
+import itertools
+import json
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+
+import rookery as rk
+from rookery.report.statistics import interval
+from rookery.tasks.distance import GradientNorm
+
+HERE = Path(__file__).parent
+LEVELS = (0.0, 0.125, 0.25, 0.5, 1.0)
+LOCAL_STEPS = (1, 4, 16)
+SEEDS = range(4)
+ROUNDS = 120
+TARGET = 0.001  # of the norm of the outer gradient, which starts near 1
+X_STEPS = (0.1, 0.3, 1.0)  # what the local steps of a round sum to
+Y_STEPS = (0.3, 1.0, 3.0)
+
+
+def fedmsa(alpha, beta, K):
+    """The theorem's: everyone gives the direction, one client walks along it."""
+    return rk.FedMSA(alpha / K, beta / K, local_steps=K, clients=1)
+
+
+def fednest(alpha, beta, K):
+    """Local steps in both levels, everyone in every exchange, nothing random."""
+    ihgp = rk.FedIHGPSum(terms=5, lipschitz=3.0)
+    return rk.FedNest(alpha / K, beta / K, 1, inner_steps=K, outer_steps=K, ihgp=ihgp)
+
+
+def fedmbo(alpha, beta, K):
+    """No local steps: K counts inner rounds; each chain hops over clients drawn at random."""
+    return rk.FedMBO(alpha, beta / K, K, rk.PHESum(terms=5, lipschitz=3.0))
+
+
+ALGORITHMS = {"FedMSA": fedmsa, "FedNest": fednest, "FedMBO": fedmbo}
+
+
+def main() -> None:
+    """Measure and draw."""
+    jax.config.update("jax_enable_x64", True)
+    apart = rk.zoo.quadratic_bilevel(n_clients=20, heterogeneity=1.0, condition=3.0)
+    found = []
+    for (name, make), K, tau in itertools.product(ALGORITHMS.items(), LOCAL_STEPS, LEVELS):
+        found.append(
+            {"algorithm": name, "K": K, "tau": tau} | best(make, K, interpolated(apart, tau))
+        )
+        print(found[-1], flush=True)
+    size = {"levels": LEVELS, "K": LOCAL_STEPS, "seeds": len(SEEDS), "rounds": ROUNDS}
+    grid = {"x": X_STEPS, "y": Y_STEPS, "target": TARGET}
+    report = {"size": size, "grid": grid, "found": found}
+    (HERE / "heterogeneity.json").write_text(json.dumps(report, indent=1) + "\n")
+    draw(found)
+
+
+def interpolated(apart, tau: float):
+    """The clients moved towards their mean, which stays."""
+
+    def toward(leaf):
+        mean = leaf.mean(0, keepdims=True)
+        return mean + tau * (leaf - mean)
+
+    arrays, rest = eqx.partition(apart, eqx.is_array)
+    return eqx.combine(jax.tree.map(toward, arrays), rest)
+
+
+def best(make, K: int, zoo) -> dict:
+    """The setting with the fewest exchanges to the target, of those that take every seed there."""
+    grid = list(itertools.product(X_STEPS, Y_STEPS))
+    jobs = [rk.Job(make(a, b, K), zoo.start, seed=seed) for a, b in grid for seed in SEEDS]
+    results = rk.sweep(
+        jobs, zoo.problem, rk.Population.stacked(zoo.data), rounds=ROUNDS, lanes=len(jobs),
+        evaluate=(rk.OfSolution(GradientNorm(*zoo.affine_hypergradient())),), evaluate_every=1,
+    )  # fmt: skip
+    each = np.array([exchanges_to_target(r.history) for r in results]).reshape(len(grid), -1)
+    mean = np.where(np.isfinite(each).all(1), each.mean(1), np.inf)
+    i = int(mean.argmin())
+    if not np.isfinite(mean[i]):
+        return {"exchanges": None, "reached": int(np.isfinite(each).any(0).sum())}
+    spread = interval(each[i])
+    low, high = float(spread.low), float(spread.high)
+    return {"exchanges": float(mean[i]), "low": low, "high": high, "setting": grid[i]}
+
+
+def exchanges_to_target(history) -> float:
+    """When the gradient is first below the target; NaN if never."""
+    below = np.flatnonzero(np.asarray(history["gradient_norm"]) <= TARGET)
+    return float(history["exchanges"][below[0]]) if len(below) else np.nan
+
+
+def draw(found: list[dict]) -> None:
+    """Left: against tau, the best K of each algorithm. Right: against K, two levels."""
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.3), sharey=True, layout="constrained")
+    for i, name in enumerate(ALGORITHMS):
+        own = [f for f in found if f["algorithm"] == name and f["exchanges"] is not None]
+        best_K = [
+            min((f for f in own if f["tau"] == tau), key=lambda f: f["exchanges"])
+            for tau in LEVELS
+            if any(f["tau"] == tau for f in own)
+        ]
+        bars(panels[0], best_K, "tau", f"C{i}", "-", name)
+        for style, tau in (("-", 1.0), ("--", 0.125)):
+            at = [f for f in own if f["tau"] == tau]
+            bars(panels[1], at, "K", f"C{i}", style, f"{name}, tau = {tau}")
+    panels[0].set(xlabel="heterogeneity tau, each algorithm with its best K", yscale="log")
+    panels[0].set_ylabel(f"exchanges to an outer gradient of {TARGET}")
+    panels[1].set(xlabel="K: local steps (FedMBO: inner rounds)", xscale="log")
+    panels[1].set_xticks(LOCAL_STEPS, [str(k) for k in LOCAL_STEPS])
+    for panel in panels:
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=8)
+    figure.savefig(HERE / "heterogeneity.png", dpi=150)
+
+
+def bars(panel, points: list[dict], axis: str, color: str, style: str, label: str) -> None:
+    """One line with its intervals over seeds."""
+    mean = np.array([p["exchanges"] for p in points])
+    low, high = (np.array([p[k] for p in points]) for k in ("low", "high"))
+    at = [p[axis] for p in points]
+    panel.errorbar(
+        at,
+        mean,
+        [mean - low, high - mean],
+        color=color,
+        ls=style,
+        marker="o",
+        capsize=3,
+        label=label,
+    )
+
+
+if __name__ == "__main__":
+    main()
