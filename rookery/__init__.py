@@ -66,9 +66,11 @@ from rookery.problem import zoo as zoo
 from rookery.problem.bilevel import Bilevel as Bilevel
 from rookery.problem.composition import Composition as Composition
 from rookery.problem.composition import LocalComposition as LocalComposition
+from rookery.problem.meta import Meta as Meta
 from rookery.problem.minimax import Minimax as Minimax
 from rookery.problem.multisequence import MultiSequence as MultiSequence
 from rookery.problem.sample import Rows as Rows
+from rookery.problem.single_level import SingleLevel as SingleLevel
 from rookery.program import Clock as Clock
 from rookery.program import ConstantDelay as ConstantDelay
 from rookery.program import Everyone as Everyone

@@ -44,7 +44,7 @@ class Composition(eqx.Module):
 
     def check(self, variables: tuple[Tree], example: Callable[[str], Tree]) -> None:
         """Raise unless every layer accepts the value of the one before and the last is a scalar."""
-        _check_one(variables)
+        oracles.check_one_variable("a composition", variables)
         z, row = variables[0], example(self.split)
         for n, layer in enumerate(self.layers[:-1]):
             z = oracles.check_map(f"layers[{n}]", layer, z, row)
@@ -88,7 +88,7 @@ class LocalComposition(eqx.Module):
 
     def check(self, variables: tuple[Tree], example: Callable[[str], Tree]) -> None:
         """Raise unless the levels fit together and the outer one is a scalar."""
-        _check_one(variables)
+        oracles.check_one_variable("a composition", variables)
         u = oracles.check_map("inner", self.inner, variables[0], example(self.inner_split))
         oracles.check_scalar_loss("outer", self.outer, (u,), example(self.outer_split))
 
@@ -102,8 +102,3 @@ class LocalComposition(eqx.Module):
         u = oracles.map_value(self.inner, (w,), inner_sample)
         outer_gradient = oracles.gradient(self.outer, (u,), 0, outer_sample)
         return oracles.map_vjp(self.inner, w, outer_gradient, inner_sample)
-
-
-def _check_one(variables: tuple[Tree, ...]) -> None:
-    if len(variables) != 1:
-        raise ValueError(f"a composition has one variable, got {len(variables)} initial values.")

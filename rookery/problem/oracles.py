@@ -82,6 +82,12 @@ def _gradient(loss: Loss, wrt: int, rows: Tree, weights: jax.Array) -> Callable[
     return jax.grad(lambda *point: _mean(loss, point, rows, weights), argnums=wrt)
 
 
+def check_one_variable(what: str, variables: tuple[Tree, ...]) -> None:
+    """Raise unless a problem of one variable was given one initial value."""
+    if len(variables) != 1:
+        raise ValueError(f"{what} has one variable, got {len(variables)} initial values.")
+
+
 def check_scalar_loss(name: str, loss: Loss, point: tuple[Tree, ...], example: Tree) -> None:
     """Raise unless ``loss(*point, example)`` is one floating-point number."""
     if not callable(loss):

@@ -9,8 +9,10 @@ import pytest
 from rookery.problem import oracles, zoo
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition, LocalComposition
+from rookery.problem.meta import Meta
 from rookery.problem.minimax import Minimax
 from rookery.problem.multisequence import MultiSequence
+from rookery.problem.single_level import SingleLevel
 
 X, Y = np.zeros(3), np.zeros(2)
 THREE: Any = 3  # stands where a function should
@@ -50,6 +52,8 @@ def test_sound_problems_pass():
     Minimax(inner).check((X, Y), example)
     Composition((identity, total)).check((X,), example)
     LocalComposition(identity, total).check((X,), example)
+    SingleLevel(total).check((X,), example)
+    Meta(total, 0.1).check((X,), example)
     MultiSequence(lambda u, row: u[0], (lambda u, row: u[1],)).check((X, Y), example)
 
 
@@ -66,6 +70,8 @@ def test_each_loss_sees_an_example_of_its_own_split():
         (lambda: Bilevel(outer, THREE), "inner"),
         (lambda: Minimax(THREE), "loss"),
         (lambda: Composition((identity, THREE)), r"layers\[1\]"),
+        (lambda: SingleLevel(THREE), "loss"),
+        (lambda: Meta(THREE, 0.1), "loss"),
         (lambda: LocalComposition(THREE, total), "inner"),
         (lambda: LocalComposition(identity, THREE), "outer"),
         (lambda: MultiSequence(THREE, (identity,)), "main"),
@@ -128,6 +134,16 @@ def test_layers_that_do_not_fit_are_named():
         Composition((identity, narrow)).check((X,), example)
     with pytest.raises(ValueError, match=r"inner cannot take .*float64\[3\].* and one example"):
         LocalComposition(narrow, total).check((X,), example)
+
+
+@pytest.mark.parametrize("build", [SingleLevel, lambda loss: Meta(loss, 0.1)])
+def test_losses_of_one_variable(build):
+    with pytest.raises(ValueError, match="has one variable, got 2 initial values"):
+        build(total).check((X, Y), example)
+    with pytest.raises(ValueError, match="loss must give one floating-point number per example"):
+        build(identity).check((X,), example)
+    with pytest.raises(ValueError, match="adapt_lr must be a finite number, 0 or above, got -1"):
+        Meta(total, -1)
 
 
 def test_every_map_needs_its_block():

@@ -9,8 +9,10 @@ import pytest
 from rookery.problem import zoo
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition, LocalComposition
+from rookery.problem.meta import Meta
 from rookery.problem.minimax import Minimax
 from rookery.problem.sample import Rows
+from rookery.problem.single_level import SingleLevel
 
 close = np.testing.assert_allclose
 
@@ -62,6 +64,10 @@ def robust_losses(member, w):
     return np.array([w @ H[i] @ w / 2 - b[i] @ w + c[i] for i in range(len(c))])
 
 
+def mean_of_losses(member, w):
+    return np.mean(robust_losses(member, w))
+
+
 def robust_objective(member, w):
     return np.mean(np.exp(robust_losses(member, w) / member.gamma))
 
@@ -81,6 +87,7 @@ MEMBERS = {
     "curved_saddle": (zoo.curved_saddle, saddle_objective, True),
     "linear_chain": (zoo.linear_chain, chain_objective, True),
     "mean_semideviation": (zoo.mean_semideviation, semideviation_objective, False),
+    "quadratic_losses": (zoo.quadratic_losses, mean_of_losses, True),
     "robust_quadratic": (zoo.robust_quadratic, robust_objective, True),
     "cubic_maml": (zoo.cubic_maml, maml_objective, True),
 }
@@ -202,7 +209,9 @@ def oracle_gradient(member, x):
         for n in reversed(range(len(problem.layers))):
             cotangent = problem.layer_vjp(n, levels[n], cotangent, rows)
         return cotangent
-    assert isinstance(problem, LocalComposition)
+    if isinstance(problem, SingleLevel):
+        return problem.gradient(x, rows)
+    assert isinstance(problem, LocalComposition | Meta)
     n_clients = len(member.b)
     own = [Rows(jax.tree.map(lambda a: a[i], member.data)) for i in range(n_clients)]  # noqa: B023
     return sum(problem.gradient(x, rows, rows) for rows in own) / n_clients
@@ -380,6 +389,18 @@ def test_maml_without_adaptation_is_the_plain_mean():
     member = zoo.cubic_maml(adaptation_lr=0.0)
     (w,) = member.solution()
     close(mean(member, "A") @ w + mean(member, "b") + w**2 / 2, np.zeros(4), atol=1e-14)
+
+
+def test_maml_as_a_composition_has_the_same_values_and_gradients():
+    member = zoo.cubic_maml(n_clients=2, rows=3, noise=0.5)
+    w = a_point(member)
+    samples = [Rows(jax.tree.map(lambda a: a[i], member.data)) for i in range(2)]  # noqa: B023
+    for oracle in ("value", "gradient"):
+        own, composed = (getattr(p, oracle)(w, *samples)
+                         for p in (member.problem, member.composition))  # fmt: skip
+        close(own, composed, rtol=1e-12)
+    close(member.losses(w), [member.problem.value(w, s, s) for s in samples], rtol=1e-12)
+    close(member.gradients(w).mean(0), member.gradient(w), rtol=1e-12)
 
 
 def test_sequences_vanish_at_the_solution_and_agree_with_the_oracle():

@@ -10,8 +10,10 @@ from rookery.problem.zoo.linear_sequences import LinearSequences, linear_sequenc
 from rookery.problem.zoo.quadratic import QuadraticBilevel, quadratic_bilevel, scalar_bilevel
 from rookery.problem.zoo.robust import (
     CubicMAML,
+    QuadraticLosses,
     RobustQuadratic,
     cubic_maml,
+    quadratic_losses,
     robust_quadratic,
 )
 from rookery.problem.zoo.saddle import QuadraticSaddle, curved_saddle, fednest_saddle, saddle
@@ -23,6 +25,7 @@ __all__ = [
     "LinearSequences",
     "MeanSemideviation",
     "QuadraticBilevel",
+    "QuadraticLosses",
     "QuadraticSaddle",
     "RobustQuadratic",
     "cubic_maml",
@@ -32,6 +35,7 @@ __all__ = [
     "linear_sequences",
     "mean_semideviation",
     "quadratic_bilevel",
+    "quadratic_losses",
     "robust_quadratic",
     "saddle",
     "scalar_bilevel",

@@ -1,4 +1,4 @@
-"""Client-local compositions (ComFedL, arXiv:2106.11264) with exact gradients.
+"""Robust and meta-learning problems (ComFedL, arXiv:2106.11264) with exact gradients.
 
 There is no closed form of their solutions: Newton's method with exact Hessians computes them.
 """
@@ -11,6 +11,48 @@ from numpy.linalg import norm
 from numpy.typing import DTypeLike
 
 from rookery.problem.composition import LocalComposition
+from rookery.problem.meta import Meta
+from rookery.problem.single_level import SingleLevel
+
+
+class QuadraticLosses(eqx.Module):
+    """Mean over clients of f_i(w) = 1/2 w' H_i w - b_i' w + c_i: a single-level problem."""
+
+    H: np.ndarray
+    b: np.ndarray
+    c: np.ndarray
+
+    @property
+    def problem(self) -> SingleLevel:
+        """The loss of one row."""
+        return SingleLevel(_quadratic)
+
+    @property
+    def data(self) -> dict[str, np.ndarray]:
+        """Per field, an array [clients, rows, ...]."""
+        return {"H": self.H, "b": self.b, "c": self.c}
+
+    @property
+    def start(self) -> tuple[np.ndarray]:
+        """Zeros for w."""
+        return (np.zeros(self.b.shape[-1], self.b.dtype),)
+
+    def losses(self, w: np.ndarray) -> np.ndarray:
+        """f_i(w), [clients]."""
+        H, b, c = map(_means, (self.H, self.b, self.c))
+        return (H @ w) @ w / 2 - b @ w + c
+
+    def gradients(self, w: np.ndarray) -> np.ndarray:
+        """The clients' grad f_i(w), [clients, size]."""
+        return _means(self.H) @ w - _means(self.b)
+
+    def gradient(self, w: np.ndarray) -> np.ndarray:
+        """The exact gradient of the mean."""
+        return self.gradients(w).mean(0)
+
+    def solution(self) -> tuple[np.ndarray]:
+        """(w*,)."""
+        return (np.linalg.solve(_means(self.H).mean(0), _means(self.b).mean(0)),)
 
 
 class RobustQuadratic(eqx.Module):
@@ -31,6 +73,11 @@ class RobustQuadratic(eqx.Module):
         return LocalComposition(_quadratic, Partial(_exponential, self.gamma))
 
     @property
+    def plain(self) -> QuadraticLosses:
+        """The same clients without the exponential: f_i alone."""
+        return QuadraticLosses(self.H, self.b, self.c)
+
+    @property
     def data(self) -> dict[str, np.ndarray]:
         """Per field, an array [clients, rows, ...]."""
         return {"H": self.H, "b": self.b, "c": self.c}
@@ -42,8 +89,7 @@ class RobustQuadratic(eqx.Module):
 
     def losses(self, w: np.ndarray) -> np.ndarray:
         """f_i(w), [clients]."""
-        H, b, c = map(_means, (self.H, self.b, self.c))
-        return (H @ w) @ w / 2 - b @ w + c
+        return self.plain.losses(w)
 
     def weights(self, w: np.ndarray) -> np.ndarray:
         """The client weights that are worst at w: proportional to exp(f_i / gamma), sum one."""
@@ -61,7 +107,7 @@ class RobustQuadratic(eqx.Module):
 
     def _log_derivatives(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         H, r = _means(self.H), self.weights(w)
-        g = H @ w - _means(self.b)
+        g = self.plain.gradients(w)
         spread = g - r @ g
         return r @ g, np.tensordot(r, H, 1) + spread.T @ (r[:, None] * spread) / self.gamma
 
@@ -77,8 +123,13 @@ class CubicMAML(eqx.Module):
     adaptation_lr: float = 0.1
 
     @property
-    def problem(self) -> LocalComposition:
-        """The adapted point inside, the client's loss outside, on the same rows."""
+    def problem(self) -> Meta:
+        """The loss of one row, and the step size of the adaptation."""
+        return Meta(_cubic, self.adaptation_lr)
+
+    @property
+    def composition(self) -> LocalComposition:
+        """The same, with the adapted point inside and the client's loss outside."""
         return LocalComposition(Partial(_adapted, self.adaptation_lr), _cubic)
 
     @property
@@ -90,6 +141,19 @@ class CubicMAML(eqx.Module):
     def start(self) -> tuple[np.ndarray]:
         """Zeros for w."""
         return (np.zeros(self.b.shape[-1], self.b.dtype),)
+
+    def losses(self, w: np.ndarray) -> np.ndarray:
+        """f_i at the adapted w, [clients]."""
+        A, b, lr = _means(self.A), _means(self.b), self.adaptation_lr
+        u = w - lr * (A @ w + b + w**2 / 2)
+        return np.einsum("ij,ijk,ik->i", u, A, u) / 2 + np.sum(b * u, 1) + np.sum(u**3, 1) / 6
+
+    def gradients(self, w: np.ndarray) -> np.ndarray:
+        """(I - lr Hess f_i(w)) grad f_i(adapted w), [clients, size]."""
+        A, b, lr = _means(self.A), _means(self.b), self.adaptation_lr
+        u = w - lr * (A @ w + b + w**2 / 2)
+        g = np.einsum("ijk,ik->ij", A, u) + b + u**2 / 2
+        return g - lr * (np.einsum("ijk,ik->ij", A, g) + w * g)
 
     def gradient(self, w: np.ndarray) -> np.ndarray:
         """The exact gradient, mean of (I - lr Hess f_i(w)) grad f_i(adapted w)."""
@@ -168,6 +232,28 @@ def robust_quadratic(
     b = np.einsum("...jk,...k->...j", H, centre)
     c = np.repeat(np.sum(b.mean(1) * centre.mean(1), -1)[:, None] / 2, rows, axis=1)
     return RobustQuadratic(H.astype(dtype), b.astype(dtype), c.astype(dtype), gamma)
+
+
+def quadratic_losses(
+    *,
+    n_clients: int = 5,
+    size: int = 4,
+    heterogeneity: float = 1.0,
+    rows: int = 1,
+    noise: float = 0.0,
+    seed: int = 0,
+    dtype: DTypeLike = np.float64,
+) -> QuadraticLosses:
+    """The clients of :func:`robust_quadratic` without the exponential."""
+    return robust_quadratic(
+        n_clients=n_clients,
+        size=size,
+        heterogeneity=heterogeneity,
+        rows=rows,
+        noise=noise,
+        seed=seed,
+        dtype=dtype,
+    ).plain
 
 
 def cubic_maml(
