@@ -1,17 +1,22 @@
 """One paper, one file."""
 
 from rookery.algorithms import parts as parts
+from rookery.algorithms.agnostic import AgnosticFL as AgnosticFL
 from rookery.algorithms.centralised import AID as AID
 from rookery.algorithms.centralised import ALSET as ALSET
 from rookery.algorithms.centralised import TTSA as TTSA
 from rookery.algorithms.centralised import StocBiO as StocBiO
+from rookery.algorithms.comfedl import ComFedL as ComFedL
 from rookery.algorithms.compositional import NASA as NASA
 from rookery.algorithms.compositional import SCGD as SCGD
 from rookery.algorithms.compositional import ComposedSGD as ComposedSGD
+from rookery.algorithms.drfa import DRFA as DRFA
+from rookery.algorithms.fedavg import FedAvg as FedAvg
 from rookery.algorithms.fedmbo import FedMBO as FedMBO
 from rookery.algorithms.fedmsa import FedMSA as FedMSA
 from rookery.algorithms.fednest import FedNest as FedNest
 from rookery.algorithms.fednest import FedNestSGD as FedNestSGD
+from rookery.algorithms.fedprox import FedProx as FedProx
 from rookery.algorithms.gda import GDA as GDA
 from rookery.algorithms.gda import AlternatingGDA as AlternatingGDA
 from rookery.algorithms.gda import Extragradient as Extragradient
@@ -19,6 +24,9 @@ from rookery.algorithms.lfednest import LFedNest as LFedNest
 from rookery.algorithms.lfednest import LFedNestNonAlt as LFedNestNonAlt
 from rookery.algorithms.lfednest import LFedNestSVRG as LFedNestSVRG
 from rookery.algorithms.nested import Nested as Nested
+from rookery.algorithms.perfedavg import PerFedAvg as PerFedAvg
+from rookery.algorithms.qfedavg import QFedAvg as QFedAvg
+from rookery.algorithms.scaffold import Scaffold as Scaffold
 from rookery.algorithms.scaffold import ScaffoldS as ScaffoldS
 from rookery.algorithms.sgda import FedAvgS as FedAvgS
 from rookery.algorithms.stochastic_approximation import SOBA as SOBA
@@ -27,24 +35,32 @@ from rookery.algorithms.stochastic_approximation import STSA as STSA
 __all__ = [
     "AID",
     "ALSET",
+    "DRFA",
     "GDA",
     "NASA",
     "SCGD",
     "SOBA",
     "STSA",
     "TTSA",
+    "AgnosticFL",
     "AlternatingGDA",
+    "ComFedL",
     "ComposedSGD",
     "Extragradient",
+    "FedAvg",
     "FedAvgS",
     "FedMBO",
     "FedMSA",
     "FedNest",
     "FedNestSGD",
+    "FedProx",
     "LFedNest",
     "LFedNestNonAlt",
     "LFedNestSVRG",
     "Nested",
+    "PerFedAvg",
+    "QFedAvg",
+    "Scaffold",
     "ScaffoldS",
     "StocBiO",
 ]

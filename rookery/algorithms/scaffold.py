@@ -5,9 +5,9 @@ controlled averaging for federated learning. ICML 2020, arXiv:1910.06378.
 
     paper   code                    meaning
     x       blocks                  all variables of the problem
-    g_i     field                   what a client would subtract, here any vector field
+    g_i     field                   what a client would subtract: its gradient, or any vector field
     c, c_i  c, own                  control variates of the server and of the clients
-    η_l     outer_lr, inner_lr      local step sizes, one per block
+    η_l     lr; outer_lr, inner_lr  local step sizes, one per block
     η_g     server_lr               step size of the server
     K       local_steps             local steps between two averages
     S       clients                 who takes part in an exchange
@@ -36,7 +36,9 @@ from rookery import _check, _tree
 from rookery._types import Key, Sample, Tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.field import Blocks, check_minimax, saddle_field
+from rookery.algorithms.parts.model import check_single_level
 from rookery.problem.minimax import Minimax
+from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.cohort import AbstractParticipation, participation
 from rookery.program.federation import AbstractFederation, Client
@@ -86,11 +88,9 @@ class AbstractScaffold(AbstractAlgorithm):
 
     def __check_init__(self):
         local.check_fields(self)
-        _, _, server_lr, clients, batch_size = self.settings()
+        _, _, server_lr, clients, _ = self.settings()
         _check.positive("server_lr", server_lr)
         check_rule(type(self).__name__, clients)
-        if batch_size is not None:
-            _check.count("batch_size", batch_size)
 
     def check(self, problem: Any, n_clients: int) -> None:
         """Raise unless the problem has the field and the settings fit the clients."""
@@ -126,6 +126,39 @@ class AbstractScaffold(AbstractAlgorithm):
     def solution(self, state: ScaffoldState) -> tuple[Tree, ...]:
         """The blocks."""
         return state.blocks
+
+
+class Scaffold(AbstractScaffold):
+    """SCAFFOLD on a single-level problem, with the gradient for its field.
+
+    Args:
+        lr: η_l, of every local step, or of the whole round (:class:`PerCall`).
+        local_steps: K, one number or one per client.
+        server_lr: η_g.
+        clients: how many take part in an exchange, a rule that draws different clients, or None
+            for everyone.
+        batch_size: rows per local step; None is all.
+    """
+
+    lr: local.LearningRate = eqx.field(converter=local.number)
+    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
+    server_lr: float = eqx.field(converter=local.number, default=1.0)
+    clients: AbstractParticipation = eqx.field(converter=participation, default=None)
+    batch_size: int | None = None
+
+    def settings(self) -> Settings:
+        """One block, one step size."""
+        rates = (self.lr,)
+        return Settings(rates, self.local_steps, self.server_lr, self.clients, self.batch_size)
+
+    def check_problem(self, problem: SingleLevel) -> None:
+        """Raise unless the problem is single-level."""
+        check_single_level("Scaffold", problem)
+
+    def field(self, problem: SingleLevel, blocks: Blocks, sample: Sample) -> Blocks:
+        """The gradient."""
+        (w,) = blocks
+        return (problem.gradient(w, sample),)
 
 
 class ScaffoldS(AbstractScaffold):

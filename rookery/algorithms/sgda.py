@@ -18,7 +18,6 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 
-from rookery import _check
 from rookery._types import Key, Tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.order import AbstractOrder, Simultaneous
@@ -57,8 +56,6 @@ class FedAvgS(AbstractAlgorithm):
 
     def __check_init__(self):
         local.check_fields(self)
-        if self.batch_size is not None:
-            _check.count("batch_size", self.batch_size)
 
     def check(self, problem: Minimax, n_clients: int) -> None:
         """Raise unless the problem is minimax and the settings fit the clients."""

@@ -37,6 +37,10 @@ class AbstractAlgorithm(eqx.Module):
     def solution(self, state: Tree) -> tuple[Tree, ...]:
         """The problem's variables out of a state."""
 
+    def remedy(self) -> str:
+        """What a user is told to try when a value is no longer finite; a sentence or two."""
+        return "A smaller step size, or a larger lipschitz, is the usual remedy."
+
 
 def first_state(
     algorithm: AbstractAlgorithm, problem: Any, n_clients: int, start: tuple[Tree, ...]

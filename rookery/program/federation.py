@@ -98,6 +98,12 @@ class AbstractFederation(abc.ABC):
             key, self.n_clients, self.weights if probabilities is None else probabilities
         )
 
+    def shares(self, cohort: Cohort) -> jax.Array:
+        """[slots], what each slot counts in a mean; they sum to one."""
+        own = jnp.ones(len(cohort)) if cohort.is_weighted else self.weights[cohort.ids]
+        weights = jnp.where(cohort.active, own, 0.0)
+        return weights / jnp.sum(weights)
+
     # ---- down
 
     def share(self, value: Tree) -> Shared:
@@ -152,9 +158,7 @@ class AbstractFederation(abc.ABC):
         """The clients' mean, by their weights and by the run's aggregation rule."""
         replies, cohort = self._replies(placed)
         self._exchange(cohort, _tree.nbytes(replies) // len(cohort))
-        own = jnp.ones(len(cohort)) if cohort.is_weighted else self.weights[cohort.ids]
-        weights = jnp.where(cohort.active, own, 0.0)
-        return self._aggregate(_floating(replies), weights / jnp.sum(weights))
+        return self._aggregate(_floating(replies), self.shares(cohort))
 
     def weighted_mean(self, placed: Placed, weights: Placed) -> Tree:
         """The mean by weights that the clients send along."""

@@ -1,4 +1,6 @@
-"""What clients remember from one round to the next."""
+"""What is kept for every client from one round to the next: by itself, or by the server."""
+
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -40,16 +42,33 @@ class Memory(eqx.Module):
         return Memory(jax.tree.map(repeat, self.rows), n_clients)
 
 
-def with_rows(state: Tree, n_clients: int) -> Tree:
-    """A state whose memories have a row for each client."""
+class Shares(eqx.Module):
+    """Shares of all clients, summing to one, that the *server* keeps; a field of a state.
 
-    def is_memory(leaf):
-        return isinstance(leaf, Memory)
+    Such as the probabilities that it draws clients with. They begin equal. ``init`` need not know
+    how many clients there are.
+
+    Attributes:
+        values: [clients], or None before the clients are known.
+    """
+
+    values: Any = None
+
+    def for_clients(self, n_clients: int) -> "Shares":
+        """Equal shares for so many clients."""
+        return Shares(jnp.full(n_clients, 1 / n_clients))
+
+
+def with_rows(state: Tree, n_clients: int) -> Tree:
+    """A state whose memories and shares know how many clients there are."""
+
+    def is_kept(leaf):
+        return isinstance(leaf, Memory | Shares)
 
     return jax.tree.map(
-        lambda leaf: leaf.for_clients(n_clients) if is_memory(leaf) else leaf,
+        lambda leaf: leaf.for_clients(n_clients) if is_kept(leaf) else leaf,
         state,
-        is_leaf=is_memory,
+        is_leaf=is_kept,
     )
 
 

@@ -203,7 +203,7 @@ class Lanes:
                     lane.book.close("diverged", lane.end)
                     lane.book.say(
                         f"{lane.name} stopped in round {lane.end - 1}: a value is no longer "
-                        "finite. A smaller step size, or a larger lipschitz, is the usual remedy."
+                        f"finite. {lane.job.algorithm.remedy()}"
                     )
                 alive = [lane for lane in alive if lane.status == "finished"]
                 if alive and self._is_due(done):

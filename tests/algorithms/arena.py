@@ -96,7 +96,7 @@ def advance(zoo, algorithm, rounds, engine=None, seed=0, clock=None):
     population = rk.Population.stacked(zoo.data)
     program = Program(zoo.problem, population, clock or rk.Clock(), rk.Mean())
     algorithm.check(zoo.problem, population.n_clients)
-    state = algorithm.init(zoo.problem, *jax.tree.map(jnp.asarray, zoo.start))
+    state = first_state(algorithm, zoo.problem, population.n_clients, zoo.start)
     runner = (engine or rk.Eager()).prepare(program, [algorithm])
     (done,) = runner.advance([state], [jax.random.key(seed)], 0, [rounds])
     return done.state, done.ledgers

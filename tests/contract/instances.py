@@ -16,6 +16,9 @@ NOISY = rk.zoo.quadratic_bilevel(n_clients=4, rows=3, noise=0.3)
 SCALAR = rk.zoo.scalar_bilevel()
 TINY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
 SADDLE = rk.zoo.curved_saddle(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
+LOSSES = rk.zoo.quadratic_losses(n_clients=3, size=2, rows=3, noise=0.3)
+ROBUST = rk.zoo.robust_quadratic(n_clients=3, size=2, rows=3, noise=0.3)
+MAML = rk.zoo.cubic_maml(n_clients=3, size=2, rows=3, noise=0.3)
 CHAIN = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2), rows=3, noise=0.3)
 
 PARTIAL: dict[str, Any] = {"clients": 2, "batch_size": 2}
@@ -144,4 +147,28 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
     "SCGD": {"two layers": (CHAIN, rk.SCGD(0.05, 0.5, **PARTIAL))},
     "ComposedSGD": {"two layers": (CHAIN, rk.ComposedSGD(0.05, **PARTIAL))},
     "NASA": {"two layers": (CHAIN, rk.NASA(0.1, **PARTIAL))},
+    "FedAvg": {"unequal local steps": (LOSSES, rk.FedAvg(0.1, (1, 2, 3), **PARTIAL))},
+    "FedProx": {"partial": (LOSSES, rk.FedProx(rk.PerCall(0.1), 0.5, 2, **PARTIAL))},
+    "Scaffold": {"unequal local steps": (LOSSES, rk.Scaffold(0.1, (1, 2, 3), 0.9, **PARTIAL))},
+    "QFedAvg": {"partial": (LOSSES, rk.QFedAvg(0.1, 0.5, 2, **PARTIAL))},
+    "DRFA": {
+        "falling step": (
+            LOSSES,
+            rk.DRFA(0.1, rk.Decay(0.1, 0.9), 3, loss_batch_size=1, floor=1e-3, **PARTIAL),
+        )
+    },
+    "AgnosticFL": {"mini-batch": (LOSSES, rk.AgnosticFL(0.1, 0.1, batch_size=2))},
+    "PerFedAvg": {
+        "Hessian-free": (MAML, rk.PerFedAvg(0.1, 2, rk.HessianFree(), **PARTIAL)),
+    },
+    "ComFedL": {
+        "composition": (ROBUST, rk.ComFedL(0.1, 2, outer_batch_size=1, **PARTIAL)),
+        "MAML, first-order": (MAML, rk.ComFedL(0.1, 2, hessian=rk.FirstOrder(), **PARTIAL)),
+        "robust, shifted": (LOSSES, rk.ComFedL(0.1, 2, 0.5, rk.Shifted(2), **PARTIAL)),
+        "robust MAML, stale level": (
+            MAML,
+            rk.ComFedL(0.1, (1, 2, 3), 0.5, rk.Normalised(stale_scalar=True), **PARTIAL),
+        ),
+        "robust, literal": (LOSSES, rk.ComFedL(0.1, 1, 2.0, rk.Literal(3.0), clients=2)),
+    },
 }

@@ -6,6 +6,9 @@ from rookery.algorithms.parts.fedihgp import FedIHGPSum as FedIHGPSum
 from rookery.algorithms.parts.fedinn import FedInn as FedInn
 from rookery.algorithms.parts.fedinn import FedInnSGD as FedInnSGD
 from rookery.algorithms.parts.fedout import FedOut as FedOut
+from rookery.algorithms.parts.hessian import ExactHessian as ExactHessian
+from rookery.algorithms.parts.hessian import FirstOrder as FirstOrder
+from rookery.algorithms.parts.hessian import HessianFree as HessianFree
 from rookery.algorithms.parts.lfedout import LFedOut as LFedOut
 from rookery.algorithms.parts.lfedout import LocalNeumann as LocalNeumann
 from rookery.algorithms.parts.lfedout import LocalNeumannSum as LocalNeumannSum
@@ -24,6 +27,9 @@ from rookery.algorithms.parts.server import ServerSGD as ServerSGD
 from rookery.algorithms.parts.server import ServerStep as ServerStep
 from rookery.algorithms.parts.warmup import BilevelWarmUp as BilevelWarmUp
 from rookery.algorithms.parts.warmup import CompositionWarmUp as CompositionWarmUp
+from rookery.algorithms.parts.weighting import Literal as Literal
+from rookery.algorithms.parts.weighting import Normalised as Normalised
+from rookery.algorithms.parts.weighting import Shifted as Shifted
 from rookery.problem.views import AdjointView as AdjointView
 from rookery.problem.views import BilevelView as BilevelView
 from rookery.problem.views import MinimaxView as MinimaxView
@@ -38,18 +44,23 @@ __all__ = [
     "BilevelWarmUp",
     "CompositionWarmUp",
     "Decay",
+    "ExactHessian",
     "FedIHGP",
     "FedIHGPSum",
     "FedInn",
     "FedInnSGD",
     "FedOut",
     "FederatedCG",
+    "FirstOrder",
+    "HessianFree",
     "Hold",
     "LFedOut",
     "LastIterate",
+    "Literal",
     "LocalNeumann",
     "LocalNeumannSum",
     "MinimaxView",
+    "Normalised",
     "PHESum",
     "PerCall",
     "PowerDecay",
@@ -59,5 +70,6 @@ __all__ = [
     "SequencesView",
     "ServerSGD",
     "ServerStep",
+    "Shifted",
     "Simultaneous",
 ]

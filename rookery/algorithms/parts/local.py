@@ -55,15 +55,18 @@ def check_local_steps(name: str, value: LocalSteps, n_clients: int | None = None
 
 
 def check_fields(algorithm: Any, n_clients: int | None = None) -> None:
-    """Check an algorithm's step sizes and numbers of local steps, told by how they are named.
+    """Check an algorithm's step sizes, numbers of local steps and batch sizes, told by their names.
 
-    Step sizes end in ``_lr`` and numbers of local steps in ``_steps``, in every algorithm.
+    Step sizes are ``lr`` or end in ``_lr``, numbers of local steps end in ``_steps`` and batch
+    sizes in ``batch_size``, in every algorithm.
     """
     for name, value in vars(algorithm).items():
-        if name.endswith("_lr"):
+        if name == "lr" or name.endswith("_lr"):
             check_learning_rate(name, value)
         elif name.endswith("_steps"):
             check_local_steps(name, value, n_clients)
+        elif name.endswith("batch_size") and value is not None:
+            _check.count(name, value)
 
 
 def steps_of(client: Client, steps: LocalSteps):

@@ -1,0 +1,227 @@
+"""ComFedL: local steps on compositions whose two levels are the client's own.
+
+F. Huang, J. Li. Compositional federated learning: applications in distributionally robust averaging
+and meta learning. 2021, arXiv:2106.11264.
+
+    paper       code                    meaning
+    w, w̄        w                       a client's model, and the server's
+    f^i, g^i    problem                 inner and outer function of a client
+    η           lr                      step size
+    τ           local_steps             local steps between two averages
+    b, b_1      batch_size,             rows for the inner and for the outer function
+                outer_batch_size
+    γ           gamma                   how much the worst client counts: the smaller, the more
+    η again     adapt_lr                step size a of the adaptation, which belongs to the problem
+    C_s         clients                 who takes part in an exchange
+
+A local step subtracts  η u,  where, with B and B~ independent batches,
+
+    problem           gamma  u
+    LocalComposition  -      J f_B(w)' grad g_B~(f_B(w))                     general, eq. (11)
+    Meta              -      (I - a Hess f_B(w)) grad f_B~(v)                MAML, eq. (7)
+    SingleLevel       yes    weight(f_B(w)) grad f_B(w)                      DRFL, eq. (6)
+    Meta              yes    weight(f_B~(v)) (I - a Hess f_B(w)) grad f_B~(v)  DAMAML, eq. (10)
+
+v = w - a grad f_B(w) is the adapted model,
+and weight is exp(f / γ) / γ in the paper; see :mod:`rookery.algorithms.parts.weighting`. The
+paper's special version, for an outer function that looks at no example, is ``shared_batch``.
+
+    weighting                   exchanges   down        up
+    none, Literal               1           w           w
+    Shifted, Normalised         2           w, number   number, w
+    Normalised(stale_scalar)    1           w, number   w, number    (the first round is as above)
+
+per client that takes part. Departures from the paper: weights are normalised unless asked
+otherwise, since literal ones overflow; the losses of a level are taken on all rows of a client.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+
+from rookery import _check, _tree
+from rookery._types import Key, Sample, Tree
+from rookery.algorithms.parts import local
+from rookery.algorithms.parts.hessian import AbstractHessian, ExactHessian, meta_gradient
+from rookery.algorithms.parts.weighting import AbstractWeighting, Normalised
+from rookery.problem.composition import LocalComposition
+from rookery.problem.meta import Meta
+from rookery.problem.single_level import SingleLevel
+from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.cohort import AbstractParticipation, participation
+from rookery.program.federation import AbstractFederation, Client
+
+
+class ComFedLState(NamedTuple):
+    """The model, and what the weighting keeps from round to round."""
+
+    w: Tree
+    kept: Tree
+
+
+class ComFedL(AbstractAlgorithm):
+    """Local steps along the client's composed gradient; the models are averaged.
+
+    Args:
+        lr: η, of every local step, or of the whole round (:class:`PerCall`).
+        local_steps: τ, one number or one per client.
+        gamma: γ of distributionally robust learning, on SingleLevel and Meta problems; None, on
+            LocalComposition and Meta problems, counts all clients alike.
+        weighting: :class:`Normalised`, :class:`Shifted` or :class:`Literal`; with a gamma only.
+            Normalised if not given.
+        hessian: what to do with the Hessian of a Meta problem.
+        clients: how many take part in an exchange, a rule that draws them, or None for everyone.
+        batch_size: b, rows of the inner function per local step; None is all.
+        outer_batch_size: b_1, rows of the outer function per local step; None is all.
+        shared_batch: whether one batch serves both functions, as in the paper's special version.
+            It is exact for an outer function that looks at no example, and biased for others.
+    """
+
+    lr: local.LearningRate = eqx.field(converter=local.number)
+    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
+    gamma: float | None = eqx.field(converter=local.number, default=None)
+    weighting: AbstractWeighting | None = None
+    hessian: AbstractHessian = eqx.field(default_factory=ExactHessian)
+    clients: AbstractParticipation = eqx.field(converter=participation, default=None)
+    batch_size: int | None = None
+    outer_batch_size: int | None = None
+    shared_batch: bool = False
+
+    def __check_init__(self):
+        local.check_fields(self)
+        if self.gamma is not None:
+            _check.positive("gamma", self.gamma)
+        elif self.weighting is not None:
+            raise ValueError("weighting says how gamma is used; give a gamma, or no weighting.")
+        if self.shared_batch and self.outer_batch_size is not None:
+            raise ValueError("a shared batch has batch_size rows; leave out outer_batch_size.")
+
+    def check(self, problem: Any, n_clients: int) -> None:
+        """Raise unless the problem, with or without gamma, is one of the four in the table."""
+        local.check_fields(self, n_clients)
+        self.clients.check(n_clients)
+        match problem:
+            case Meta():
+                return
+            case SingleLevel() if self.gamma is None:
+                raise ValueError(
+                    "a SingleLevel problem has no composition unless a gamma makes it robust. Give "
+                    "ComFedL a gamma, or use FedAvg."
+                )
+            case SingleLevel() if self.shared_batch or self.outer_batch_size is not None:
+                raise ValueError(
+                    "on a SingleLevel problem only the inner function takes rows; leave out "
+                    "outer_batch_size and shared_batch."
+                )
+            case LocalComposition() if self.gamma is not None:
+                raise ValueError(
+                    "a LocalComposition has its outer function already. Leave out gamma, or, to "
+                    "be robust in a loss, make it a SingleLevel or a Meta problem."
+                )
+            case SingleLevel() | LocalComposition():
+                return
+        raise TypeError(
+            "ComFedL solves LocalComposition, Meta and SingleLevel problems, got "
+            f"{type(problem).__name__}."
+        )
+
+    def init(self, problem: Any, w: Tree) -> ComFedLState:
+        """The given model."""
+        return ComFedLState(w, None if self.gamma is None else self.weights.init(w))
+
+    def round(
+        self, fed: AbstractFederation, problem: Any, state: ComFedLState, key: Key
+    ) -> ComFedLState:
+        """One exchange, or two if this round's level is asked for."""
+        who, local_key = jax.random.split(key)
+        settings = {"problem": problem, "algorithm": self}
+        cohort = fed.sample(self.clients, who)
+        w = fed.broadcast(cohort, state.w)  # -------------------------------- down  w
+        if self.gamma is None:
+            own = fed.map(composed_steps, w, key=local_key, **settings)
+            return ComFedLState(fed.mean(own), None)  # ---------------------- up    w
+
+        def ask():
+            return fed.map(first_loss, w, key=local_key, **settings)
+
+        level, kept = self.weights.level(fed, cohort, ask, self.gamma, state.kept)
+        level = fed.broadcast(cohort, level)  # ------------------------------ down  any level
+        both = fed.map(weighted_steps, w, level, key=local_key, **settings)
+        w, report = fed.mean(both)  # ---------------------------------------- up    w, any report
+        return ComFedLState(w, self.weights.after(report, self.gamma, kept))
+
+    def solution(self, state: ComFedLState) -> tuple[Tree]:
+        """(w,)."""
+        return (state.w,)
+
+    def remedy(self) -> str:
+        """What the weighting advises."""
+        if self.gamma is None:
+            return "A smaller step size is the usual remedy."
+        return self.weights.remedy()
+
+    @property
+    def weights(self) -> AbstractWeighting:
+        """The weighting that is used with a gamma."""
+        return Normalised() if self.weighting is None else self.weighting
+
+    def batches(self, client: Client, problem: Any, key: Key) -> tuple[Sample, Sample]:
+        """B for the inner and B~ for the outer function."""
+        inner_key, outer_key = jax.random.split(key)
+        inner = client.draw(problem.inner_split, self.batch_size, inner_key)
+        if self.shared_batch:
+            return inner, inner
+        return inner, client.draw(problem.outer_split, self.outer_batch_size, outer_key)
+
+
+def composed_steps(client: Client, w: Tree, *, problem: Any, algorithm: ComFedL) -> Tree:
+    """The client's model after local steps along its composed gradient."""
+
+    def direction(w, key):
+        if isinstance(problem, Meta):
+            return value_and_gradient(client, problem, algorithm, w, key)[1]
+        return problem.gradient(w, *algorithm.batches(client, problem, key))
+
+    lr, steps = algorithm.lr, algorithm.local_steps
+    return local.plain_steps(client, direction, w, lr, steps, client.key)
+
+
+def weighted_steps(
+    client: Client, w: Tree, level: jax.Array | None, *, problem: Any, algorithm: ComFedL
+) -> tuple[Tree, jax.Array | None]:
+    """The client's model after local steps along its weighted gradient, and what it reports."""
+    weights = algorithm.weights
+    gamma: Any = algorithm.gamma
+
+    def ask():
+        return first_loss(client, w, problem=problem, algorithm=algorithm)
+
+    def direction(w, key):
+        value, gradient = value_and_gradient(client, problem, algorithm, w, key)
+        return _tree.scale(weights.weight(value, level, gamma), gradient)
+
+    lr, steps = algorithm.lr, algorithm.local_steps
+    report = weights.report(ask, level, gamma)
+    return local.plain_steps(client, direction, w, lr, steps, client.key), report
+
+
+def value_and_gradient(
+    client: Client, problem: SingleLevel | Meta, algorithm: ComFedL, w: Tree, key: Key
+) -> tuple[jax.Array, Tree]:
+    """The loss on a batch, after adaptation if the problem has any, and its gradient."""
+    if isinstance(problem, Meta):
+        inner, outer = algorithm.batches(client, problem, key)
+        return meta_gradient(problem, algorithm.hessian, w, inner, outer, inner)
+    return problem.value_and_gradient(w, client.draw(problem.split, algorithm.batch_size, key))
+
+
+def first_loss(client: Client, w: Tree, *, problem: Any, algorithm: ComFedL) -> jax.Array:
+    """The client's loss at the model that it was sent, after adaptation if there is any."""
+    size = algorithm.weights.batch_size
+    # local steps fold in their number, which is never as large as this
+    inner_key, outer_key = jax.random.split(jax.random.fold_in(client.key, 2**32 - 1))
+    if isinstance(problem, Meta):
+        inner = client.draw(problem.inner_split, size, inner_key)
+        return problem.value(w, inner, client.draw(problem.outer_split, size, outer_key))
+    return problem.value(w, client.draw(problem.split, size, inner_key))

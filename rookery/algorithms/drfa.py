@@ -1,0 +1,137 @@
+"""DRFA: distributionally robust federated averaging.
+
+Y. Deng, M. M. Kamani, M. Mahdavi. Distributionally robust federated averaging. NeurIPS 2020,
+arXiv:2102.12660.
+
+    paper   code            meaning
+    w       w               the model
+    λ       shares          weights of the clients in the simplex, raised where losses are large
+    η, γ    lr, ascent_lr   step sizes of w and of λ
+    τ       local_steps     local steps between two averages
+    t'      at              the local step whose iterate the losses are taken at, uniform on 1 .. τ
+    m       clients         how many are drawn in each of the two exchanges
+    N       fed.n_clients   how many there are
+
+1. m clients, drawn from λ with replacement, take τ local steps; the server averages their last
+   iterates to w and their iterates after t' steps to w'.
+2. m other clients, drawn uniformly, send their losses at w'. With u_i = (N / m) f_i(w') for them
+   and zero for the others, E[u_i] = f_i(w'); λ becomes the projection of λ + τ γ u to the simplex.
+
+                exchanges   down                    up
+    round       2           c (w + 4 bytes) + m w   2 m w + m numbers
+
+where c is the number of different clients among those drawn from λ. Departures from the paper:
+none; λ begins equal. The released code multiplies γ by 0.9 every round, ``Decay(γ, 0.9)``, and
+keeps every λ_i at 0.001 at least, ``floor``; neither is in the paper, and neither is the default.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import _check, _tree
+from rookery._random import below
+from rookery._types import Key, Tree
+from rookery.algorithms.parts import local, simplex
+from rookery.algorithms.parts.model import check_single_level
+from rookery.algorithms.parts.schedule import Rate, check_rates, size_at
+from rookery.problem.single_level import SingleLevel
+from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.cohort import Uniform, Weighted
+from rookery.program.federation import AbstractFederation, Client
+from rookery.program.memory import Shares
+
+
+class RobustState(NamedTuple):
+    """The model, and the weights λ of the clients."""
+
+    w: Tree
+    shares: Shares
+
+
+class DRFA(AbstractAlgorithm):
+    """Local steps on clients drawn from λ, and a projected step of ascent in λ.
+
+    Args:
+        lr: η, of every local step.
+        ascent_lr: γ, a number or a schedule such as :class:`Decay`; a step of λ has size τ γ.
+        local_steps: τ, the same for all clients.
+        clients: m, how many are drawn in each exchange; None is as many as there are.
+        batch_size: rows per local step; None is all.
+        loss_batch_size: rows that a loss is taken on; None is all.
+        floor: what every λ_i is raised to at least, before λ is divided by its sum.
+    """
+
+    lr: float = eqx.field(converter=local.number)
+    ascent_lr: Rate = eqx.field(converter=local.number)
+    local_steps: int = 1
+    clients: int | None = None
+    batch_size: int | None = None
+    loss_batch_size: int | None = None
+    floor: float = eqx.field(converter=local.number, default=0.0)
+
+    def __check_init__(self):
+        _check.positive("lr", self.lr)
+        check_rates("ascent_lr", self.ascent_lr)
+        _check.count("local_steps", self.local_steps)
+        _check.not_negative("floor", self.floor)
+        for name in ("clients", "batch_size", "loss_batch_size"):
+            if getattr(self, name) is not None:
+                _check.count(name, getattr(self, name))
+
+    def check(self, problem: SingleLevel, n_clients: int) -> None:
+        """Raise unless the problem is single-level and there are enough clients."""
+        check_single_level("DRFA", problem)
+        Uniform(self.clients or n_clients).check(n_clients)
+
+    def init(self, problem: SingleLevel, w: Tree) -> RobustState:
+        """The given model; λ is equal for all."""
+        return RobustState(w, Shares())
+
+    def round(
+        self, fed: AbstractFederation, problem: SingleLevel, state: RobustState, key: Key
+    ) -> RobustState:
+        """Two exchanges."""
+        who, at_key, local_key, others, loss_key = jax.random.split(key, 5)
+        settings = {"problem": problem, "algorithm": self}
+        m, N, tau = self.clients or fed.n_clients, fed.n_clients, self.local_steps
+        lam = state.shares.values
+
+        drawn = fed.sample(Weighted(m), who, lam)
+        t = below(at_key, (), tau) + 1
+        w, at = fed.broadcast(drawn, state.w, t)  # -------------------------- down  w, t'
+        both = fed.map(steps_with_snapshot, w, at, key=local_key, **settings)
+        w, snapshot = fed.mean(both)  # -------------------------------------- up    w, w'
+
+        asked = fed.sample(Uniform(m), others)
+        w_t = fed.broadcast(asked, snapshot)  # ------------------------------ down  w'
+        losses = fed.stack(fed.map(own_loss, w_t, key=loss_key, **settings))  # up   f_i(w')
+        u = jnp.zeros(N).at[asked.ids].set(N / m * losses.astype(float))
+        lam = simplex.project(lam + tau * size_at(self.ascent_lr, fed.round) * u)
+        return RobustState(w, Shares(simplex.raise_to(self.floor, lam)))
+
+    def solution(self, state: RobustState) -> tuple[Tree]:
+        """(w,)."""
+        return (state.w,)
+
+
+def steps_with_snapshot(
+    client: Client, w: Tree, at: jax.Array, *, problem: SingleLevel, algorithm: DRFA
+) -> tuple[Tree, Tree]:
+    """The client's model after all its local steps, and after ``at`` of them."""
+
+    def step(nu, both):
+        w, snapshot = both
+        key = jax.random.fold_in(client.key, nu)
+        sample = client.draw(problem.split, algorithm.batch_size, key)
+        w = _tree.axpy(-algorithm.lr, problem.gradient(w, sample), w)
+        return w, _tree.where(nu + 1 == at, w, snapshot)
+
+    return client.repeat(algorithm.local_steps, step, (w, w))
+
+
+def own_loss(client: Client, w: Tree, *, problem: SingleLevel, algorithm: DRFA) -> jax.Array:
+    """The client's loss."""
+    return problem.value(w, client.draw(problem.split, algorithm.loss_batch_size, client.key))

@@ -1,0 +1,80 @@
+"""FedAvg: local gradient steps and an average, the plain baseline of single-level problems.
+
+B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas. Communication-efficient learning of
+deep networks from decentralized data. AISTATS 2017, arXiv:1602.05629.
+
+    paper   code            meaning
+    w       w               the model
+    η       lr              step size
+    n_k/n   -               weights of the clients: those of the population, equal or by rows
+    E, B    local_steps     local steps between two averages; the paper counts epochs of batches
+    C       clients         who takes part in an exchange
+
+Cost of a round: 1 exchange, w down and w up. With more than one local step, clients that differ
+pull w beside the minimiser. Departures from the paper: batches are drawn with replacement, and
+steps are counted, not epochs.
+"""
+
+import equinox as eqx
+import jax
+
+from rookery._types import Key, Tree
+from rookery.algorithms.parts import local
+from rookery.algorithms.parts.model import ModelState, check_single_level
+from rookery.problem.single_level import SingleLevel
+from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.cohort import AbstractParticipation, participation
+from rookery.program.federation import AbstractFederation, Client
+
+
+class FedAvg(AbstractAlgorithm):
+    """Local gradient steps; the models are averaged by the clients' weights.
+
+    Args:
+        lr: η, of every local step, or of the whole round (:class:`PerCall`).
+        local_steps: one number or one per client.
+        clients: how many take part in an exchange, a rule that draws them, or None for everyone.
+        batch_size: rows per local step; None is all.
+    """
+
+    lr: local.LearningRate = eqx.field(converter=local.number)
+    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
+    clients: AbstractParticipation = eqx.field(converter=participation, default=None)
+    batch_size: int | None = None
+
+    def __check_init__(self):
+        local.check_fields(self)
+
+    def check(self, problem: SingleLevel, n_clients: int) -> None:
+        """Raise unless the problem is single-level and the settings fit the clients."""
+        check_single_level("FedAvg", problem)
+        local.check_fields(self, n_clients)
+        self.clients.check(n_clients)
+
+    def init(self, problem: SingleLevel, w: Tree) -> ModelState:
+        """The given model."""
+        return ModelState(w)
+
+    def round(
+        self, fed: AbstractFederation, problem: SingleLevel, state: ModelState, key: Key
+    ) -> ModelState:
+        """One exchange."""
+        who, local_key = jax.random.split(key)
+        cohort = fed.sample(self.clients, who)
+        w = fed.broadcast(cohort, state.w)  # -------------------------------- down  w
+        own = fed.map(gradient_steps, w, key=local_key, problem=problem, algorithm=self)
+        return ModelState(fed.mean(own))  # ---------------------------------- up    w
+
+    def solution(self, state: ModelState) -> tuple[Tree]:
+        """(w,)."""
+        return (state.w,)
+
+
+def gradient_steps(client: Client, w: Tree, *, problem: SingleLevel, algorithm: FedAvg) -> Tree:
+    """The client's model after its local steps."""
+
+    def gradient(w, key):
+        return problem.gradient(w, client.draw(problem.split, algorithm.batch_size, key))
+
+    lr, steps = algorithm.lr, algorithm.local_steps
+    return local.plain_steps(client, gradient, w, lr, steps, client.key)

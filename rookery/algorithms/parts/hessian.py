@@ -1,0 +1,84 @@
+"""Gradients of meta-learning problems, and three ways with the Hessian in them.
+
+    (I - a Hess f(w; D'')) g,   g = grad f(w - a grad f(w; D); D')
+
+A. Fallah, A. Mokhtari, A. Ozdaglar. Personalized federated learning: a meta-learning approach.
+NeurIPS 2020, arXiv:2002.07948.
+
+    way             Hess f(w; D'') g                                    billed, per row of D''
+    ExactHessian    the derivative of grad f in the direction g         1 Hessian-vector product
+    FirstOrder      left out                                            nothing
+    HessianFree     [grad f(w + ε g) - grad f(w - ε g)] / (2 ε)         2 gradients
+"""
+
+import abc
+
+import equinox as eqx
+import jax
+
+from rookery import _check, _tree
+from rookery._types import Sample, Tree
+from rookery.algorithms.parts.local import number
+from rookery.problem.meta import Meta
+
+
+class AbstractHessian(eqx.Module):
+    """What is done with the Hessian of a meta-learning problem."""
+
+    @abc.abstractmethod
+    def __call__(self, problem: Meta, w: Tree, g: Tree, sample: Sample) -> Tree:
+        """(I - a Hess f(w)) g, or what stands for it."""
+
+
+class ExactHessian(AbstractHessian):
+    """One Hessian-vector product by differentiation."""
+
+    def __call__(self, problem, w, g, sample):
+        """The vector g - a Hess f(w) g."""
+        return _tree.axpy(-problem.adapt_lr, problem.loss_hvp(w, g, sample), g)
+
+
+class FirstOrder(AbstractHessian):
+    """The Hessian is left out: cheapest, and biased by about adapt_lr times its norm."""
+
+    def __call__(self, problem, w, g, sample):
+        """The vector g itself."""
+        return g
+
+
+class HessianFree(AbstractHessian):
+    """Central differences of gradients.
+
+    Args:
+        epsilon: how far to step, as a multiple of g. The error falls with its square, until in
+            float32 rounding takes over.
+    """
+
+    epsilon: float = eqx.field(converter=number, default=1e-3)
+
+    def __check_init__(self):
+        _check.positive("HessianFree.epsilon", self.epsilon)
+
+    def __call__(self, problem, w, g, sample):
+        """The vector g, less a times a difference of gradients."""
+        above = problem.loss_gradient(_tree.axpy(self.epsilon, g, w), sample)
+        below = problem.loss_gradient(_tree.axpy(-self.epsilon, g, w), sample)
+        factor = -problem.adapt_lr / (2 * self.epsilon)
+        return _tree.axpy(factor, _tree.sub(above, below), g)
+
+
+def meta_gradient(
+    problem: Meta, hessian: AbstractHessian, w: Tree, inner: Sample, outer: Sample, third: Sample
+) -> tuple[jax.Array, Tree]:
+    """The loss after adaptation, and its gradient in w.
+
+    Args:
+        problem: of the loss f and the adaptation step a.
+        hessian: how to multiply with the Hessian.
+        w: where.
+        inner: D, what w adapts to.
+        outer: D', what the adapted w is judged by.
+        third: D'', what the Hessian is taken on.
+    """
+    value, g = problem.loss_value_and_gradient(problem.adapt(w, inner), outer)
+    return value, hessian(problem, w, g, third)

@@ -1,0 +1,241 @@
+"""How much a client's gradient counts in robust learning: exp((f - level) / γ), by what level.
+
+    weighting   level                       weight                    a step is one on
+    Literal     0                           exp(f / γ) / γ            F = mean exp(f_i / γ)
+    Shifted     greatest f_i(w̄)             exp((f - level) / γ) / γ  F exp(-level / γ)
+    Normalised  γ log mean exp(f_i(w̄) / γ)  exp((f - level) / γ)      γ log F
+
+All three have the same minimiser. The first is ComFedL's equation (6) as printed: its step grows
+like exp(f / γ) / γ, so that a smaller γ is also a larger step size, and it overflows. The weights
+of the last have mean one at the round's start. Levels are the same for all clients of a round.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import _check
+from rookery._types import Tree
+from rookery.algorithms.parts.local import number
+from rookery.program.cohort import Cohort
+from rookery.program.federation import AbstractFederation, Placed
+
+Number = float | jax.Array
+MaybeNumber = Any
+"""A number, or None where a weighting needs none; None takes no bytes on a wire."""
+
+Ask = Callable[[], Placed]
+"""The cohort's losses at the model that it was sent."""
+
+
+class AbstractWeighting(eqx.Module):
+    """A way to weigh clients by their losses.
+
+    Attributes:
+        batch_size: rows that a loss is taken on when it is asked for; None is all.
+    """
+
+    batch_size: eqx.AbstractVar[int | None]
+
+    @abc.abstractmethod
+    def init(self, w: Tree) -> Tree:
+        """What the server keeps from round to round."""
+
+    @abc.abstractmethod
+    def level(
+        self, fed: AbstractFederation, cohort: Cohort, ask: Ask, gamma: Number, kept: Tree
+    ) -> tuple[MaybeNumber, Tree]:
+        """The level of this round, or None if clients need none, and what is kept."""
+
+    @abc.abstractmethod
+    def weight(self, loss: jax.Array, level: MaybeNumber, gamma: Number) -> jax.Array:
+        """What multiplies a client's gradient."""
+
+    @abc.abstractmethod
+    def report(
+        self, ask: Callable[[], jax.Array], level: MaybeNumber, gamma: Number
+    ) -> MaybeNumber:
+        """What a client adds to its reply; ``ask`` gives its loss at the model it was sent."""
+
+    @abc.abstractmethod
+    def after(self, mean_report: MaybeNumber, gamma: Number, kept: Tree) -> Tree:
+        """What is kept after the round."""
+
+    @abc.abstractmethod
+    def remedy(self) -> str:
+        """What to try when a value is no longer finite."""
+
+
+class Literal(AbstractWeighting):
+    """The weights exp(f / γ) / γ, as printed. Nothing more is sent.
+
+    Args:
+        max_exponent: what f / γ is cut to; None cuts nothing.
+    """
+
+    max_exponent: float | None = eqx.field(converter=number, default=None)
+    batch_size: int | None = eqx.field(init=False, default=None)
+
+    def __check_init__(self):
+        if self.max_exponent is not None:
+            _check.positive("Literal.max_exponent", self.max_exponent)
+
+    def init(self, w):
+        """Nothing."""
+
+    def level(self, fed, cohort, ask, gamma, kept):
+        """None is needed."""
+        return None, kept
+
+    def weight(self, loss, level, gamma):
+        """exp(f / γ) / γ."""
+        gamma = _like(loss, gamma)
+        exponent = loss / gamma
+        if self.max_exponent is not None:
+            exponent = jnp.minimum(exponent, _like(loss, self.max_exponent))
+        return jnp.exp(exponent) / gamma
+
+    def report(self, ask, level, gamma):
+        """Nothing."""
+
+    def after(self, mean_report, gamma, kept):
+        """Nothing."""
+
+    def remedy(self):
+        """Another weighting, or a larger gamma."""
+        return (
+            "Literal weights exp(loss / gamma) / gamma overflow, or make steps far too large, "
+            "where losses are large beside gamma. Use weighting=Normalised(), or a larger gamma."
+        )
+
+
+class Shifted(AbstractWeighting):
+    """Literal weights divided by the greatest one at the round's start, so that none overflows.
+
+    It is Literal with the step size lr exp(-level / γ), another in each round. The losses are asked
+    for in an exchange of their own.
+
+    Args:
+        batch_size: rows that a loss is taken on; None is all.
+    """
+
+    batch_size: int | None = None
+
+    def __check_init__(self):
+        _check_batch("Shifted.batch_size", self.batch_size)
+
+    def init(self, w):
+        """Nothing."""
+
+    def level(self, fed, cohort, ask, gamma, kept):
+        """The greatest loss of the cohort."""
+        losses = fed.stack(ask())  # ----------------------------------------- up    f_i(w̄)
+        return jnp.max(jnp.where(cohort.active, losses, -jnp.inf)), kept
+
+    def weight(self, loss, level, gamma):
+        """exp((f - level) / γ) / γ."""
+        gamma = _like(loss, gamma)
+        return jnp.exp((loss - level) / gamma) / gamma
+
+    def report(self, ask, level, gamma):
+        """Nothing."""
+
+    def after(self, mean_report, gamma, kept):
+        """Nothing."""
+
+    def remedy(self):
+        """A smaller step."""
+        return "A smaller step size, or a larger gamma, is the usual remedy."
+
+
+class LastLevel(NamedTuple):
+    """The level that the last round's cohort has come to, and whether there was one (0 or 1)."""
+
+    level: jax.Array
+    is_known: jax.Array
+
+
+class Normalised(AbstractWeighting):
+    """Weights with mean one at the round's start: steps on γ log mean exp(f_i / γ).
+
+    Adding a number to all losses changes nothing, and with γ to infinity all weights are one.
+
+    Args:
+        stale_scalar: take the level of the round before, whose cohort sends what is needed for it
+            along with its models, instead of asking for the losses in an exchange of its own; only
+            the first round asks. All weights of a round are then off by a common factor.
+        batch_size: rows that a loss is taken on; None is all.
+    """
+
+    stale_scalar: bool = False
+    batch_size: int | None = None
+
+    def __check_init__(self):
+        _check_batch("Normalised.batch_size", self.batch_size)
+
+    def init(self, w):
+        """No level is known."""
+        if not self.stale_scalar:
+            return None
+        dtype = jnp.result_type(*jax.tree.leaves(w))
+        return LastLevel(jnp.zeros((), dtype), jnp.zeros((), jnp.int32))
+
+    def level(self, fed, cohort, ask, gamma, kept):
+        """γ log mean exp(f_i / γ), of this cohort or of the last."""
+
+        def now():
+            losses = fed.stack(ask())  # ------------------------------------- up    f_i(w̄)
+            return soft_maximum(losses, fed.shares(cohort), gamma)
+
+        if not self.stale_scalar:
+            return now(), kept
+
+        def first(_, kept):
+            return LastLevel(now(), jnp.ones((), jnp.int32))
+
+        kept = fed.repeat(1 - kept.is_known, first, kept)
+        return kept.level, kept
+
+    def weight(self, loss, level, gamma):
+        """exp((f - level) / γ)."""
+        return jnp.exp((loss - _like(loss, level)) / _like(loss, gamma))
+
+    def report(self, ask, level, gamma):
+        """The client's weight at the round's start, of which the mean tells the new level."""
+        if not self.stale_scalar:
+            return None
+        # where a loss has leapt, any number will do that is neither zero nor infinite
+        exponent = (ask() - level) / _like(level, gamma)
+        return jnp.exp(jnp.clip(exponent, -80.0, 80.0))
+
+    def after(self, mean_report, gamma, kept):
+        """The level that the weights of this round would have had mean one with."""
+        if not self.stale_scalar:
+            return None
+        moved = _like(mean_report, gamma) * jnp.log(mean_report)
+        return LastLevel(kept.level + moved, kept.is_known)
+
+    def remedy(self):
+        """A smaller step."""
+        return "A smaller step size, or a larger gamma, is the usual remedy."
+
+
+def soft_maximum(losses: jax.Array, shares: jax.Array, gamma: Number) -> jax.Array:
+    """γ log Σ share_i exp(f_i / γ), whatever the size of the losses."""
+    gamma, takes_part = _like(losses, gamma), shares > 0
+    greatest = jnp.max(jnp.where(takes_part, losses, -jnp.inf))
+    each = jnp.exp(jnp.where(takes_part, losses - greatest, 0) / gamma)
+    return greatest + gamma * jnp.log(jnp.dot(shares.astype(losses.dtype), each))
+
+
+def _like(loss: jax.Array, value: Number) -> jax.Array:
+    return jnp.asarray(value).astype(loss.dtype)
+
+
+def _check_batch(name: str, value: int | None) -> None:
+    if value is not None:
+        _check.count(name, value)

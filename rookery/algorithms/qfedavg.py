@@ -1,0 +1,100 @@
+"""q-FedAvg: clients with larger losses count more.
+
+T. Li, M. Sanjabi, A. Beirami, V. Smith. Fair resource allocation in federated learning.
+ICLR 2020, arXiv:1905.10497.
+
+    paper   code            meaning
+    w, w̄    w, centre       the client's and the server's model
+    q       q               0 is FedAvg; the larger, the more equal the clients' losses
+    F_k     loss            the client's loss on all its rows, at w̄
+    L       1 / lr          Lipschitz constant, one over the local step size
+    Δ_k     push            F_k^q D,   D = L (w̄ - w_k),   w_k the model after the local steps
+    h_k     weight          q F_k^(q-1) |D|² + L F_k^q
+
+The server's step is  w̄ - Σ Δ_k / Σ h_k.  Cost of a round: 1 exchange, w down, w and a number up.
+Departures from the paper: both sums are weighted means, in which the clients' weights take the
+place of drawing clients by weight; 1e-10 is added to losses, as in the released code, since
+0^(q-1) is not finite.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import _check, _tree
+from rookery._types import Key, Tree
+from rookery.algorithms.parts import local
+from rookery.algorithms.parts.model import ModelState, check_single_level
+from rookery.problem.single_level import SingleLevel
+from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.cohort import AbstractParticipation, participation
+from rookery.program.federation import AbstractFederation, Client
+
+
+class QFedAvg(AbstractAlgorithm):
+    """Local gradient steps, joined by weights that grow with the clients' losses.
+
+    Losses must not be negative.
+
+    Args:
+        lr: of every local step, or of the whole round (:class:`PerCall`).
+        q: how much larger losses count.
+        local_steps: one number or one per client.
+        clients: how many take part in an exchange, a rule that draws them, or None for everyone.
+        batch_size: rows per local step; None is all.
+    """
+
+    lr: local.LearningRate = eqx.field(converter=local.number)
+    q: float = eqx.field(converter=local.number)
+    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
+    clients: AbstractParticipation = eqx.field(converter=participation, default=None)
+    batch_size: int | None = None
+
+    def __check_init__(self):
+        local.check_fields(self)
+        _check.not_negative("q", self.q)
+
+    def check(self, problem: SingleLevel, n_clients: int) -> None:
+        """Raise unless the problem is single-level and the settings fit the clients."""
+        check_single_level("QFedAvg", problem)
+        local.check_fields(self, n_clients)
+        self.clients.check(n_clients)
+
+    def init(self, problem: SingleLevel, w: Tree) -> ModelState:
+        """The given model."""
+        return ModelState(w)
+
+    def round(
+        self, fed: AbstractFederation, problem: SingleLevel, state: ModelState, key: Key
+    ) -> ModelState:
+        """One exchange."""
+        who, local_key = jax.random.split(key)
+        cohort = fed.sample(self.clients, who)
+        w = fed.broadcast(cohort, state.w)  # -------------------------------- down  w
+        both = fed.map(fair_push, w, key=local_key, problem=problem, algorithm=self)
+        push, weight = fed.mean(both)  # ------------------------------------- up    Δ, h
+        return ModelState(_tree.axpy(-1 / weight, push, state.w))
+
+    def solution(self, state: ModelState) -> tuple[Tree]:
+        """(w,)."""
+        return (state.w,)
+
+
+def fair_push(
+    client: Client, centre: Tree, *, problem: SingleLevel, algorithm: QFedAvg
+) -> tuple[Tree, jax.Array]:
+    """Δ_k and h_k."""
+
+    def gradient(w, key):
+        return problem.gradient(w, client.draw(problem.split, algorithm.batch_size, key))
+
+    lr, steps = algorithm.lr, algorithm.local_steps
+    w = local.plain_steps(client, gradient, centre, lr, steps, client.key)
+    loss = problem.value(centre, client.draw(problem.split, None, client.key)) + 1e-10
+    # L is the same for all clients, also when a step size is shared out over their steps
+    L, q = (
+        jnp.asarray(value).astype(loss.dtype) for value in (1 / local.step_size(lr, 1), algorithm.q)
+    )
+    D = _tree.scale(L, _tree.sub(centre, w))
+    push = _tree.scale(loss**q, D)
+    return push, q * loss ** (q - 1) * _tree.dot(D, D) + L * loss**q
