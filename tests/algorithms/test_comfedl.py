@@ -1,0 +1,286 @@
+"""ComFedL on its three kinds of problems, with and without gamma."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from arena import advance, assert_close, solve
+from rich.console import Console
+
+import rookery as rk
+from rookery.algorithms.parts.weighting import soft_maximum
+
+GAMMA = 0.7
+ROBUST = rk.zoo.robust_quadratic(n_clients=3, size=2, gamma=GAMMA)
+LOSSES = ROBUST.plain
+NOISY = rk.zoo.quadratic_losses(n_clients=4, size=2, rows=4, noise=0.3)
+MAML = rk.zoo.cubic_maml(n_clients=3, size=2)
+
+
+def eager(zoo, algorithm, rounds=2):
+    """The model after some rounds, without compiling them."""
+    return np.asarray(advance(zoo, algorithm, rounds)[0].w)
+
+
+def descend(gradient, lr, rounds=2):
+    """Gradient descent from zero."""
+    w = np.zeros(2)
+    for _ in range(rounds):
+        w = w - lr * gradient(w)
+    return w
+
+
+def literal(gamma, zoo):
+    """The gradient of mean exp(F_i / gamma), where a zoo member knows F_i and its gradient."""
+    return lambda w: np.mean(
+        np.exp(zoo.losses(w) / gamma)[:, None] / gamma * zoo.gradients(w), axis=0
+    )
+
+
+def normalised(gamma, zoo):
+    """The gradient of gamma log mean exp(F_i / gamma)."""
+
+    def gradient(w):
+        weights = np.exp(zoo.losses(w) / gamma)
+        return weights / weights.sum() @ zoo.gradients(w)
+
+    return gradient
+
+
+# ---- what is solved
+
+
+def test_the_soft_maximum_is_the_greatest_mean_less_its_divergence():
+    """F.6 (a), with clients of unequal weight."""
+    rng = np.random.default_rng(0)
+    f, p = rng.normal(size=5), rng.dirichlet(np.ones(5))
+    for gamma in (0.1, 1.0, 10.0):
+        primal = float(soft_maximum(jnp.asarray(f), jnp.asarray(p), gamma))
+
+        def dual(r, gamma=gamma):
+            return r @ f - gamma * np.sum(r * np.log(r / p))
+
+        best = p * np.exp(f / gamma)
+        np.testing.assert_allclose(dual(best / best.sum()), primal, rtol=1e-12)
+        assert all(dual(r) <= primal for r in rng.dirichlet(np.ones(5), 200))
+
+
+PROBLEMS = {
+    "composition": (ROBUST, {}, ROBUST.gradient),
+    "maml": (MAML, {}, MAML.gradient),
+    "drfl": (LOSSES, {"gamma": GAMMA, "weighting": rk.Literal()}, ROBUST.gradient),
+    "damaml": (MAML, {"gamma": 0.3, "weighting": rk.Literal()}, literal(0.3, MAML)),
+    "drfl, normalised": (LOSSES, {"gamma": GAMMA}, normalised(GAMMA, LOSSES)),
+    "damaml, normalised": (MAML, {"gamma": 0.3}, normalised(0.3, MAML)),
+    "one batch for both": (MAML, {"shared_batch": True}, MAML.gradient),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_round_with_one_local_step_is_a_gradient_step(name):
+    """F.6 (b): on (6), (7) and (10), whole batches, everyone."""
+    zoo, settings, gradient = PROBLEMS[name]
+    got = eager(zoo, rk.ComFedL(0.1, **settings))
+    np.testing.assert_allclose(got, descend(gradient, 0.1), rtol=1e-12)
+
+
+def test_these_gradients_are_those_of_their_objectives(differences):
+    w = np.array([0.3, -0.2])
+    exact = differences(lambda w: np.mean(np.exp(MAML.losses(w) / 0.3)), w)
+    np.testing.assert_allclose(literal(0.3, MAML)(w), exact, rtol=1e-8)
+    exact = differences(lambda w: 0.3 * np.log(np.mean(np.exp(MAML.losses(w) / 0.3))), w)
+    np.testing.assert_allclose(normalised(0.3, MAML)(w), exact, rtol=1e-8)
+
+
+def test_it_reaches_the_robust_solution():
+    result = solve(LOSSES, rk.ComFedL(0.1, gamma=GAMMA), 400)
+    np.testing.assert_allclose(result.solution[0], ROBUST.solution()[0], rtol=1e-10)
+
+
+def test_local_steps_by_hand():
+    """Every local step is weighed anew, by the level of the round's start."""
+    got = eager(LOSSES, rk.ComFedL(0.1, 3, GAMMA), 1)
+    start = np.zeros(2)
+    level = GAMMA * np.log(np.mean(np.exp(LOSSES.losses(start) / GAMMA)))
+    own = []
+    for i in range(3):
+        w = start
+        for _ in range(3):
+            weight = np.exp((LOSSES.losses(w)[i] - level) / GAMMA)
+            w = w - 0.1 * weight * LOSSES.gradients(w)[i]
+        own.append(w)
+    np.testing.assert_allclose(got, np.mean(own, axis=0), rtol=1e-12)
+
+
+# ---- weightings
+
+
+def test_shifted_is_literal_with_another_step_size():
+    """F.6 (c)."""
+    greatest = LOSSES.losses(np.zeros(2)).max()
+    shifted = eager(LOSSES, rk.ComFedL(0.1, 3, GAMMA, rk.Shifted()), 1)
+    lr = 0.1 * np.exp(-greatest / GAMMA)
+    plain = eager(LOSSES, rk.ComFedL(lr, 3, GAMMA, rk.Literal()), 1)
+    np.testing.assert_allclose(shifted, plain, rtol=1e-12)
+
+
+@pytest.mark.parametrize("weighting", [None, rk.Normalised(stale_scalar=True, batch_size=1)])
+def test_an_infinite_gamma_is_fedavg(weighting):
+    """F.6 (d), with the same clients and the same batches."""
+    sampling = {"clients": 2, "batch_size": 2}
+    got = eager(NOISY, rk.ComFedL(0.1, 3, 1e30, weighting, **sampling), 3)
+    np.testing.assert_allclose(got, eager(NOISY, rk.FedAvg(0.1, 3, **sampling), 3), rtol=1e-14)
+
+
+@pytest.mark.parametrize("shift", [1000.0, -1000.0])
+@pytest.mark.parametrize("weighting", [rk.Normalised(), rk.Normalised(stale_scalar=True)])
+def test_a_shift_of_all_losses_changes_nothing(shift, weighting):
+    """F.6 (e)."""
+    algorithm = rk.ComFedL(0.1, 2, 0.1, weighting, clients=2, batch_size=2)
+    moved = dataclasses.replace(NOISY, c=NOISY.c + shift)
+    np.testing.assert_allclose(eager(moved, algorithm), eager(NOISY, algorithm), rtol=1e-9)
+
+
+def test_a_stale_level_is_that_of_the_round_before():
+    algorithm = rk.ComFedL(0.1, 1, GAMMA, rk.Normalised(stale_scalar=True))
+    first, second = (advance(LOSSES, algorithm, rounds)[0] for rounds in (1, 2))
+
+    def level(w):
+        return GAMMA * np.log(np.mean(np.exp(LOSSES.losses(w) / GAMMA)))
+
+    start, w = np.zeros(2), np.asarray(first.w)
+    np.testing.assert_allclose(w, descend(normalised(GAMMA, LOSSES), 0.1, 1), rtol=1e-12)
+    np.testing.assert_allclose(first.kept.level, level(start), rtol=1e-12)
+    np.testing.assert_allclose(second.kept.level, level(w), rtol=1e-12)
+    weights = np.exp((LOSSES.losses(w) - level(start)) / GAMMA)
+    step = np.mean(weights[:, None] * LOSSES.gradients(w), axis=0)
+    np.testing.assert_allclose(second.w, w - 0.1 * step, rtol=1e-12)
+    result = solve(LOSSES, algorithm, 400)
+    np.testing.assert_allclose(result.solution[0], ROBUST.solution()[0], rtol=1e-10)
+
+
+def test_weights_of_the_population_are_those_of_the_mean():
+    share = np.array([0.2, 0.3, 0.5])
+    population = rk.Population.stacked(LOSSES.data, weights=share)
+    result = rk.run(rk.ComFedL(0.1, gamma=GAMMA), LOSSES.problem, population, LOSSES.start,
+                    rounds=1, engine=rk.Eager())  # fmt: skip
+    weights = share * np.exp(LOSSES.losses(np.zeros(2)) / GAMMA)
+    step = weights / weights.sum() @ LOSSES.gradients(np.zeros(2))
+    np.testing.assert_allclose(result.solution[0], -0.1 * step, rtol=1e-12)
+
+
+def test_literal_weights_that_overflow_say_what_to_do(capsys):
+    algorithm = rk.ComFedL(0.01, 5, gamma=1e-3, weighting=rk.Literal())
+    result = solve(LOSSES, algorithm, 2, engine=rk.Eager(), console=Console(width=400))
+    assert result.status == "diverged"
+    said = capsys.readouterr().out
+    assert "no longer finite. Literal weights" in said
+    assert "Use weighting=Normalised(), or a larger gamma." in said
+    for mended in (rk.Normalised(), rk.Literal(max_exponent=1.0)):
+        algorithm = rk.ComFedL(1e-6, 5, gamma=1e-3, weighting=mended)
+        assert solve(LOSSES, algorithm, 2, engine=rk.Eager()).status == "finished"
+
+
+def test_a_cut_exponent():
+    gamma, cut = 0.5, 1.0
+    got = eager(LOSSES, rk.ComFedL(0.1, 1, gamma, rk.Literal(cut)), 1)
+    start = np.zeros(2)
+    exponents = LOSSES.losses(start) / gamma
+    assert exponents.min() < cut < exponents.max()
+    weights = np.exp(np.minimum(exponents, cut)) / gamma
+    np.testing.assert_allclose(got, -0.1 * weights @ LOSSES.gradients(start) / 3, rtol=1e-12)
+
+
+# ---- clients
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_identical_clients_are_one_client(name):
+    zoo, settings, _ = PROBLEMS[name]
+    same = dataclasses.replace(zoo, **{k: np.repeat(a[:1], 3, axis=0) for k, a in zoo.data.items()})
+    one = dataclasses.replace(zoo, **{k: a[:1] for k, a in zoo.data.items()})
+    algorithm = rk.ComFedL(0.1, 2, **settings)
+    assert_close(eager(same, algorithm), eager(one, algorithm), rtol=1e-12)
+
+
+def test_the_order_of_the_clients_does_not_matter():
+    algorithm = rk.ComFedL(0.1, 2, GAMMA)
+    turned = dataclasses.replace(LOSSES, **{k: a[::-1] for k, a in LOSSES.data.items()})
+    np.testing.assert_allclose(eager(turned, algorithm), eager(LOSSES, algorithm), rtol=1e-12)
+
+
+# ---- costs
+
+
+W, NUMBER = 2 * 8, 8
+
+
+@pytest.mark.parametrize(
+    ("weighting", "exchanges", "down", "up"),
+    [
+        (rk.Literal(), (1, 1), (W, W), (W, W)),
+        (rk.Shifted(), (2, 2), (W + NUMBER,) * 2, (W + NUMBER,) * 2),
+        (rk.Normalised(), (2, 2), (W + NUMBER,) * 2, (W + NUMBER,) * 2),
+        (rk.Normalised(stale_scalar=True), (2, 1), (W + NUMBER,) * 2, (W + 2 * NUMBER, W + NUMBER)),
+    ],
+)
+def test_ledger_with_a_gamma(weighting, exchanges, down, up):
+    algorithm = rk.ComFedL(0.1, 3, 0.5, weighting, clients=2, batch_size=2)
+    _, ledgers = advance(NOISY, algorithm, 2)
+    assert tuple(ledger.exchanges for ledger in ledgers) == exchanges
+    assert tuple(ledger.bytes_down for ledger in ledgers) == tuple(2 * b for b in down)
+    assert tuple(ledger.bytes_up for ledger in ledgers) == tuple(2 * b for b in up)
+    assert all(ledger.gradients == 2 * 3 * 2 for ledger in ledgers)
+
+
+@pytest.mark.parametrize(
+    ("settings", "gradients", "products"),
+    [
+        ({"batch_size": 2, "outer_batch_size": 3}, 2 + 3, 2),
+        ({"batch_size": 2, "shared_batch": True}, 2 + 2, 2),
+        ({"batch_size": 2, "outer_batch_size": 3, "hessian": rk.FirstOrder()}, 2 + 3, 0),
+        ({"batch_size": 2, "outer_batch_size": 3, "hessian": rk.HessianFree()}, 2 + 3 + 4, 0),
+    ],
+)
+def test_ledger_of_maml(settings, gradients, products):
+    zoo = rk.zoo.cubic_maml(n_clients=3, size=2, rows=5, noise=0.1)
+    _, (ledger,) = advance(zoo, rk.ComFedL(0.1, 2, clients=2, **settings), 1)
+    assert ledger.exchanges == 1
+    assert ledger.bytes_down == ledger.bytes_up == 2 * W
+    assert ledger.gradients == 2 * 2 * gradients
+    assert ledger.hessian_vectors == 2 * 2 * products
+
+
+def test_single_precision_stays_single():
+    zoo = rk.zoo.cubic_maml(n_clients=2, size=2, dtype=np.float32)
+    for weighting in (rk.Literal(1.0), rk.Shifted(), rk.Normalised(stale_scalar=True)):
+        state, _ = advance(zoo, rk.ComFedL(0.1, 1, 0.5, weighting), 2)
+        assert state.w.dtype == np.float32
+    assert state.kept.level.dtype == np.float32
+
+
+# ---- errors
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="Give ComFedL a gamma, or use FedAvg"):
+        rk.ComFedL(0.1).check(LOSSES.problem, 3)
+    with pytest.raises(ValueError, match="Leave out gamma, or, to be robust in a loss, make it a"):
+        rk.ComFedL(0.1, gamma=1).check(ROBUST.problem, 3)
+    with pytest.raises(TypeError, match=r"LocalComposition, Meta and SingleLevel .* got Bilevel"):
+        rk.ComFedL(0.1).check(rk.zoo.scalar_bilevel().problem, 3)
+    with pytest.raises(ValueError, match="give a gamma, or no weighting"):
+        rk.ComFedL(0.1, weighting=rk.Normalised())
+    with pytest.raises(ValueError, match="gamma must be a finite number above 0, got 0"):
+        rk.ComFedL(0.1, gamma=0)
+    with pytest.raises(ValueError, match="leave out outer_batch_size"):
+        rk.ComFedL(0.1, shared_batch=True, outer_batch_size=2)
+    with pytest.raises(ValueError, match="only the inner function takes rows"):
+        rk.ComFedL(0.1, gamma=1, outer_batch_size=2).check(LOSSES.problem, 3)
+    with pytest.raises(ValueError, match="lr must be a finite number above 0, got -1"):
+        rk.ComFedL(-1)
+    with pytest.raises(ValueError, match="outer_batch_size must be at least 1, got 0"):
+        rk.ComFedL(0.1, outer_batch_size=0)
+    with pytest.raises(ValueError, match=r"Normalised.batch_size must be at least 1, got 0"):
+        rk.Normalised(batch_size=0)
