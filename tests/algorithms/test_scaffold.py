@@ -1,16 +1,18 @@
-"""SCAFFOLD-S against plain NumPy and against its fixed point."""
+"""SCAFFOLD and SCAFFOLD-S against plain NumPy and against their fixed points."""
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from arena import federation, saddle_fields, solve
+from arena import federation, pooled, saddle_fields, solve
 
 import rookery as rk
 from rookery.program.algorithm import first_state, numbers_to_arrays
 
 ZOO = rk.zoo.curved_saddle(n_clients=4, x_size=2, y_size=3)
+LOSSES = rk.zoo.quadratic_losses(n_clients=4, size=2)
+NOISY_LOSSES = rk.zoo.quadratic_losses(n_clients=4, size=2, rows=4, noise=0.3)
 NOISY = rk.zoo.curved_saddle(n_clients=4, x_size=1, y_size=2, rows=4, noise=0.3)
 
 
@@ -78,16 +80,44 @@ def test_the_servers_variate_is_the_mean_of_the_clients(clients, weights):
         assert np.any(c)
 
 
-def test_a_run_that_is_cut_in_the_middle_goes_on_bit_for_bit(tmp_path):
-    algorithm = rk.ScaffoldS(0.05, 0.05, (1, 2, 3, 1), clients=2, batch_size=2)
-    whole = solve(NOISY, algorithm, 7)
-    solve(NOISY, algorithm, 3, directory=tmp_path, checkpoint_every=3)
-    resumed = solve(NOISY, algorithm, 7, directory=tmp_path, checkpoint_every=3)
+def test_several_local_steps_end_at_the_minimiser_where_fedavg_does_not():
+    steps = (1, 5, 3, 2)
+    scaffold = solve(LOSSES, rk.Scaffold(0.05, steps, clients=2), 600)
+    (stalled,), (exact,) = solve(LOSSES, rk.FedAvg(0.05, steps), 600).solution, LOSSES.solution()
+    np.testing.assert_allclose(scaffold.solution[0], exact, rtol=0, atol=1e-12)
+    assert np.linalg.norm(stalled - exact) > 1e-2
+    # there the variate of each client is its own gradient, and that of the server is zero
+    (own,) = scaffold.state.own.rows
+    np.testing.assert_allclose(own, LOSSES.gradients(exact), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(scaffold.state.c[0], 0, rtol=0, atol=1e-10)
+
+
+def test_one_client_takes_plain_gradient_steps():
+    one = pooled(LOSSES)
+    (w,), rounds = one.start, 3
+    for _ in range(rounds * 4):
+        w = w - 0.05 * LOSSES.gradient(w)
+    got = solve(one, rk.Scaffold(0.05, 4), rounds, engine=rk.Eager()).solution[0]
+    np.testing.assert_allclose(got, w, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("zoo", "algorithm", "size"),
+    [
+        (NOISY, rk.ScaffoldS(0.05, 0.05, (1, 2, 3, 1), clients=2, batch_size=2), 1 + 2),
+        (NOISY_LOSSES, rk.Scaffold(0.05, (1, 2, 3, 1), clients=2, batch_size=2), 2),
+    ],
+)
+def test_a_run_that_is_cut_in_the_middle_goes_on_bit_for_bit(tmp_path, zoo, algorithm, size):
+    whole = solve(zoo, algorithm, 7)
+    solve(zoo, algorithm, 3, directory=tmp_path, checkpoint_every=3)
+    resumed = solve(zoo, algorithm, 7, directory=tmp_path, checkpoint_every=3)
     assert eqx.tree_equal(whole.state, resumed.state)
+    assert np.any(whole.state.own.rows[0])
     assert whole.ledger == resumed.ledger
     # one exchange a round, of two clients: w and c go down, both changes come up, nothing else
     assert whole.ledger.exchanges == 7
-    assert whole.ledger.bytes_down == whole.ledger.bytes_up == 7 * 2 * 2 * (1 + 2) * 8
+    assert whole.ledger.bytes_down == whole.ledger.bytes_up == 7 * 2 * 2 * size * 8
 
 
 def test_single_precision_stays_single():
@@ -106,6 +136,8 @@ def test_single_precision_stays_single():
 def test_bad_input():
     with pytest.raises(TypeError, match="ScaffoldS solves Minimax problems, got Bilevel"):
         solve(rk.zoo.scalar_bilevel(), rk.ScaffoldS(0.1, 0.1), 1)
+    with pytest.raises(TypeError, match="Scaffold solves SingleLevel problems, got Minimax"):
+        solve(ZOO, rk.Scaffold(0.1), 1)
     with pytest.raises(ValueError, match="a cohort must not hold a client twice; got Weighted"):
         rk.ScaffoldS(0.1, 0.1, clients=rk.Weighted(2))
     with pytest.raises(TypeError, match="server_lr must be a number, got PerCall"):
