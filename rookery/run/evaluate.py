@@ -63,7 +63,11 @@ class OnServer(AbstractEvaluation):
 
 
 class OnClients(AbstractEvaluation):
-    """Every client's mean over its own examples; of these the average and the worst.
+    """Every client's mean over its own examples; of these the average, the worst and the spread.
+
+    All clients count the same, whatever their weights. Of each metric ``name`` there are
+    ``name/mean``, ``name/variance``, ``name/worst``, and ``name/worst10``, the mean of the worst
+    tenth of the clients, of one at least.
 
     Args:
         scores: metrics of which more is better; the worst client has the smallest.
@@ -81,7 +85,7 @@ class OnClients(AbstractEvaluation):
     label: str = eqx.field(static=True, default="")
 
     def __call__(self, solution, population, key):
-        """``name/mean`` and ``name/worst`` for every metric."""
+        """Four numbers for every metric."""
         metrics = {**self.scores, **self.losses}
 
         def of_client(id):
@@ -98,9 +102,12 @@ class OnClients(AbstractEvaluation):
         each = lax.map(of_client, jnp.arange(population.n_clients, dtype=jnp.int32))
         out = {}
         for name, values in each.items():
-            worst = jnp.min if name in self.scores else jnp.max
+            worst_first = jnp.sort(values, descending=name not in self.scores)
+            tenth = max(1, population.n_clients // 10)
             out[f"{self.label}{name}/mean"] = jnp.mean(values)
-            out[f"{self.label}{name}/worst"] = worst(values)
+            out[f"{self.label}{name}/worst"] = worst_first[0]
+            out[f"{self.label}{name}/worst10"] = jnp.mean(worst_first[:tenth])
+            out[f"{self.label}{name}/variance"] = jnp.var(values)
         return out
 
 

@@ -1,5 +1,6 @@
 """Ready-made tasks: functions that return a problem, its clients and initial values."""
 
+from rookery.tasks.classification import classification as classification
 from rookery.tasks.hyper_cleaning import hyper_cleaning as hyper_cleaning
 from rookery.tasks.hyper_representation import hyper_representation as hyper_representation
 from rookery.tasks.loss_tuning import loss_tuning as loss_tuning
@@ -7,11 +8,11 @@ from rookery.tasks.maml import maml as maml
 from rookery.tasks.mean_semideviation import mean_semideviation as mean_semideviation
 from rookery.tasks.quadratic import quadratic as quadratic
 from rookery.tasks.regularisation import regularisation as regularisation
-from rookery.tasks.robust import robust as robust
 from rookery.tasks.saddle import fednest_saddle as fednest_saddle
 from rookery.tasks.saddle import saddle as saddle
 
 __all__ = [
+    "classification",
     "fednest_saddle",
     "hyper_cleaning",
     "hyper_representation",
@@ -20,6 +21,5 @@ __all__ = [
     "mean_semideviation",
     "quadratic",
     "regularisation",
-    "robust",
     "saddle",
 ]

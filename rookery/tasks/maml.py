@@ -3,29 +3,31 @@
     min over w of  mean over clients of  f_i( w - adapt_lr grad f_i(w) )
 
 f_i is the mean cross-entropy of client i for a network with parameters w. Equation (7) of ComFedL
-(arXiv:2106.11264). A client's mean of  w - adapt_lr grad ℓ(w)  over its examples is its adapted w,
-so the map of one example is that; it takes memory for one gradient per example of a sample.
+(arXiv:2106.11264); with a gamma ComFedL makes equation (10) of it.
 """
 
 from collections.abc import Sequence
 
-import equinox as eqx
-import jax
 import numpy as np
 
-from rookery import _check, _tree
+from rookery import _check
 from rookery._types import Tree
-from rookery.clients.client import Client
 from rookery.clients.dataset import Dataset
-from rookery.clients.population import Population
-from rookery.problem import oracles
-from rookery.problem.composition import LocalComposition
-from rookery.run.evaluate import OnClients
-from rookery.tasks.classifier import Accuracy, Loss, classifier
-from rookery.tasks.task import Parts, Task, check_splits
+from rookery.problem.meta import Meta
+from rookery.tasks.classifier import Loss, classifier
+from rookery.tasks.personal import evaluations
+from rookery.tasks.task import Parts, Task, check_splits, population_of
 
 
-def maml(dataset: Dataset, parts: Parts, *, adapt_lr: float, hidden: Sequence[int] = ()) -> Task:
+def maml(
+    dataset: Dataset,
+    parts: Parts,
+    *,
+    adapt_lr: float,
+    hidden: Sequence[int] = (),
+    adapt_steps: int = 5,
+    weigh_by_rows: bool = False,
+) -> Task:
     """Learn a model that one gradient step adapts to a client.
 
     Args:
@@ -34,6 +36,8 @@ def maml(dataset: Dataset, parts: Parts, *, adapt_lr: float, hidden: Sequence[in
             learn and adapt with the first and are judged by the second.
         adapt_lr: step size of the adaptation.
         hidden: widths of the hidden layers; for images two of channels and one of units.
+        adapt_steps: clients are judged without adaptation, after one step, and after so many.
+        weigh_by_rows: whether clients count by their training rows; otherwise all count the same.
     """
     check_splits(parts, "train", "validation")
     _check.positive("adapt_lr", adapt_lr)
@@ -42,44 +46,9 @@ def maml(dataset: Dataset, parts: Parts, *, adapt_lr: float, hidden: Sequence[in
     def start(seed: int) -> tuple[Tree]:
         return (network.init(np.random.default_rng(seed)),)
 
-    loss, lr = Loss(network), float(adapt_lr)
-    scores, losses = {"accuracy": Accuracy(network)}, {"loss": loss}
     return Task(
-        problem=LocalComposition(inner=AdaptedToExample(loss, lr), outer=loss),
-        population=Population.from_parts(dataset.train, parts),
+        problem=Meta(Loss(network), adapt_lr),
+        population=population_of(dataset, parts, weigh_by_rows),
         start=start,
-        evaluate=(
-            OnClients(scores, losses, split="validation"),
-            OnClients(
-                scores,
-                losses,
-                split="validation",
-                adapt=AdaptedToClient(loss, lr, "train"),
-                label="adapted_",
-            ),
-        ),
+        evaluate=evaluations(network, dataset, adapt_lr, adapt_steps),
     )
-
-
-class AdaptedToExample(eqx.Module):
-    """One gradient step on one example; the mean over examples is a step on their mean loss."""
-
-    loss: Loss
-    lr: float
-
-    def __call__(self, w: Tree, example: Tree) -> Tree:
-        """The parameters w - lr grad ℓ(w)."""
-        return _tree.axpy(-self.lr, jax.grad(self.loss)(w, example), w)
-
-
-class AdaptedToClient(eqx.Module):
-    """The client step that evaluation runs first: one gradient step on the client's own rows."""
-
-    loss: Loss
-    lr: float
-    split: str = eqx.field(static=True)
-
-    def __call__(self, client: Client, w: Tree) -> tuple[Tree]:
-        """(w - lr grad f_i(w),)."""
-        sample = client.draw(self.split, None, client.key)
-        return (_tree.axpy(-self.lr, oracles.gradient(self.loss, (w,), 0, sample), w),)

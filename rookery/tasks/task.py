@@ -52,6 +52,12 @@ def server_rows(dataset: Dataset) -> dict[str, dict[str, np.ndarray]]:
     return {"": dataset.test, "holdout_": dataset.holdout}
 
 
+def population_of(dataset: Dataset, parts: Parts, weigh_by_rows: bool) -> Population:
+    """The clients, counting by their training rows or all the same."""
+    weights = [len(rows) for rows in parts["train"]] if weigh_by_rows else None
+    return Population.from_parts(dataset.train, parts, weights=weights)
+
+
 def check_splits(parts: Parts, *needed: str) -> None:
     """Raise unless all needed splits are there."""
     for split in needed:

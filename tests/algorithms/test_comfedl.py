@@ -128,9 +128,9 @@ def test_shifted_is_literal_with_another_step_size():
 @pytest.mark.parametrize("weighting", [None, rk.Normalised(stale_scalar=True, batch_size=1)])
 def test_an_infinite_gamma_is_fedavg(weighting):
     """F.6 (d), with the same clients and the same batches."""
-    sampling = {"clients": 2, "batch_size": 2}
-    got = eager(NOISY, rk.ComFedL(0.1, 3, 1e30, weighting, **sampling), 3)
-    np.testing.assert_allclose(got, eager(NOISY, rk.FedAvg(0.1, 3, **sampling), 3), rtol=1e-14)
+    got = eager(NOISY, rk.ComFedL(0.1, 3, 1e30, weighting, clients=2, batch_size=2), 3)
+    plain = eager(NOISY, rk.FedAvg(0.1, 3, clients=2, batch_size=2), 3)
+    np.testing.assert_allclose(got, plain, rtol=1e-14)
 
 
 @pytest.mark.parametrize("shift", [1000.0, -1000.0])

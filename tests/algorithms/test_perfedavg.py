@@ -88,6 +88,6 @@ def test_the_three_batches_are_independent():
 
 def test_bad_input():
     with pytest.raises(TypeError, match="PerFedAvg solves Meta problems, got SingleLevel"):
-        rk.PerFedAvg(0.1).check(rk.zoo.quadratic_losses().problem, 5)
+        solve(rk.zoo.quadratic_losses(), rk.PerFedAvg(0.1), 1)
     with pytest.raises(ValueError, match=r"HessianFree.epsilon must be a finite number above 0"):
         rk.HessianFree(0)

@@ -31,12 +31,27 @@ def test_server_data_is_averaged():
 
 def test_clients_are_averaged_each_on_its_own_rows():
     got = measure(rk.OnClients(scores={"s": scaled}, losses={"l": scaled}))
-    assert got == pytest.approx({"s/mean": 12, "s/worst": 4, "l/mean": 12, "l/worst": 20})
+    assert got == pytest.approx({
+        "s/mean": 12, "s/worst": 4, "s/worst10": 4, "s/variance": 64,
+        "l/mean": 12, "l/worst": 20, "l/worst10": 20, "l/variance": 64,
+    })  # fmt: skip
+
+
+def test_the_worst_tenth_of_the_clients():
+    data = np.random.default_rng(0).permutation(np.arange(35.0))
+    clients = rk.Population.from_parts(data, {"test": [np.array([i]) for i in range(35)]})
+    evaluation = rk.OnClients(scores={"s": scaled}, losses={"l": scaled})
+    got = evaluation((jnp.asarray(1.0), jnp.asarray(0.0)), clients, jax.random.key(0))
+    assert float(got["s/worst10"]) == pytest.approx(np.mean([0, 1, 2]))
+    assert float(got["l/worst10"]) == pytest.approx(np.mean([34, 33, 32]))
+    assert float(got["s/variance"]) == pytest.approx(np.var(data))
 
 
 def test_metrics_after_adaptation():
     evaluation = rk.OnClients(scores={"s": scaled}, adapt=step_towards_data, label="adapted ")
-    assert measure(evaluation) == pytest.approx({"adapted s/mean": 18, "adapted s/worst": 6})
+    got = measure(evaluation)
+    assert (got["adapted s/mean"], got["adapted s/worst"]) == pytest.approx((18, 6))
+    assert len(got) == 4
 
 
 def test_two_evaluations_of_one_name_are_refused():

@@ -19,7 +19,7 @@ def test_gradients(digits, parts, moved_start, rows_of, agrees_with_differences)
 def test_the_gradient_is_that_of_the_paper(digits, parts, moved_start, rows_of):
     """(I - a Hess f(w)) grad f(w - a grad f(w)), on two different samples."""
     task = rk.tasks.maml(digits, parts, adapt_lr=0.3)
-    loss, (w,) = task.problem.outer, moved_start(task)
+    loss, (w,) = task.problem.loss, moved_start(task)
     inner, outer = rows_of(task, 0, "train"), rows_of(task, 0, "validation")
 
     @jax.jit
@@ -35,25 +35,32 @@ def test_the_gradient_is_that_of_the_paper(digits, parts, moved_start, rows_of):
     np.testing.assert_allclose(ravel_pytree(got)[0], ravel_pytree(paper(w))[0], atol=1e-12)
 
 
-def test_evaluation_adapts_each_client_to_its_training_rows(digits, parts, measure):
-    task = rk.tasks.maml(digits, parts, adapt_lr=0.3)
+@pytest.mark.parametrize(("label", "steps"), [("adapted_", 1), ("adapted3_", 3)])
+@pytest.mark.parametrize("make", [rk.tasks.maml, rk.tasks.classification])
+def test_evaluation_adapts_each_client_to_its_training_rows(
+    digits, parts, measure, label, steps, make
+):
+    task = make(digits, parts, adapt_lr=0.3, adapt_steps=3)
     (w,) = task.start(0)
 
     @jax.jit
     def adapted_loss(w, train, validation):
-        slope = oracles.gradient(task.problem.outer, (w,), 0, train)
-        own = jax.tree.map(lambda w, g: w - jnp.float32(0.3) * g, w, slope)
-        return oracles.value(task.problem.outer, (own,), validation)
+        for _ in range(steps):
+            slope = oracles.gradient(task.problem.loss, (w,), 0, train)
+            w = jax.tree.map(lambda w, g: w - jnp.float32(0.3) * g, w, slope)
+        return oracles.value(task.problem.loss, (w,), validation)
 
     each = []
     for client in range(5):
         samples = [rk.Rows(task.population.rows(client, s)) for s in ("train", "validation")]
         each.append(float(adapted_loss(w, *samples)))
     got = measure(task, (w,))
-    assert got["adapted_loss/mean"] == pytest.approx(np.mean(each), rel=1e-5)
-    assert got["adapted_loss/worst"] == pytest.approx(max(each), rel=1e-5)
-    assert got["adapted_loss/mean"] < got["loss/mean"]
-    assert len(got) == 8
+    assert got[f"{label}loss/mean"] == pytest.approx(np.mean(each), rel=1e-5)
+    assert got[f"{label}loss/worst"] == pytest.approx(max(each), rel=1e-5)
+    assert got[f"{label}loss/variance"] == pytest.approx(np.var(each), rel=1e-3)
+    assert got[f"{label}loss/mean"] < got["loss/mean"]
+    # two on the server's rows; four each of accuracy and loss, after none, one and three steps
+    assert len(got) == 2 + 3 * 8
 
 
 def test_descent_lowers_the_loss_after_adaptation(digits, parts, measure):
@@ -72,7 +79,18 @@ def test_descent_lowers_the_loss_after_adaptation(digits, parts, measure):
     assert after["adapted_loss/mean"] < 0.7 * before["adapted_loss/mean"]
 
 
+def test_comfedl_learns_to_adapt(digits, parts):
+    task = rk.tasks.maml(digits, parts, adapt_lr=0.3, adapt_steps=1)
+    result = rk.run(rk.ComFedL(0.3, 3, batch_size=8, outer_batch_size=8), task.problem,
+                    task.population, task.start(0), rounds=50, evaluate=task.evaluate)  # fmt: skip
+    accuracy = result.history["adapted_accuracy/mean"]
+    assert accuracy[-1] > accuracy[0] + 0.2
+    assert "adapted1_accuracy/mean" not in result.history.rows[0]
+
+
 def test_bad_arguments(digits, parts):
+    with pytest.raises(ValueError, match="adapt_steps must be at least 1, got 0"):
+        rk.tasks.maml(digits, parts, adapt_lr=0.1, adapt_steps=0)
     with pytest.raises(ValueError, match="adapt_lr must be a finite number above 0"):
         rk.tasks.maml(digits, parts, adapt_lr=-0.1)
     with pytest.raises(ValueError, match="got train"):

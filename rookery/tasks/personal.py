@@ -1,0 +1,55 @@
+"""What is measured of a classifier on its clients, before and after it has adapted to each."""
+
+import equinox as eqx
+
+from rookery import _check, _tree
+from rookery._types import Tree
+from rookery.clients.client import Client
+from rookery.clients.dataset import Dataset
+from rookery.problem import oracles
+from rookery.run.evaluate import AbstractEvaluation, OnClients
+from rookery.tasks.classifier import Accuracy, Classifier, Loss
+from rookery.tasks.task import server_metrics
+
+
+def evaluations(
+    network: Classifier, dataset: Dataset, adapt_lr: float | None, adapt_steps: int
+) -> tuple[AbstractEvaluation, ...]:
+    """Accuracy and loss on the server's rows and on every client's validation rows.
+
+    With an ``adapt_lr`` also those of each client after one gradient step on its training rows, as
+    ``adapted_...``, and after k steps, as ``adapted5_...`` for k = 5. Tasks with and without
+    adaptation report the same, so that FedAvg can be compared with an algorithm for MAML.
+    """
+    loss = Loss(network)
+    scores, losses = {"accuracy": Accuracy(network)}, {"loss": loss}
+    found = [
+        *server_metrics({**scores, **losses}, dataset),
+        OnClients(scores, losses, split="validation"),
+    ]
+    if adapt_lr is not None:
+        _check.positive("adapt_lr", adapt_lr)
+        _check.count("adapt_steps", adapt_steps)
+        for steps in sorted({1, adapt_steps}):
+            adapt = AdaptedToClient(loss, float(adapt_lr), steps, "train")
+            label = f"adapted{steps if steps > 1 else ''}_"
+            found.append(OnClients(scores, losses, "validation", adapt, label))
+    return tuple(found)
+
+
+class AdaptedToClient(eqx.Module):
+    """The client step that evaluation runs first: gradient steps on the client's own rows."""
+
+    loss: Loss
+    lr: float
+    steps: int = eqx.field(static=True)
+    split: str = eqx.field(static=True)
+
+    def __call__(self, client: Client, w: Tree) -> tuple[Tree]:
+        """(w after its steps,)."""
+        sample = client.draw(self.split, None, client.key)
+
+        def step(_, w):
+            return _tree.axpy(-self.lr, oracles.gradient(self.loss, (w,), 0, sample), w)
+
+        return (client.repeat(self.steps, step, w),)
