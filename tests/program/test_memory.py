@@ -83,3 +83,19 @@ def test_a_state_gets_its_rows_once():
     assert (state["m"].rows.shape, state["m"].rows.dtype) == ((4, 2), np.float32)
     with pytest.raises(ValueError, match="already has rows, for 4 clients"):
         with_rows(state, 4)
+
+
+def test_shares_begin_equal_wherever_they_stand_in_a_state():
+    state = with_rows({"w": jnp.zeros(2), "deep": (rk.Shares(),)}, 4)
+    assert state["deep"][0].values.tolist() == [0.25] * 4
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_slots_count_in_a_mean(engine):
+    fed = engine()
+    fed.weights = jnp.array([0.1, 0.2, 0.3, 0.4])
+    cohort = fed.sample(rk.Fixed((3, 0, 2)), jax.random.key(0))
+    some = cohort.where(jnp.array([True, True, False]))
+    np.testing.assert_allclose(fed.shares(some), [0.8, 0.2, 0])
+    drawn = fed.sample(rk.Weighted(5), jax.random.key(0))
+    np.testing.assert_allclose(fed.shares(drawn), [0.2] * 5)
