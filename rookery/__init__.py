@@ -85,14 +85,18 @@ from rookery.problem.minimax import Minimax as Minimax
 from rookery.problem.multisequence import MultiSequence as MultiSequence
 from rookery.problem.sample import Rows as Rows
 from rookery.problem.single_level import SingleLevel as SingleLevel
+from rookery.program import AlwaysOn as AlwaysOn
+from rookery.program import BernoulliOn as BernoulliOn
 from rookery.program import Clock as Clock
 from rookery.program import ConstantDelay as ConstantDelay
+from rookery.program import DiurnalOn as DiurnalOn
 from rookery.program import Everyone as Everyone
 from rookery.program import Fixed as Fixed
 from rookery.program import LogNormalDelay as LogNormalDelay
 from rookery.program import NoDelay as NoDelay
 from rookery.program import ParetoDelay as ParetoDelay
 from rookery.program import Stragglers as Stragglers
+from rookery.program import TraceOn as TraceOn
 from rookery.program import Uniform as Uniform
 from rookery.program import UniformDelay as UniformDelay
 from rookery.program import Weighted as Weighted
@@ -102,6 +106,8 @@ from rookery.program.aggregate import Mean as Mean
 from rookery.program.algorithm import AbstractAlgorithm as AbstractAlgorithm
 from rookery.program.federation import AbstractFederation as AbstractFederation
 from rookery.program.federation import Client as Client
+from rookery.program.jobs import Jobs as Jobs
+from rookery.program.jobs import News as News
 from rookery.program.ledger import Ledger as Ledger
 from rookery.program.memory import Memory as Memory
 from rookery.program.memory import Shares as Shares

@@ -16,6 +16,7 @@ import numpy as np
 from rookery import _tree
 from rookery._types import Key, Tree
 from rookery.clients.client import Client
+from rookery.engines import eager_poll
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.cohort import Cohort
@@ -27,8 +28,11 @@ from rookery.program.federation import (
     client_key,
     common_cohort,
 )
+from rookery.program.jobs import News, all_finite, later
 from rookery.program.ledger import Ledger
 from rookery.program.memory import Memory, check_keep, check_recall
+
+POLL_ARGUMENTS = ("wait_for", "staleness", "key", "at_once")
 
 
 class EagerFederation(AbstractFederation):
@@ -37,11 +41,12 @@ class EagerFederation(AbstractFederation):
     def __init__(self, program: Program, round: int):
         weights = jnp.asarray(program.population.weights, float)
         super().__init__(program.population.n_clients, weights, round, program.aggregate)
-        self._population = program.population
-        self._clock = program.clock
+        self.population = program.population
+        self.clock = program.clock
         self.ledger = Ledger()
-        self._holders: dict[int, set[int]] = {}
+        self.holders: dict[int, set[int]] = {}
         self._pending: dict[int, list[float]] = {}
+        self.now = 0.0  # seconds since the round began
 
     def map(self, step: Step, *values: Placed, key: Key | None = None, **settings: Any) -> Placed:
         """A loop over the cohort; a failure names the client, the step and the round."""
@@ -51,20 +56,14 @@ class EagerFederation(AbstractFederation):
         for slot, id in enumerate(cohort.ids.tolist()):
             occurrence = None if cohort.occurrence is None else cohort.occurrence[slot]
             own = client_key(key, id, occurrence)
-            client = Client(self._population, id, own, _loop)
             arguments = [
                 jax.tree.map(lambda a, s=slot: a[s], v.value) if v.is_stacked else v.value
                 for v in values
             ]
-            try:
-                reply = step(client, *arguments, **settings)
-            except Exception as error:
-                error.add_note(f"client {id}, step {step.__name__}, round {self.round}")
-                raise
+            reply, work = self.run(id, own, step, arguments, settings)
             replies.append(reply)
             if bool(cohort.active[slot]):
-                gradients, products = (int(w) for w in client.work)
-                self.ledger += Ledger(gradients=gradients, hessian_vectors=products)
+                self.ledger += work
         shapes = {str(jax.tree.map(jnp.shape, reply)) for reply in replies}
         if len(shapes) > 1:
             raise ValueError(f"{step.__name__}: clients replied with different shapes: {shapes}.")
@@ -89,9 +88,33 @@ class EagerFederation(AbstractFederation):
                 kept = jax.tree.map(lambda a, r, c=id, s=slot: a.at[c].set(r[s]), kept, rows)
         return Memory(kept, memory.n_clients)
 
+    def poll(self, jobs, step, *values, **rest) -> News:
+        """One event after another; see :mod:`rookery.engines.eager_poll`."""
+        check_step(step, {k: v for k, v in rest.items() if k not in POLL_ARGUMENTS})
+        return eager_poll.poll(self, jobs, step, values, **rest)
+
+    def ask(self, who, step, *values, **rest) -> Tree:
+        """One client after another."""
+        check_step(step, {k: v for k, v in rest.items() if k not in POLL_ARGUMENTS})
+        return eager_poll.ask(self, who, step, values, **rest)
+
+    def run(self, id: int, key: Key | None, step: Step, values: Sequence, settings: dict):
+        """One client's reply and what it cost; a failure names the client, the step, the round."""
+        client = Client(self.population, id, key, _loop)
+        try:
+            reply = step(client, *values, **settings)
+        except Exception as error:
+            error.add_note(f"client {id}, step {step.__name__}, round {self.round}")
+            raise
+        gradients, products = (int(w) for w in client.work)
+        return reply, Ledger(gradients=gradients, hessian_vectors=products)
+
     def repeat(self, n, body, init):
         """A Python loop."""
         return _loop(n, body, init)
+
+    def _hold(self, shared: Shared, holders: jax.Array) -> None:
+        self.holders[shared.token] = {i for i, holds in enumerate(holders.tolist()) if holds}
 
     def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
         pending = self._pending.setdefault(cohort.token, [0.0] * len(cohort))
@@ -101,7 +124,7 @@ class EagerFederation(AbstractFederation):
                 self.ledger += Ledger(bytes_down=nbytes)
 
     def _send_to_newcomers(self, cohort: Cohort, shared: Shared) -> None:
-        holders = self._holders.setdefault(shared.token, set())
+        holders = self.holders[shared.token]
         newcomers = []
         for id, is_active in zip(cohort.ids.tolist(), cohort.active.tolist(), strict=True):
             newcomers.append(is_active and id not in holders)
@@ -111,13 +134,14 @@ class EagerFederation(AbstractFederation):
 
     def _exchange(self, cohort: Cohort, nbytes: int) -> None:
         pending = self._pending.pop(cohort.token, [0.0] * len(cohort))
-        seconds = self._clock.exchange_seconds(
+        seconds = self.clock.exchange_seconds(
             self.round,
             self.ledger.exchanges,
             cohort.ids,
             cohort.active,
             jnp.array(pending) + nbytes,
         )
+        self.now += float(seconds)
         active = sum(cohort.active.tolist())
         self.ledger += Ledger(
             exchanges=1, messages=2 * active, bytes_up=nbytes * active, seconds=float(seconds)
@@ -170,7 +194,8 @@ class _EagerRunner(AbstractRunner):
                 fed, self._program.problem, state, jax.random.fold_in(key, round)
             )
             ledgers.append(fed.ledger)
-            is_finite = bool(_tree.all_finite(state))
+            state = later(state, jnp.asarray(fed.now, float))
+            is_finite = bool(all_finite(state))
             if not is_finite:
                 break
         return Progress(state, ledgers, is_finite)

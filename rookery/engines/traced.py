@@ -9,7 +9,7 @@ from jax import lax
 from rookery import _tree
 from rookery._types import Key, Tree
 from rookery.clients.client import Client
-from rookery.engines import counters
+from rookery.engines import counters, traced_poll
 from rookery.engines.engine import Program
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.cohort import Cohort
@@ -21,6 +21,7 @@ from rookery.program.federation import (
     client_key,
     common_cohort,
 )
+from rookery.program.jobs import News, all_finite, later
 from rookery.program.ledger import Ledger
 from rookery.program.memory import Memory, check_keep, check_recall
 
@@ -49,9 +50,9 @@ class TracedFederation(AbstractFederation):
         population = program.population
         weights = jnp.asarray(population.weights, float)
         super().__init__(population.n_clients, weights, round, program.aggregate)
-        self._population = population
-        self._clock = program.clock
-        self._clients_at_once = clients_at_once
+        self.population = population
+        self.clock = program.clock
+        self.clients_at_once = clients_at_once
         self.books = _empty_books()
         self._holders: dict[int, jax.Array] = {}  # shared value -> which clients hold it
         self._pending: dict[int, jax.Array] = {}  # cohort -> bytes sent since its last reply
@@ -63,16 +64,16 @@ class TracedFederation(AbstractFederation):
 
         def one(slot):
             id, occurrence, own = slot
-            client = Client(self._population, id, client_key(key, id, occurrence), _loop)
+            client = Client(self.population, id, client_key(key, id, occurrence), _loop)
             rows = iter(own)
             arguments = [next(rows) if v.is_stacked else v.value for v in values]
             return step(client, *arguments, **settings), client.work
 
         slots = (cohort.ids, cohort.occurrence, stacked)
-        if self._clients_at_once is None or len(cohort) <= self._clients_at_once:
+        if self.clients_at_once is None or len(cohort) <= self.clients_at_once:
             replies, work = jax.vmap(one)(slots)
         else:
-            replies, work = lax.map(one, slots, batch_size=self._clients_at_once)
+            replies, work = lax.map(one, slots, batch_size=self.clients_at_once)
         gradients, products = (jnp.where(cohort.active, w, jnp.uint32(0)) for w in work)
         self.books = self.books._replace(
             gradients=counters.add_all(self.books.gradients, gradients),
@@ -111,11 +112,13 @@ class TracedFederation(AbstractFederation):
         value, (self.books, self._holders, self._pending) = lax.fori_loop(0, n, once, (init, notes))
         return value
 
-    def share(self, value: Tree) -> Shared:
-        """Mark a value; no client holds it yet."""
-        shared = super().share(value)
-        self._holders[shared.token] = jnp.zeros(self.n_clients, bool)
-        return shared
+    def poll(self, jobs, step, *values, **rest) -> News:
+        """An exact event simulation; see :mod:`rookery.engines.traced_poll`."""
+        return traced_poll.poll(self, jobs, step, values, **rest)
+
+    def ask(self, who, step, *values, **rest) -> Tree:
+        """A loop over the set, some clients at a time."""
+        return traced_poll.ask(self, who, step, values, **rest)
 
     def sample(self, rule, key, probabilities=None) -> Cohort:
         """A fresh cohort, to which nothing has been sent yet."""
@@ -126,6 +129,17 @@ class TracedFederation(AbstractFederation):
             self._pending[cohort.token] = jnp.zeros(len(cohort))
         return cohort
 
+    def _hold(self, shared: Shared, holders: jax.Array) -> None:
+        self._holders[shared.token] = holders
+
+    def holders(self, shared: Shared) -> jax.Array:
+        """Which clients hold a shared value."""
+        if shared.token not in self._holders:
+            raise ValueError(
+                "a value shared inside fed.repeat was used after the loop ended. Share it before."
+            )
+        return self._holders[shared.token]
+
     def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
         self._known(cohort)
         taking = jnp.sum(slots, dtype=jnp.uint32)
@@ -135,18 +149,14 @@ class TracedFederation(AbstractFederation):
         self._pending[cohort.token] = self._pending[cohort.token] + jnp.where(slots, nbytes, 0.0)
 
     def _send_to_newcomers(self, cohort: Cohort, shared: Shared) -> None:
-        if shared.token not in self._holders:
-            raise ValueError(
-                "a value shared inside fed.repeat was used after the loop ended. Share it before."
-            )
-        holders = self._holders[shared.token]
+        holders = self.holders(shared)
         self._send(cohort, cohort.distinct & ~holders[cohort.ids], _tree.nbytes(shared.value))
         self._holders[shared.token] = holders.at[cohort.ids].max(cohort.active)
 
     def _exchange(self, cohort: Cohort, nbytes: int) -> None:
         self._known(cohort)
         active = jnp.sum(cohort.active, dtype=jnp.uint32)
-        seconds = self._clock.exchange_seconds(
+        seconds = self.clock.exchange_seconds(
             self.round,
             self.books.exchanges,
             cohort.ids,
@@ -177,7 +187,7 @@ def one_round(
     """Trace one round of a program: pure, so it can be jitted and mapped over."""
     fed = TracedFederation(program, round, clients_at_once)
     state = algorithm.round(fed, program.problem, state, jax.random.fold_in(key, round))
-    return state, fed.books
+    return later(state, fed.books.seconds), fed.books
 
 
 def many_rounds(
@@ -204,7 +214,7 @@ def many_rounds(
         done, _, state, books = carry
         state, book = one_round(program, algorithm, clients_at_once, state, key, first + done)
         books = jax.tree.map(lambda all, one: all.at[done].set(one), books, book)
-        return done + 1, _tree.all_finite(state), state, books
+        return done + 1, all_finite(state), state, books
 
     done, is_finite, state, books = lax.while_loop(
         goes_on, once, (jnp.zeros((), jnp.int32), jnp.array(True), state, books)

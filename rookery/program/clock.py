@@ -1,7 +1,15 @@
 """Virtual time: how long a client takes to answer in a simulation.
 
-Delays come from a seed of their own, folded with the round, the number of the exchange within the
-round and the client, so all algorithms meet the same slow clients.
+Delays come from a seed of their own, so all algorithms meet the same slow clients. That of an
+exchange is folded with the round, the number of the exchange within the round and the client; that
+of a job (:class:`~rookery.program.jobs.Jobs`) with its kind, the client and the number of the job.
+
+    delay               median                  mean
+    ConstantDelay       value                   value
+    UniformDelay        (low + high) / 2        (low + high) / 2
+    LogNormalDelay      median                  median exp(sigma^2 / 2), 1.65 medians if sigma is 1
+    ParetoDelay         least 2^(1/shape)       least shape / (shape - 1)
+    Stragglers          factor times that of the clients that are not
 """
 
 import abc
@@ -11,6 +19,12 @@ import jax
 import jax.numpy as jnp
 
 from rookery import _check
+from rookery.program.availability import AbstractAvailability, AlwaysOn
+
+KINDS = ("inner", "outer")
+"""Kinds of jobs; each has delays of its own."""
+
+_JOBS = 0x4A000000  # far from any number of a round, which the seed is folded with elsewhere
 
 
 class AbstractDelay(eqx.Module):
@@ -112,17 +126,21 @@ class Stragglers(AbstractDelay):
 
 
 class Clock(eqx.Module):
-    """The delay model, the clients' bandwidth and the seed of all delays.
+    """The delay model, the clients' bandwidth and availability, and the seed of all delays.
 
     Args:
-        delay: seconds per exchange and client.
+        delay: seconds per exchange and client, or per job.
         bandwidth: bytes per second of every client, or one number per client; None is infinite.
-        seed: of the delays alone.
+        seed: of the delays and the availability alone.
+        outer_delay: seconds of a job of kind ``outer``, if not as all others.
+        availability: when clients start jobs; synchronous exchanges do not look at it.
     """
 
     delay: AbstractDelay = eqx.field(default_factory=NoDelay)
     bandwidth: float | tuple[float, ...] | None = None
     seed: int = eqx.field(static=True, default=0)
+    outer_delay: AbstractDelay | None = None
+    availability: AbstractAvailability = eqx.field(default_factory=AlwaysOn)
 
     def __check_init__(self):
         if isinstance(self.bandwidth, tuple):
@@ -138,11 +156,13 @@ class Clock(eqx.Module):
             raise ValueError(
                 f"Clock.bandwidth has {len(self.bandwidth)} numbers for {n_clients} clients."
             )
-        if isinstance(self.delay, Stragglers) and max(self.delay.clients, default=0) >= n_clients:
-            raise ValueError(
-                f"Stragglers.clients names client {max(self.delay.clients)}, "
-                f"but there are {n_clients} clients (0 to {n_clients - 1})."
-            )
+        for delay in (self.delay, self.outer_delay):
+            if isinstance(delay, Stragglers) and max(delay.clients, default=0) >= n_clients:
+                raise ValueError(
+                    f"Stragglers.clients names client {max(delay.clients)}, "
+                    f"but there are {n_clients} clients (0 to {n_clients - 1})."
+                )
+        self.availability.check(n_clients)
 
     def exchange_seconds(self, round, exchange, clients, active, nbytes) -> jax.Array:
         """How long an exchange lasts: its slowest active client.
@@ -159,9 +179,30 @@ class Clock(eqx.Module):
         def one(client):
             return self.delay.seconds(jax.random.fold_in(key, client), client)
 
-        seconds = jax.vmap(one)(clients)
-        if self.bandwidth is not None:
-            bandwidth = jnp.asarray(self.bandwidth, seconds.dtype)
-            rate = bandwidth[clients] if bandwidth.ndim else bandwidth
-            seconds = seconds + nbytes.astype(seconds.dtype) / rate
+        seconds = jax.vmap(one)(clients) + self.transfer_seconds(clients, nbytes)
         return jnp.max(jnp.where(active, seconds, 0.0))
+
+    def transfer_seconds(self, clients, nbytes) -> jax.Array:
+        """How long each of the clients takes to move its bytes."""
+        nbytes = nbytes.astype(float)
+        if self.bandwidth is None:
+            return jnp.zeros_like(nbytes)
+        bandwidth = jnp.asarray(self.bandwidth, nbytes.dtype)
+        return nbytes / (bandwidth[clients] if bandwidth.ndim else bandwidth)
+
+    def job(self, kind: str, client, number, now) -> tuple[jax.Array, jax.Array]:
+        """When a client that is to begin a job at time ``now`` begins it, and its delay.
+
+        Args:
+            kind: one of :data:`KINDS`.
+            client: whose job it is.
+            number: how many jobs of this kind the client has begun before.
+            now: seconds since the run began.
+        """
+        key = jax.random.fold_in(jax.random.key(self.seed), _JOBS + KINDS.index(kind))
+        key = jax.random.fold_in(jax.random.fold_in(key, client), number)
+        when, how_long = jax.random.split(key)
+        delay = self.delay
+        if kind == "outer" and self.outer_delay is not None:
+            delay = self.outer_delay
+        return self.availability.comes(when, client, now), delay.seconds(how_long, client)

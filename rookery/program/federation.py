@@ -2,8 +2,8 @@
 
 Values are of two kinds. A *server* value is one pytree. A *placed* value is one pytree per client
 of a cohort. ``broadcast`` and ``scatter`` go down, ``mean``, ``sum``, ``weighted_mean`` and
-``stack`` go up, ``map``, ``recall`` and ``keep`` stay on the clients. Every word that goes up ends
-one exchange.
+``stack`` go up, ``map``, ``recall`` and ``keep`` stay on the clients; ``poll`` and ``ask`` go down
+and up. Every word that goes up ends one exchange.
 
 Engines interpret the words; an algorithm never knows which one does.
 """
@@ -11,45 +11,23 @@ Engines interpret the words; an algorithm never knows which one does.
 import abc
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from rookery import _tree
-from rookery._types import Key, Sample, Tree
+from rookery._types import Key, Tree
 from rookery.program.aggregate import Aggregate
 from rookery.program.cohort import AbstractParticipation, Cohort
+from rookery.program.jobs import Jobs, News
 from rookery.program.memory import Memory
+from rookery.program.step import Client as Client
+from rookery.program.step import Step as Step
+from rookery.program.step import client_key as client_key
 
 _tokens = itertools.count()
-
-
-class Client(Protocol):
-    """What a client step receives first: the client's own data, key and loop."""
-
-    @property
-    def id(self) -> Any:
-        """The client's number."""
-        ...
-
-    @property
-    def key(self) -> Key:
-        """The key of this step on this client."""
-        ...
-
-    def draw(self, split: str, size: int | None, key: Key) -> Sample:
-        """A handle to ``size`` rows of a split, or to all of them if ``size`` is None."""
-        ...
-
-    def repeat(self, n: Any, body: Callable[[Any, Tree], Tree], init: Tree) -> Tree:
-        """``body(i, value)`` n times over; n may differ between clients."""
-        ...
-
-
-Step = Callable[..., Tree]
-"""``step(client, *values, **settings)``: a module-level function, known by its name."""
 
 
 class Placed(eqx.Module):
@@ -86,7 +64,7 @@ class AbstractFederation(abc.ABC):
         self.n_clients = n_clients
         self.weights = weights
         self.round = round
-        self._aggregate = aggregate
+        self.aggregate = aggregate
 
     # ---- who
 
@@ -106,9 +84,14 @@ class AbstractFederation(abc.ABC):
 
     # ---- down
 
-    def share(self, value: Tree) -> Shared:
-        """Mark a server value that several cohorts will need; nothing is sent yet."""
-        return Shared(value)
+    def share(self, value: Tree, held_by: jax.Array | None = None) -> Shared:
+        """Mark a server value that several cohorts will need; nothing is sent yet.
+
+        Clients where ``held_by`` is true have no need of it: nobody will send it to them.
+        """
+        shared = Shared(value)
+        self._hold(shared, jnp.zeros(self.n_clients, bool) if held_by is None else held_by)
+        return shared
 
     def broadcast(self, cohort: Cohort, *values: Tree | Shared) -> Any:
         """Send server values to a cohort: the same to each client, and to each client once."""
@@ -158,14 +141,14 @@ class AbstractFederation(abc.ABC):
         """The clients' mean, by their weights and by the run's aggregation rule."""
         replies, cohort = self._replies(placed)
         self._exchange(cohort, _tree.nbytes(replies) // len(cohort))
-        return self._aggregate(_floating(replies), self.shares(cohort))
+        return self.aggregate(_floating(replies), self.shares(cohort))
 
     def weighted_mean(self, placed: Placed, weights: Placed) -> Tree:
         """The mean by weights that the clients send along."""
         (replies, given), cohort = self._replies(_joined(placed, weights))
         self._exchange(cohort, _tree.nbytes((replies, given)) // len(cohort))
         given = jnp.where(cohort.active, given, jnp.zeros_like(given))
-        return self._aggregate(_floating(replies), given / jnp.sum(given))
+        return self.aggregate(_floating(replies), given / jnp.sum(given))
 
     def sum(self, placed: Placed) -> Tree:
         """The plain sum over the clients that take part."""
@@ -179,6 +162,58 @@ class AbstractFederation(abc.ABC):
         self._exchange(cohort, _tree.nbytes(replies) // len(cohort))
         return replies
 
+    # ---- down and up
+
+    @abc.abstractmethod
+    def poll(
+        self,
+        jobs: Jobs,
+        step: Step,
+        *values: Tree | Shared,
+        wait_for: Any,
+        key: Key,
+        staleness: Any = None,
+        at_once: int | None = None,
+        **settings: Any,
+    ) -> News:
+        """Let idle clients begin a job, and wait for results. One exchange.
+
+        Clients without a job begin ``step(client, *values, **settings)`` with the values of now, as
+        soon as they are there, and only they are sent the values. The server goes on at the first
+        moment at which ``wait_for`` results are in and no client at work would go beyond the
+        staleness. Whatever is finished by then arrives: each result is computed from the copy that
+        its client received, with a key of that client's job.
+
+        Staleness is counted in polls of these jobs: from the one at which a client received the
+        values to the one at which its result arrives. A result of the same poll has staleness 0.
+
+        Args:
+            jobs: of the state.
+            step: what a job computes.
+            values: what a job is sent, of the shapes that the jobs were made with.
+            wait_for: the least number of results; may be traced.
+            key: of the jobs that begin.
+            staleness: the largest that a result may have; None is any, 0 waits for all at work.
+            at_once: results computed side by side; their number is rounded up to a multiple.
+            settings: configuration that both sides know.
+        """
+
+    @abc.abstractmethod
+    def ask(
+        self,
+        who: jax.Array,
+        step: Step,
+        *values: Tree | Shared,
+        key: Key,
+        at_once: int | None = None,
+        **settings: Any,
+    ) -> Tree:
+        """The mean, by their weights, of what the clients where ``who`` is true reply.
+
+        One synchronous exchange, as broadcast, map and mean are, with a set whose size is not known
+        beforehand: its cost grows with the set and not with the number of all clients.
+        """
+
     # ---- loops
 
     @abc.abstractmethod
@@ -190,6 +225,10 @@ class AbstractFederation(abc.ABC):
         """
 
     # ---- for engines
+
+    @abc.abstractmethod
+    def _hold(self, shared: Shared, holders: jax.Array) -> None:
+        """Note who holds a shared value from the beginning."""
 
     @abc.abstractmethod
     def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
@@ -227,14 +266,6 @@ def common_cohort(step: Step, values: tuple[Placed, ...]) -> Cohort:
     if len({value.cohort.token for value in values}) > 1:
         raise ValueError(f"{name}: the values are placed at different cohorts.")
     return values[0].cohort
-
-
-def client_key(key: Key | None, id, occurrence) -> Key | None:
-    """The key of one slot: a function of the client alone, never of the cohort's order."""
-    if key is None:
-        return None
-    key = jax.random.fold_in(key, id)
-    return key if occurrence is None else jax.random.fold_in(key, occurrence)
 
 
 def _floating(replies: Tree) -> Tree:

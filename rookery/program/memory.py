@@ -59,19 +59,6 @@ class Shares(eqx.Module):
         return Shares(jnp.full(n_clients, 1 / n_clients))
 
 
-def with_rows(state: Tree, n_clients: int) -> Tree:
-    """A state whose memories and shares know how many clients there are."""
-
-    def is_kept(leaf):
-        return isinstance(leaf, Memory | Shares)
-
-    return jax.tree.map(
-        lambda leaf: leaf.for_clients(n_clients) if is_kept(leaf) else leaf,
-        state,
-        is_leaf=is_kept,
-    )
-
-
 def check_recall(cohort: Cohort, memory: Memory, n_clients: int) -> None:
     """Raise unless every slot of the cohort has a row of its own in the memory."""
     if not isinstance(memory, Memory):

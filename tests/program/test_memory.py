@@ -9,7 +9,7 @@ import rookery as rk
 from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
 from rookery.engines.traced import TracedFederation
-from rookery.program.memory import with_rows
+from rookery.program.algorithm import with_rows
 
 POPULATION = jax.tree.map(jnp.asarray, rk.Population.stacked(np.zeros((4, 1, 2))))
 PROGRAM = Program(None, POPULATION, rk.Clock(), rk.Mean())

@@ -1,0 +1,288 @@
+"""Asynchronous words, traced: time goes from event to event, clients are visited a few at a time.
+
+What is done for every client is a comparison of times. All that costs more, computing results and
+moving rows, is done for those concerned, in loops whose length is their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rookery import _tree
+from rookery._types import Key, Tree
+from rookery.clients.client import Client
+from rookery.engines import counters
+from rookery.program.federation import Shared, Step, client_key
+from rookery.program.jobs import Jobs, News, check_mean, check_poll, check_result, check_waiting
+
+if TYPE_CHECKING:
+    from rookery.engines.traced import TracedFederation
+
+SIMULTANEOUS = 16
+"""Events that are closer than so many rounding errors are one: 0.1 + 0.2 is 0.3."""
+
+AT_ONCE = 32
+"""Clients that are visited side by side, at most, if nothing else is asked for."""
+
+
+def poll(
+    fed: TracedFederation,
+    jobs: Jobs,
+    step: Step,
+    values: tuple[Tree | Shared, ...],
+    *,
+    wait_for: Any,
+    key: Key,
+    staleness: Any = None,
+    at_once: int | None = None,
+    **settings: Any,
+) -> News:
+    """See :meth:`~rookery.program.federation.AbstractFederation.poll`."""
+    plain = tuple(v.value if isinstance(v, Shared) else v for v in values)
+    check_poll(jobs, fed.n_clients, plain, fed.aggregate)
+    check_waiting(wait_for, staleness, fed.n_clients)
+    if at_once is None and isinstance(wait_for, int):
+        at_once = wait_for
+    width = _width(fed, at_once)
+    everyone = jnp.arange(fed.n_clients, dtype=jnp.int32)
+    now = fed.books.seconds
+
+    # who has just become idle: when it will come, and how long it will take
+    jobs = _draw(fed, jobs, width)
+
+    # when the server goes on
+    nbytes_up = _tree.nbytes(jobs.results) // fed.n_clients
+    nbytes = _bytes_down(fed, values) + nbytes_up
+    ready = jnp.maximum(jobs.start, now)
+    lasts = jobs.seconds + fed.clock.transfer_seconds(everyone, nbytes)
+    start = jnp.where(jobs.is_idle, ready, jobs.start)
+    seconds = jnp.where(jobs.is_idle, lasts, jobs.seconds)
+    version = jnp.where(jobs.is_idle, jobs.polls, jobs.version)
+    finish = start + seconds
+    slack = SIMULTANEOUS * jnp.finfo(finish.dtype).eps * jnp.max(jnp.abs(finish))
+    oldest = -1 if staleness is None else jobs.polls - staleness
+
+    def must_wait(time):
+        is_in = finish <= time + slack
+        too_few = jnp.sum(is_in, dtype=jnp.int32) < wait_for
+        overdue = (start <= time + slack) & ~is_in & (version <= oldest)
+        return too_few | jnp.any(overdue)
+
+    def next_event(time):
+        return jnp.min(jnp.where(finish > time + slack, finish, jnp.inf))
+
+    now = lax.while_loop(must_wait, next_event, now)
+    is_in = finish <= now + slack
+
+    # who has begun meanwhile receives the values
+    begins = jobs.is_idle & (start <= now + slack)
+    _send(fed, values, begins)
+    jobs = _begin(fed, jobs, plain, begins, key, width)
+    jobs = replace(
+        jobs,
+        start=jnp.where(is_in, now, start),
+        seconds=jnp.where(jobs.is_idle & ~begins, jobs.seconds, seconds),
+        version=jnp.where(begins, jobs.polls, jobs.version),
+        begun=jobs.begun + begins.astype(jnp.int32),
+        is_idle=is_in | (jobs.is_idle & ~begins),
+        has_arrived=is_in,
+        polls=jobs.polls + 1,
+    )
+
+    # the results
+    results, total, change = _deliver(fed, jobs, step, is_in, settings, width)
+    arrivals = jnp.sum(is_in, dtype=jnp.uint32)
+    fed.books = fed.books._replace(
+        exchanges=fed.books.exchanges + jnp.uint32(1),
+        messages=fed.books.messages + jnp.uint32(2) * arrivals,
+        bytes_up=counters.add(fed.books.bytes_up, nbytes_up, arrivals, fed.n_clients),
+        seconds=now,
+    )
+    return News(
+        jobs=replace(jobs, results=results),
+        arrivals=arrivals.astype(jnp.int32),
+        weight=jnp.sum(jnp.where(is_in, fed.weights, 0.0)),
+        sum=total,
+        change=change,
+        stalest=jnp.max(jnp.where(is_in, jobs.polls - 1 - version, 0)),
+    )
+
+
+def ask(
+    fed: TracedFederation,
+    who: jax.Array,
+    step: Step,
+    values: tuple[Tree | Shared, ...],
+    *,
+    key: Key,
+    at_once: int | None = None,
+    **settings: Any,
+) -> Tree:
+    """See :meth:`~rookery.program.federation.AbstractFederation.ask`."""
+    check_mean(fed.aggregate)
+    plain = tuple(v.value if isinstance(v, Shared) else v for v in values)
+
+    def one(id):
+        client = Client(fed.population, id, client_key(key, id, None), _loop)
+        return step(client, *plain, **settings), client.work
+
+    shape = jax.eval_shape(one, jax.ShapeDtypeStruct((), jnp.int32))[0]
+    nbytes_up = _tree.nbytes(shape)
+    nbytes = _bytes_down(fed, values) + nbytes_up
+    exchange = fed.books.exchanges
+
+    def visit(ids, active, carry):
+        total, slowest, work = carry
+        replies, more = jax.vmap(one)(ids)
+        lasts = fed.clock.exchange_seconds(fed.round, exchange, ids, active, nbytes[ids])
+        total = _tree.add(total, _weighted_sum(fed, ids, active, replies))
+        return total, jnp.maximum(slowest, lasts), _worked(work, active, more)
+
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shape)
+    work = (fed.books.gradients, fed.books.hessian_vectors)
+    carry = (zeros, jnp.zeros(()), work)
+    total, slowest, work = _visit(fed, who, _width(fed, at_once), visit, carry)
+    _send(fed, values, who)
+    asked = jnp.sum(who, dtype=jnp.uint32)
+    fed.books = fed.books._replace(
+        exchanges=exchange + jnp.uint32(1),
+        messages=fed.books.messages + jnp.uint32(2) * asked,
+        bytes_up=counters.add(fed.books.bytes_up, nbytes_up, asked, fed.n_clients),
+        gradients=work[0],
+        hessian_vectors=work[1],
+        seconds=fed.books.seconds + slowest,
+    )
+    return _tree.scale(1 / jnp.sum(jnp.where(who, fed.weights, 0.0)), total)
+
+
+def _draw(fed: TracedFederation, jobs: Jobs, width: int) -> Jobs:
+    def visit(ids, active, carry):
+        def one(id):
+            ready = jobs.start[id]
+            here = jobs.began + ready
+            comes, delay = fed.clock.job(jobs.kind, id, jobs.begun[id], here)
+            return ready + (comes - here), delay
+
+        rows = jax.vmap(one)(ids)
+        return tuple(
+            _written(table, ids, active, new) for table, new in zip(carry, rows, strict=True)
+        )
+
+    carry = (jobs.start, jobs.seconds)
+    start, seconds = _visit(fed, jobs.has_arrived, width, visit, carry)
+    return replace(jobs, start=start, seconds=seconds)
+
+
+def _begin(fed, jobs: Jobs, values, begins: jax.Array, key: Key, width: int) -> Jobs:
+    def visit(ids, active, carry):
+        def one(id):
+            return jax.random.key_data(
+                jax.random.fold_in(client_key(key, id, None), jobs.begun[id])
+            )
+
+        held, keys = carry
+        same = jax.tree.map(lambda a: jnp.broadcast_to(a, (width, *jnp.shape(a))), values)
+        return _written(held, ids, active, same), _written(keys, ids, active, jax.vmap(one)(ids))
+
+    held, keys = _visit(fed, begins, width, visit, (jobs.values, jobs.keys))
+    return replace(jobs, values=held, keys=keys)
+
+
+def _deliver(fed, jobs: Jobs, step: Step, is_in: jax.Array, settings, width: int):
+    """The new table of results, and the two sums of a :class:`News`."""
+
+    def visit(ids, active, carry):
+        def one(id):
+            client = Client(fed.population, id, jax.random.wrap_key_data(jobs.keys[id]), _loop)
+            values = jax.tree.map(lambda a: a[id], jobs.values)
+            return step(client, *values, **settings), client.work
+
+        results, total, change, work = carry
+        replies, more = jax.vmap(one)(ids)
+        check_result(jobs, replies)
+        changes = jax.tree.map(lambda new, all: new - all[ids], replies, results)
+        return (
+            _written(results, ids, active, replies),
+            _tree.add(total, _weighted_sum(fed, ids, active, replies)),
+            _tree.add(change, _weighted_sum(fed, ids, active, changes)),
+            _worked(work, active, more),
+        )
+
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), jobs.results)
+    work = (fed.books.gradients, fed.books.hessian_vectors)
+    carry = (jobs.results, zeros, zeros, work)
+    results, total, change, work = _visit(fed, is_in, width, visit, carry)
+    fed.books = fed.books._replace(gradients=work[0], hessian_vectors=work[1])
+    return results, total, change
+
+
+def _visit(
+    fed: TracedFederation, who: jax.Array, width: int, visit: Callable[..., Tree], carry: Tree
+) -> Tree:
+    """``visit(ids, active, carry)`` until all clients where ``who`` is true have had their turn."""
+    n = fed.n_clients
+    order = jnp.nonzero(who, size=n + width, fill_value=n)[0].astype(jnp.int32)
+
+    def once(i, carry):
+        ids = lax.dynamic_slice_in_dim(order, i * width, width)
+        return visit(jnp.minimum(ids, n - 1), ids < n, carry)
+
+    turns = -(-jnp.sum(who, dtype=jnp.int32) // width)
+    return lax.fori_loop(0, turns, once, carry)
+
+
+def _width(fed: TracedFederation, at_once: int | None) -> int:
+    return min(at_once or AT_ONCE, fed.clients_at_once or AT_ONCE, fed.n_clients)
+
+
+def _written(table: Tree, ids, active, rows: Tree) -> Tree:
+    """The table with new rows; those of slots that are switched off aim past the end."""
+
+    def write(all, new):
+        at = jnp.where(active, ids, all.shape[0])
+        return all.at[at].set(new, mode="drop")
+
+    return jax.tree.map(write, table, rows)
+
+
+def _weighted_sum(fed: TracedFederation, ids, active, rows: Tree) -> Tree:
+    weights = jnp.where(active, fed.weights[ids], 0.0)
+    return jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), rows)
+
+
+def _worked(counted, active, work):
+    more = (jnp.where(active, w, jnp.uint32(0)) for w in work)
+    return tuple(counters.add_all(c, m) for c, m in zip(counted, more, strict=True))
+
+
+def _bytes_down(fed: TracedFederation, values: tuple[Tree | Shared, ...]) -> jax.Array:
+    """What each client would have to be sent: all that it does not hold."""
+    nbytes = jnp.zeros(fed.n_clients)
+    for value in values:
+        if isinstance(value, Shared):
+            nbytes = nbytes + jnp.where(fed.holders(value), 0.0, _tree.nbytes(value.value))
+        else:
+            nbytes = nbytes + _tree.nbytes(value)
+    return nbytes
+
+
+def _send(fed: TracedFederation, values: tuple[Tree | Shared, ...], who: jax.Array) -> None:
+    for value in values:
+        taking, nbytes = who, _tree.nbytes(value)
+        if isinstance(value, Shared):
+            holders = fed.holders(value)
+            taking, nbytes = who & ~holders, _tree.nbytes(value.value)
+            fed._hold(value, holders | who)
+        times = jnp.sum(taking, dtype=jnp.uint32)
+        down = counters.add(fed.books.bytes_down, nbytes, times, fed.n_clients)
+        fed.books = fed.books._replace(bytes_down=down)
+
+
+def _loop(n, body, init):
+    return lax.fori_loop(0, n, body, init)

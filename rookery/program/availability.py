@@ -1,0 +1,199 @@
+"""When clients can be reached: models of availability in virtual time.
+
+A client that has delivered its result is to start its next job at once. If it is away then, it
+starts when it next comes; who has come waits for the server. Times are seconds since the run began.
+"""
+
+import abc
+import csv
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import _check
+
+_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill the circle evenly, however many there are
+
+
+class AbstractAvailability(eqx.Module):
+    """When a client that could start now comes."""
+
+    @abc.abstractmethod
+    def comes(self, key: jax.Array, client: jax.Array, now: jax.Array) -> jax.Array:
+        """The first time, ``now`` or later, at which the client is there."""
+
+    @abc.abstractmethod
+    def check(self, n_clients: int) -> None:
+        """Raise unless the model fits so many clients."""
+
+
+class AlwaysOn(AbstractAvailability):
+    """Everyone is always there."""
+
+    def comes(self, key, client, now):
+        """Now."""
+        return now
+
+    def check(self, n_clients):
+        """Always fits."""
+
+
+class BernoulliOn(AbstractAvailability):
+    """There with a probability whenever it is to start, otherwise it tries again after a while.
+
+    The wait is ``retry`` times a geometric number, in the mean retry * (1 - p) / p seconds.
+
+    Args:
+        probability: p, of being there at any one attempt.
+        retry: seconds from an attempt to the next.
+    """
+
+    probability: float
+    retry: float
+
+    def __check_init__(self):
+        _check.share("BernoulliOn.probability", self.probability)
+        _check.positive("BernoulliOn.retry", self.retry)
+
+    def comes(self, key, client, now):
+        """After the attempts that fail."""
+        luck = 1 - jax.random.uniform(key, ())  # above 0, at most 1
+        return now + self.retry * jnp.floor(jnp.log(luck) / jnp.log1p(-self.probability))
+
+    def check(self, n_clients):
+        """Always fits."""
+
+
+class DiurnalOn(AbstractAvailability):
+    """There while a sine of its own is high: a share of every period, around the sine's peak.
+
+    Args:
+        period: seconds from a peak to the next.
+        share: how much of a period the client is there.
+        phases: one per client, in periods; None spreads them evenly.
+    """
+
+    period: float
+    share: float = 0.5
+    phases: tuple[float, ...] | None = None
+
+    def __check_init__(self):
+        _check.positive("DiurnalOn.period", self.period)
+        _check.share("DiurnalOn.share", self.share)
+        for phase in self.phases or ():
+            _check.not_negative("DiurnalOn.phases", phase)
+
+    def comes(self, key, client, now):
+        """Now, or when the next period's share begins."""
+        phase = jnp.asarray(client).astype(now.dtype) * _GOLDEN
+        if self.phases is not None:
+            phase = jnp.asarray(self.phases, now.dtype)[client]
+        # sin(2π u) peaks at u = 1/4; counted from where it is first high enough
+        passed = (now / self.period + phase - 0.25 + self.share / 2) % 1.0
+        return jnp.where(passed < self.share, now, now + (1 - passed) * self.period)
+
+    def check(self, n_clients):
+        """Phases must be as many as clients."""
+        if self.phases is not None and len(self.phases) != n_clients:
+            raise ValueError(f"DiurnalOn.phases has {len(self.phases)} for {n_clients} clients.")
+
+
+class TraceOn(AbstractAvailability):
+    """There in the intervals that a file lists; after the last of them the trace begins again.
+
+    Args:
+        path: a CSV file whose first line is ``client,start,end``, and every other line such an
+            interval: a client's number, and seconds from when until when it is there.
+        period: seconds after which the trace begins again; the latest end if not given.
+    """
+
+    path: str
+    period: float
+    starts: jax.Array
+    ends: jax.Array
+    absent: tuple[int, ...] = eqx.field(static=True)
+
+    def __init__(self, path: str | Path, period: float | None = None):
+        intervals = read_trace(path)
+        latest = max(end for row in intervals.values() for _, end in row)
+        if period is not None and period < latest:
+            raise ValueError(f"{path}: the period is {period}, but an interval ends at {latest}.")
+        n, most = max(intervals) + 1, max(len(row) for row in intervals.values())
+
+        def table(which: int) -> jax.Array:
+            rows = [[interval[which] for interval in intervals.get(i, ())] for i in range(n)]
+            return jnp.array([row + [math.inf] * (most - len(row)) for row in rows])
+
+        self.path = str(path)
+        self.period = float(latest if period is None else _check.positive("period", period))
+        self.starts, self.ends = table(0), table(1)
+        self.absent = tuple(i for i in range(n) if i not in intervals)
+
+    def comes(self, key, client, now):
+        """Now, or when the next interval begins."""
+        starts, ends = self.starts[client].astype(now.dtype), self.ends[client].astype(now.dtype)
+        passed = now % self.period
+        next = jnp.min(jnp.where(ends > passed, jnp.maximum(starts, passed), jnp.inf))
+        wait = jnp.where(jnp.isinf(next), self.period + starts[0], next) - passed
+        return now + wait
+
+    def check(self, n_clients):
+        """Every client must come at some time, and no other."""
+        if self.starts.shape[0] > n_clients:
+            raise ValueError(
+                f"{self.path} names client {self.starts.shape[0] - 1}, "
+                f"but there are {n_clients} clients (0 to {n_clients - 1})."
+            )
+        never = [*self.absent, *range(self.starts.shape[0], n_clients)]
+        if never:
+            raise ValueError(f"{self.path} has no interval for {_some(never)}: they never come.")
+
+
+def read_trace(path: str | Path) -> dict[int, list[tuple[float, float]]]:
+    """The intervals of each client in a trace file, in the order of time."""
+    intervals: dict[int, list[tuple[float, float, int]]] = {}
+    with Path(path).open(newline="", encoding="utf-8") as file:
+        lines = csv.reader(file)
+        header = [name.strip() for name in next(lines, [])]
+        if header != ["client", "start", "end"]:
+            raise ValueError(f"{path}, line 1: must be client,start,end, got {','.join(header)!r}.")
+        for fields in lines:
+            if not any(field.strip() for field in fields):
+                continue
+            where = f"{path}, line {lines.line_num}"
+            client, start, end = _interval(fields, where)
+            intervals.setdefault(client, []).append((start, end, lines.line_num))
+    if not intervals:
+        raise ValueError(f"{path} lists no intervals.")
+    for client, rows in intervals.items():
+        rows.sort()
+        for (_, end, first), (start, _, second) in itertools.pairwise(rows):
+            if start < end:
+                raise ValueError(
+                    f"{path}, lines {first} and {second}: two intervals of client {client} overlap."
+                )
+    return {client: [(start, end) for start, end, _ in rows] for client, rows in intervals.items()}
+
+
+def _interval(fields: list[str], where: str) -> tuple[int, float, float]:
+    if len(fields) != 3:
+        raise ValueError(f"{where}: wanted client,start,end, got {len(fields)} fields.")
+    try:
+        client, start, end = int(fields[0]), float(fields[1]), float(fields[2])
+    except ValueError:
+        raise ValueError(f"{where}: {','.join(fields)!r} is not three numbers.") from None
+    if client < 0:
+        raise ValueError(f"{where}: no client has the number {client}.")
+    if not 0 <= start < end < math.inf:
+        raise ValueError(f"{where}: an interval needs 0 <= start < end, got {start} to {end}.")
+    return client, start, end
+
+
+def _some(clients: Sequence[int]) -> str:
+    more = f" and {len(clients) - 5} more" if len(clients) > 5 else ""
+    return f"client {', '.join(map(str, clients[:5]))}{more}"

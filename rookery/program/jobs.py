@@ -1,0 +1,171 @@
+"""Jobs that clients work on at their own pace, and what a poll of the server finds."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import _check, _tree
+from rookery._types import Tree
+from rookery.program.aggregate import Aggregate, Mean
+from rookery.program.clock import KINDS
+
+
+class Jobs(eqx.Module):
+    """One job per client, in flight or about to begin; a field of an algorithm's state.
+
+    ``fed.poll`` reads and renews it. As a part of the state it is in every checkpoint, so a run
+    that goes on from one finds all jobs as they were. Times are seconds since the round began,
+    which stays exact however long a run is; between rounds the engine sets them back. Every field
+    but the last four has one row per client.
+
+    Attributes:
+        values: a copy of the values that the client received; its job knows no others.
+        results: the latest result that each client has delivered; at first what it was made with.
+        start: when the job in flight began, or from when the client could begin.
+        seconds: how long the job in flight lasts, or the delay of the next one.
+        version: the server's version at which the job in flight began.
+        begun: how many jobs the client has begun.
+        keys: of the job in flight, as numbers.
+        is_idle: whether no job is in flight.
+        has_arrived: whether the latest poll brought a result of this client; all true at first.
+        polls: the server's version: how many polls there were.
+        began: seconds from the beginning of the run to that of the round.
+        kind: whose delays the jobs have, ``inner`` or ``outer``.
+        n_clients: how many rows there are, or None before they are made.
+    """
+
+    values: tuple[Tree, ...]
+    results: Tree
+    start: jax.Array
+    seconds: jax.Array
+    version: jax.Array
+    begun: jax.Array
+    keys: jax.Array
+    is_idle: jax.Array
+    has_arrived: jax.Array
+    polls: jax.Array
+    began: jax.Array
+    kind: str = eqx.field(static=True)
+    n_clients: int | None = eqx.field(static=True, default=None)
+
+    @classmethod
+    def of(cls, kind: str, values: tuple[Tree, ...], result: Tree) -> "Jobs":
+        """Jobs that are yet to begin, to be made in ``init``.
+
+        Args:
+            kind: ``inner`` or ``outer``.
+            values: what a job is sent, for its shapes alone.
+            result: what counts as every client's latest result before it has delivered one.
+        """
+        _check.one_of("kind of jobs", kind, KINDS)
+        zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
+        keys = jnp.zeros_like(jax.random.key_data(jax.random.key(0)))
+        idle = jnp.array(True)
+        return cls(values, result, zero, zero, none, none, keys, idle, idle, none, zero, kind)
+
+    def for_clients(self, n_clients: int) -> "Jobs":
+        """The same with a row for each client."""
+        if self.n_clients is not None:
+            raise ValueError(f"these jobs already have rows, for {self.n_clients} clients.")
+
+        def repeat(leaf):
+            return jnp.repeat(jnp.asarray(leaf)[None], n_clients, axis=0)
+
+        rows = jax.tree.map(repeat, self)
+        return replace(rows, polls=self.polls, began=self.began, n_clients=n_clients)
+
+
+class News(NamedTuple):
+    """What a poll has brought. All sums are over the results that arrived, times their weights.
+
+    Attributes:
+        jobs: the jobs after the poll; its ``results`` are the latest of all clients.
+        arrivals: how many results arrived.
+        weight: the sum of the weights of their clients.
+        sum: the sum of the results.
+        change: the sum of the results minus those that the same clients had delivered before. The
+            mean over all clients' latest results moves by it.
+        stalest: the largest staleness among them, in versions of the server.
+    """
+
+    jobs: Jobs
+    arrivals: jax.Array
+    weight: jax.Array
+    sum: Tree
+    change: Tree
+    stalest: jax.Array
+
+
+def later(state: Tree, seconds: jax.Array) -> Tree:
+    """A state whose jobs count their time from so many seconds later, when the next round begins."""
+
+    def move(jobs):
+        if not isinstance(jobs, Jobs):
+            return jobs
+        return replace(jobs, start=jobs.start - seconds, began=jobs.began + seconds)
+
+    return jax.tree.map(move, state, is_leaf=_is_jobs)
+
+
+def all_finite(state: Tree) -> jax.Array:
+    """Whether nothing in a state is NaN or infinite, but for jobs.
+
+    Looking through the tables of all clients would cost more than a server's step. What is wrong in
+    a result is wrong in the iterates as soon as it is used.
+    """
+    leaves = jax.tree.leaves(state, is_leaf=_is_jobs)
+    return _tree.all_finite([leaf for leaf in leaves if not isinstance(leaf, Jobs)])
+
+
+def check_poll(jobs: Jobs, n_clients: int, values: tuple, aggregate: Aggregate) -> None:
+    """Raise unless jobs are of these clients and have the shapes of the values."""
+    if not isinstance(jobs, Jobs):
+        raise TypeError(f"poll takes Jobs, got {type(jobs).__name__}.")
+    if jobs.n_clients != n_clients:
+        raise ValueError(
+            f"the jobs have rows for {jobs.n_clients} clients, and there are {n_clients}. "
+            "Make the state with rookery.program.algorithm.first_state, which knows how many."
+        )
+    wanted, got = (
+        jax.tree.map(lambda a, s=skip: f"{jnp.result_type(a)}{[*jnp.shape(a)[s:]]}", tree)
+        for tree, skip in ((jobs.values, 1), (values, 0))
+    )
+    if wanted != got:
+        raise ValueError(f"these jobs are sent {wanted}, got {got}.")
+    check_mean(aggregate)
+
+
+def check_mean(aggregate: Aggregate) -> None:
+    """Raise unless the run's aggregation rule is the mean, the only one that can be kept up."""
+    if not isinstance(aggregate, Mean):
+        raise ValueError(
+            "asynchronous programs keep a running mean of what clients have sent; "
+            f"aggregate={type(aggregate).__name__} needs all replies at once. Leave it at Mean()."
+        )
+
+
+def check_result(jobs: Jobs, rows: Tree) -> None:
+    """Raise unless results, one row each, are like those that the jobs were made with."""
+    wanted, got = (
+        jax.tree.map(lambda a: f"{jnp.result_type(a)}{[*jnp.shape(a)[1:]]}", tree)
+        for tree in (jobs.results, rows)
+    )
+    if wanted != got:
+        raise ValueError(f"a job of these gives {wanted}, got {got}.")
+
+
+def check_waiting(wait_for: Any, staleness: Any, n_clients: int) -> None:
+    """Raise unless the server can be told when to go on."""
+    if isinstance(wait_for, int) and not 1 <= wait_for <= n_clients:
+        raise ValueError(
+            f"wait_for={wait_for} results cannot come from {n_clients} clients with a job each."
+        )
+    if isinstance(staleness, int):
+        _check.count("staleness", staleness, least=0)
+
+
+def _is_jobs(leaf: Any) -> bool:
+    return isinstance(leaf, Jobs)

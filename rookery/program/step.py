@@ -1,0 +1,42 @@
+"""What runs on a client: a step, and what it is given first."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+
+from rookery._types import Key, Sample, Tree
+
+
+class Client(Protocol):
+    """What a client step receives first: the client's own data, key and loop."""
+
+    @property
+    def id(self) -> Any:
+        """The client's number."""
+        ...
+
+    @property
+    def key(self) -> Key:
+        """The key of this step on this client."""
+        ...
+
+    def draw(self, split: str, size: int | None, key: Key) -> Sample:
+        """A handle to ``size`` rows of a split, or to all of them if ``size`` is None."""
+        ...
+
+    def repeat(self, n: Any, body: Callable[[Any, Tree], Tree], init: Tree) -> Tree:
+        """``body(i, value)`` n times over; n may differ between clients."""
+        ...
+
+
+Step = Callable[..., Tree]
+"""``step(client, *values, **settings)``: a module-level function, known by its name."""
+
+
+def client_key(key: Key | None, id, occurrence) -> Key | None:
+    """The key of one slot: a function of the client alone, never of the cohort's order."""
+    if key is None:
+        return None
+    key = jax.random.fold_in(key, id)
+    return key if occurrence is None else jax.random.fold_in(key, occurrence)
