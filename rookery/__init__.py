@@ -6,6 +6,7 @@ Import it with ``import rookery as rk``.
 from rookery import algorithms as algorithms
 from rookery import tasks as tasks
 from rookery import tracking as tracking
+from rookery.algorithms.afbo import AFBO as AFBO
 from rookery.algorithms.agnostic import AgnosticFL as AgnosticFL
 from rookery.algorithms.centralised import AID as AID
 from rookery.algorithms.centralised import ALSET as ALSET
@@ -30,8 +31,13 @@ from rookery.algorithms.lfednest import LFedNestNonAlt as LFedNestNonAlt
 from rookery.algorithms.lfednest import LFedNestSVRG as LFedNestSVRG
 from rookery.algorithms.nested import Nested as Nested
 from rookery.algorithms.parts import PHE as PHE
+from rookery.algorithms.parts import ActiveHessians as ActiveHessians
 from rookery.algorithms.parts import AdjointView as AdjointView
 from rookery.algorithms.parts import Alternating as Alternating
+from rookery.algorithms.parts import APHEPaper as APHEPaper
+from rookery.algorithms.parts import APHERandom as APHERandom
+from rookery.algorithms.parts import APHESum as APHESum
+from rookery.algorithms.parts import Between as Between
 from rookery.algorithms.parts import BilevelView as BilevelView
 from rookery.algorithms.parts import BilevelWarmUp as BilevelWarmUp
 from rookery.algorithms.parts import CompositionWarmUp as CompositionWarmUp
@@ -49,6 +55,7 @@ from rookery.algorithms.parts import Hold as Hold
 from rookery.algorithms.parts import LastIterate as LastIterate
 from rookery.algorithms.parts import LFedOut as LFedOut
 from rookery.algorithms.parts import Literal as Literal
+from rookery.algorithms.parts import LocalHessians as LocalHessians
 from rookery.algorithms.parts import LocalNeumann as LocalNeumann
 from rookery.algorithms.parts import LocalNeumannSum as LocalNeumannSum
 from rookery.algorithms.parts import MinimaxView as MinimaxView
@@ -64,6 +71,7 @@ from rookery.algorithms.parts import ServerSGD as ServerSGD
 from rookery.algorithms.parts import ServerStep as ServerStep
 from rookery.algorithms.parts import Shifted as Shifted
 from rookery.algorithms.parts import Simultaneous as Simultaneous
+from rookery.algorithms.parts import StaleHessians as StaleHessians
 from rookery.algorithms.perfedavg import PerFedAvg as PerFedAvg
 from rookery.algorithms.qfedavg import QFedAvg as QFedAvg
 from rookery.algorithms.scaffold import Scaffold as Scaffold

@@ -1,6 +1,7 @@
 """One paper, one file."""
 
 from rookery.algorithms import parts as parts
+from rookery.algorithms.afbo import AFBO as AFBO
 from rookery.algorithms.agnostic import AgnosticFL as AgnosticFL
 from rookery.algorithms.centralised import AID as AID
 from rookery.algorithms.centralised import ALSET as ALSET
@@ -33,6 +34,7 @@ from rookery.algorithms.stochastic_approximation import SOBA as SOBA
 from rookery.algorithms.stochastic_approximation import STSA as STSA
 
 __all__ = [
+    "AFBO",
     "AID",
     "ALSET",
     "DRFA",

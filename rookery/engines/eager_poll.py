@@ -12,13 +12,21 @@ import numpy as np
 from rookery import _tree
 from rookery._types import Key, Tree
 from rookery.program.federation import Shared, Step, client_key
-from rookery.program.jobs import Jobs, News, check_mean, check_poll, check_result, check_waiting
+from rookery.program.jobs import (
+    Jobs,
+    News,
+    check_mean,
+    check_poll,
+    check_result,
+    check_waiting,
+    job_key,
+)
 from rookery.program.ledger import Ledger
 
 if TYPE_CHECKING:
     from rookery.engines.eager import EagerFederation
 
-SIMULTANEOUS = 16
+SIMULTANEOUS = 8
 """Events that are closer than so many rounding errors are one: 0.1 + 0.2 is 0.3."""
 
 
@@ -61,20 +69,21 @@ def poll(
             lasts += _transfer_seconds(fed, i, _to_send(fed, i, values) + nbytes_up)
         ends_at[i] = begins_at[i] + lasts
 
-    slack = SIMULTANEOUS * np.finfo(jobs.start.dtype).eps * max(map(abs, ends_at))
-    events = [fed.now, *sorted(end for end in ends_at if end > fed.now + slack)]
+    eps = SIMULTANEOUS * float(np.finfo(jobs.start.dtype).eps)
+    slack = [eps * max(abs(b), e - b) for b, e in zip(begins_at, ends_at, strict=True)]
+    events = [fed.now, *sorted(ends_at[i] for i in clients if ends_at[i] > fed.now + slack[i])]
+    now, arrived = fed.now, list[int]()
     for now in events:
-        arrived = [i for i in clients if ends_at[i] <= now + slack]
-        at_work = [i for i in clients if begins_at[i] <= now + slack and i not in arrived]
+        arrived = [i for i in clients if ends_at[i] <= now + slack[i]]
+        at_work = [i for i in clients if begins_at[i] <= now + slack[i] and i not in arrived]
         ages = [0 if is_idle[i] else version - versions[i] for i in at_work]
         if len(arrived) >= wait_for and (staleness is None or all(a < staleness for a in ages)):
             break
 
     for i in clients:  # who has begun meanwhile receives the values
-        if is_idle[i] and begins_at[i] <= now + slack:
+        if is_idle[i] and begins_at[i] <= now + slack[i]:
             fed.ledger += Ledger(bytes_down=_send(fed, i, values))
-            own = jax.random.fold_in(client_key(key, i, None), begun[i])
-            keys = keys.at[i].set(jax.random.key_data(own))
+            keys = keys.at[i].set(jax.random.key_data(job_key(key, i, begun[i])))
             held = jax.tree.map(lambda a, v, i=i: a.at[i].set(v), held, plain)
             start[i], seconds[i] = begins_at[i], ends_at[i] - begins_at[i]
             versions[i], is_idle[i] = version, False

@@ -19,12 +19,20 @@ from rookery._types import Key, Tree
 from rookery.clients.client import Client
 from rookery.engines import counters
 from rookery.program.federation import Shared, Step, client_key
-from rookery.program.jobs import Jobs, News, check_mean, check_poll, check_result, check_waiting
+from rookery.program.jobs import (
+    Jobs,
+    News,
+    check_mean,
+    check_poll,
+    check_result,
+    check_waiting,
+    job_key,
+)
 
 if TYPE_CHECKING:
     from rookery.engines.traced import TracedFederation
 
-SIMULTANEOUS = 16
+SIMULTANEOUS = 8
 """Events that are closer than so many rounding errors are one: 0.1 + 0.2 is 0.3."""
 
 AT_ONCE = 32
@@ -65,7 +73,7 @@ def poll(
     seconds = jnp.where(jobs.is_idle, lasts, jobs.seconds)
     version = jnp.where(jobs.is_idle, jobs.polls, jobs.version)
     finish = start + seconds
-    slack = SIMULTANEOUS * jnp.finfo(finish.dtype).eps * jnp.max(jnp.abs(finish))
+    slack = SIMULTANEOUS * jnp.finfo(finish.dtype).eps * jnp.maximum(jnp.abs(start), seconds)
     oldest = -1 if staleness is None else jobs.polls - staleness
 
     def must_wait(time):
@@ -182,9 +190,7 @@ def _draw(fed: TracedFederation, jobs: Jobs, width: int) -> Jobs:
 def _begin(fed, jobs: Jobs, values, begins: jax.Array, key: Key, width: int) -> Jobs:
     def visit(ids, active, carry):
         def one(id):
-            return jax.random.key_data(
-                jax.random.fold_in(client_key(key, id, None), jobs.begun[id])
-            )
+            return jax.random.key_data(job_key(key, id, jobs.begun[id]))
 
         held, keys = carry
         same = jax.tree.map(lambda a: jnp.broadcast_to(a, (width, *jnp.shape(a))), values)
@@ -206,17 +212,20 @@ def _deliver(fed, jobs: Jobs, step: Step, is_in: jax.Array, settings, width: int
         results, total, change, work = carry
         replies, more = jax.vmap(one)(ids)
         check_result(jobs, replies)
-        changes = jax.tree.map(lambda new, all: new - all[ids], replies, results)
-        return (
-            _written(results, ids, active, replies),
-            _tree.add(total, _weighted_sum(fed, ids, active, replies)),
-            _tree.add(change, _weighted_sum(fed, ids, active, changes)),
-            _worked(work, active, more),
-        )
+        new = _weighted_sum(fed, ids, active, replies)
+        results = _written(results, ids, active, replies)
+        return results, _tree.add(total, new), _tree.add(change, new), _worked(work, active, more)
+
+    def look_up(ids, active, change):
+        before = jax.tree.map(lambda a: a[ids], jobs.results)
+        return _tree.sub(change, _weighted_sum(fed, ids, active, before))
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), jobs.results)
+    # one loop that reads a table and writes it, or two of which neither must be first, would have
+    # XLA copy the whole table
+    change = _visit(fed, is_in, width, look_up, zeros)
     work = (fed.books.gradients, fed.books.hessian_vectors)
-    carry = (jobs.results, zeros, zeros, work)
+    carry = (jobs.results, zeros, change, work)
     results, total, change, work = _visit(fed, is_in, width, visit, carry)
     fed.books = fed.books._replace(gradients=work[0], hessian_vectors=work[1])
     return results, total, change
@@ -227,14 +236,16 @@ def _visit(
 ) -> Tree:
     """``visit(ids, active, carry)`` until all clients where ``who`` is true have had their turn."""
     n = fed.n_clients
-    order = jnp.nonzero(who, size=n + width, fill_value=n)[0].astype(jnp.int32)
+    # whole numbers as float32, exact up to 2^24, since that is what CPUs find the largest of fast
+    rank = n - jnp.arange(n, dtype=jnp.float32)
 
-    def once(i, carry):
-        ids = lax.dynamic_slice_in_dim(order, i * width, width)
-        return visit(jnp.minimum(ids, n - 1), ids < n, carry)
+    def once(_, carry):
+        last, value = carry
+        first, ids = lax.top_k(jnp.where(who & (rank < last), rank, 0.0), width)
+        return first[-1], visit(ids, first > 0, value)
 
     turns = -(-jnp.sum(who, dtype=jnp.int32) // width)
-    return lax.fori_loop(0, turns, once, carry)
+    return lax.fori_loop(0, turns, once, (jnp.float32(n + 1), carry))[1]
 
 
 def _width(fed: TracedFederation, at_once: int | None) -> int:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import _check, _tree
-from rookery._types import Tree
+from rookery._types import Key, Tree
 from rookery.program.aggregate import Aggregate, Mean
 from rookery.program.clock import KINDS
 
@@ -99,8 +99,13 @@ class News(NamedTuple):
     stalest: jax.Array
 
 
+def job_key(key: Key, client: Any, number: Any) -> Key:
+    """The key of a client's job: of the poll at which it began, the client and the job's number."""
+    return jax.random.fold_in(jax.random.fold_in(key, client), number)
+
+
 def later(state: Tree, seconds: jax.Array) -> Tree:
-    """A state whose jobs count their time from so many seconds later, when the next round begins."""
+    """A state whose jobs count time from so many seconds later, when the next round begins."""
 
     def move(jobs):
         if not isinstance(jobs, Jobs):

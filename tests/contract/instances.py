@@ -96,6 +96,46 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
             rk.FedMBO(0.05, 0.1, 1, rk.PHESum(2, rk.PowerIteration(3), rk.Uniform(2)), **PARTIAL),
         ),
     },
+    "AFBO": {
+        "active, random local iterations": (
+            TINY,
+            rk.AFBO(
+                0.05,
+                0.1,
+                2,
+                rk.APHESum(2, rk.PowerIteration(2, 2)),
+                inner_steps=rk.Between(1, 3),
+                batch_size=2,
+            ),
+        ),
+        "all stale, random length": (
+            TINY,
+            rk.AFBO(
+                0.05,
+                0.1,
+                1,
+                rk.APHERandom(3, 5.0),
+                rk.StaleHessians(),
+                (1, 2, 3),
+                0,
+                inner_staleness=1,
+                batch_size=2,
+            ),
+        ),
+        "local, one product": (
+            TINY,
+            rk.AFBO(
+                0.05,
+                0.1,
+                2,
+                rk.APHEPaper(lipschitz=5.0),
+                rk.LocalHessians(),
+                wait_for=1,
+                first_wait_for=1,
+                outer_staleness=None,
+            ),
+        ),
+    },
     "Nested": {
         "PHE with FedInn": (
             TINY,

@@ -1,5 +1,8 @@
 """Procedures that algorithms are put together from."""
 
+from rookery.algorithms.parts.aphe import APHEPaper as APHEPaper
+from rookery.algorithms.parts.aphe import APHERandom as APHERandom
+from rookery.algorithms.parts.aphe import APHESum as APHESum
 from rookery.algorithms.parts.federatedcg import FederatedCG as FederatedCG
 from rookery.algorithms.parts.fedihgp import FedIHGP as FedIHGP
 from rookery.algorithms.parts.fedihgp import FedIHGPSum as FedIHGPSum
@@ -9,10 +12,14 @@ from rookery.algorithms.parts.fedout import FedOut as FedOut
 from rookery.algorithms.parts.hessian import ExactHessian as ExactHessian
 from rookery.algorithms.parts.hessian import FirstOrder as FirstOrder
 from rookery.algorithms.parts.hessian import HessianFree as HessianFree
+from rookery.algorithms.parts.hessians import ActiveHessians as ActiveHessians
+from rookery.algorithms.parts.hessians import LocalHessians as LocalHessians
+from rookery.algorithms.parts.hessians import StaleHessians as StaleHessians
 from rookery.algorithms.parts.lfedout import LFedOut as LFedOut
 from rookery.algorithms.parts.lfedout import LocalNeumann as LocalNeumann
 from rookery.algorithms.parts.lfedout import LocalNeumannSum as LocalNeumannSum
 from rookery.algorithms.parts.lipschitz import PowerIteration as PowerIteration
+from rookery.algorithms.parts.local import Between as Between
 from rookery.algorithms.parts.local import PerCall as PerCall
 from rookery.algorithms.parts.order import Alternating as Alternating
 from rookery.algorithms.parts.order import Simultaneous as Simultaneous
@@ -38,8 +45,13 @@ from rookery.problem.views import SequencesView as SequencesView
 
 __all__ = [
     "PHE",
+    "APHEPaper",
+    "APHERandom",
+    "APHESum",
+    "ActiveHessians",
     "AdjointView",
     "Alternating",
+    "Between",
     "BilevelView",
     "BilevelWarmUp",
     "CompositionWarmUp",
@@ -57,6 +69,7 @@ __all__ = [
     "LFedOut",
     "LastIterate",
     "Literal",
+    "LocalHessians",
     "LocalNeumann",
     "LocalNeumannSum",
     "MinimaxView",
@@ -72,4 +85,5 @@ __all__ = [
     "ServerStep",
     "Shifted",
     "Simultaneous",
+    "StaleHessians",
 ]

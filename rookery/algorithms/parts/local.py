@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import _check, _tree
+from rookery._random import below
 from rookery._types import Key, Sample, Tree
 from rookery.program.federation import Client
 
@@ -30,9 +31,20 @@ class PerCall(eqx.Module):
         _check.positive("PerCall.lr", self.lr)
 
 
+class Between(eqx.Module):
+    """A number of local steps that every client draws anew each time, uniform on low..high."""
+
+    low: int
+    high: int
+
+    def __check_init__(self):
+        _check.count("Between.low", self.low)
+        _check.count("Between.high", self.high, least=self.low)
+
+
 LearningRate = float | PerCall
-LocalSteps = int | tuple[int, ...]
-"""One number for all clients, or one per client."""
+LocalSteps = int | tuple[int, ...] | Between
+"""One number for all clients, one per client, or (where jobs are asynchronous) a random one."""
 
 
 def check_learning_rate(name: str, value: LearningRate) -> None:
@@ -48,6 +60,8 @@ def local_steps(value) -> LocalSteps:
 
 def check_local_steps(name: str, value: LocalSteps, n_clients: int | None = None) -> None:
     """Raise unless counts are at least one and, if given per client, there is one for each."""
+    if isinstance(value, Between):
+        return
     for count in value if isinstance(value, tuple) else (value,):
         _check.count(name, count)
     if n_clients is not None and isinstance(value, tuple) and len(value) != n_clients:
@@ -69,8 +83,12 @@ def check_fields(algorithm: Any, n_clients: int | None = None) -> None:
             _check.count(name, value)
 
 
-def steps_of(client: Client, steps: LocalSteps):
-    """How many local steps this client takes."""
+def steps_of(client: Client, steps: LocalSteps, key: Key | None = None):
+    """How many local steps this client takes; the key is for those that are drawn."""
+    if isinstance(steps, Between):
+        if key is None:
+            raise TypeError("a random number of local steps is for asynchronous jobs alone.")
+        return steps.low + below(key, (), steps.high - steps.low + 1)
     return jnp.asarray(steps, jnp.int32)[client.id] if isinstance(steps, tuple) else steps
 
 

@@ -1,0 +1,97 @@
+"""APHE: the hypergradient of anarchic clients, and who is asked for its products (algorithm 2).
+
+One chain for all clients gives the adjoint v, then every client that begins a job is sent v and
+answers, at its own pace, with its piece  H_i = f_x - g_xy v  at the values that it received.
+
+                        v, with U hops                          recovers of the inverse, in the mean
+    APHESum             (1/L) Σ_{n=0..U} (I - g_yy/L)^n f_y     all but (I - g_yy/L)^(U+1)
+    APHERandom          (N/L) (I - g_yy/L)^N' f_y, N' < N       all but (I - g_yy/L)^N
+    APHEPaper           (U/L) (I - g_yy/L)^U f_y                less than 1/e of every component
+
+The paper's form has a fixed length. On an eigenvalue s L it gives  U s (1 - s)^U  of the inverse,
+at most (U / (U + 1))^(U + 1) whatever s, and nothing as U grows.
+"""
+
+import abc
+
+import equinox as eqx
+import jax
+
+from rookery import _check
+from rookery._random import below
+from rookery._types import Key, Tree
+from rookery.algorithms.parts import local
+from rookery.algorithms.parts.lipschitz import Lipschitz, PowerIteration, check_lipschitz
+from rookery.algorithms.parts.system import AbstractSystem, product_of_series, sum_of_series
+
+
+class AbstractAPHE(eqx.Module):
+    """A way to solve for the adjoint by hops."""
+
+    terms: eqx.AbstractVar[int | None]
+    lipschitz: eqx.AbstractVar[Lipschitz]
+
+    @abc.abstractmethod
+    def solve(self, system: AbstractSystem, n_clients: int, L: jax.Array, key: Key) -> Tree:
+        """The adjoint v."""
+
+    def __check_init__(self):
+        name = type(self).__name__
+        if self.terms is not None:
+            _check.count(f"{name}.terms", self.terms)
+        check_lipschitz(f"{name}.lipschitz", self.lipschitz)
+
+    def length(self, n_clients: int) -> int:
+        """The paper's U, the number of clients, if no other was given."""
+        return n_clients if self.terms is None else self.terms
+
+
+class APHESum(AbstractAPHE):
+    """The truncated series: U hops, U + 1 terms.
+
+    Args:
+        terms: U; as many as there are clients if None, as in the paper.
+        lipschitz: L, or how to estimate it.
+    """
+
+    terms: int | None = None
+    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
+
+    def solve(self, system, n_clients, L, key):
+        """The sum of the terms 0 to U."""
+        return sum_of_series(system, self.length(n_clients), L, key)
+
+
+class APHERandom(AbstractAPHE):
+    """One product whose length is drawn uniformly from 0 to N - 1, as FedNest's and FedMBO's.
+
+    Args:
+        terms: N; as many as there are clients if None.
+        lipschitz: L, or how to estimate it.
+    """
+
+    terms: int | None = None
+    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
+
+    def solve(self, system, n_clients, L, key):
+        """The product of N' factors."""
+        length_key, key = jax.random.split(key)
+        N = self.length(n_clients)
+        return product_of_series(system, N, below(length_key, (), N), L, key)
+
+
+class APHEPaper(AbstractAPHE):
+    """The paper's letter: one product of fixed length. It is not consistent; see above.
+
+    Args:
+        terms: U; as many as there are clients if None, as in the paper.
+        lipschitz: L, or how to estimate it.
+    """
+
+    terms: int | None = None
+    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
+
+    def solve(self, system, n_clients, L, key):
+        """The product of U factors."""
+        U = self.length(n_clients)
+        return product_of_series(system, U, U, L, key)
