@@ -28,6 +28,7 @@ test-tracking: $(VENV)-tracking/.ready
 bench: $(READY)
 	$(BIN)/python benchmarks/fednest_round.py
 	$(BIN)/python benchmarks/maml_step.py
+	$(BIN)/python benchmarks/server_step.py
 
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -21,7 +21,7 @@ from rookery.engines.traced import many_rounds
 from rookery.program.algorithm import first_state
 
 SIZES = (18, 180, 1_800, 18_000)
-ARRIVALS, LOCAL_STEPS, BATCH, N_IN, CLASSES = 9, 5, 64, 400, 10
+ARRIVALS, LOCAL_STEPS, BATCH, N_IN, CLASSES = 9, 10, 64, 400, 10
 ROWS, STEPS = 100, 100
 
 

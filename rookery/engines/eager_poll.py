@@ -71,17 +71,17 @@ def poll(
 
     eps = SIMULTANEOUS * float(np.finfo(jobs.start.dtype).eps)
     slack = [eps * max(abs(b), e - b) for b, e in zip(begins_at, ends_at, strict=True)]
-    events = [fed.now, *sorted(ends_at[i] for i in clients if ends_at[i] > fed.now + slack[i])]
+    events = [fed.now, *sorted(ends_at[i] for i in clients if ends_at[i] - slack[i] > fed.now)]
     now, arrived = fed.now, list[int]()
     for now in events:
-        arrived = [i for i in clients if ends_at[i] <= now + slack[i]]
-        at_work = [i for i in clients if begins_at[i] <= now + slack[i] and i not in arrived]
+        arrived = [i for i in clients if ends_at[i] - slack[i] <= now]
+        at_work = [i for i in clients if begins_at[i] - slack[i] <= now and i not in arrived]
         ages = [0 if is_idle[i] else version - versions[i] for i in at_work]
         if len(arrived) >= wait_for and (staleness is None or all(a < staleness for a in ages)):
             break
 
     for i in clients:  # who has begun meanwhile receives the values
-        if is_idle[i] and begins_at[i] <= now + slack[i]:
+        if is_idle[i] and begins_at[i] - slack[i] <= now:
             fed.ledger += Ledger(bytes_down=_send(fed, i, values))
             keys = keys.at[i].set(jax.random.key_data(job_key(key, i, begun[i])))
             held = jax.tree.map(lambda a, v, i=i: a.at[i].set(v), held, plain)
@@ -150,7 +150,8 @@ def ask(
     for i in asked:
         reply, work = fed.run(i, client_key(key, i, None), step, plain, settings)
         down, up = _send(fed, i, values), _tree.nbytes(reply)
-        id, active, nbytes = jnp.array([i]), jnp.array([True]), jnp.array([float(down + up)])
+        id, active = jnp.array([i], jnp.int32), jnp.array([True])
+        nbytes = jnp.array([float(down + up)])
         lasts = fed.clock.exchange_seconds(fed.round, exchange, id, active, nbytes)
         slowest = max(slowest, float(lasts))
         fed.ledger += work + Ledger(messages=2, bytes_down=down, bytes_up=up)

@@ -74,22 +74,23 @@ def poll(
     version = jnp.where(jobs.is_idle, jobs.polls, jobs.version)
     finish = start + seconds
     slack = SIMULTANEOUS * jnp.finfo(finish.dtype).eps * jnp.maximum(jnp.abs(start), seconds)
-    oldest = -1 if staleness is None else jobs.polls - staleness
+    due = finish - slack
 
     def must_wait(time):
-        is_in = finish <= time + slack
-        too_few = jnp.sum(is_in, dtype=jnp.int32) < wait_for
-        overdue = (start <= time + slack) & ~is_in & (version <= oldest)
-        return too_few | jnp.any(overdue)
+        too_few = jnp.sum(due <= time, dtype=jnp.int32) < wait_for
+        if staleness is None:
+            return too_few
+        at_work = (start - slack <= time) & (due > time)
+        return too_few | jnp.any(at_work & (jobs.polls - version >= staleness))
 
     def next_event(time):
-        return jnp.min(jnp.where(finish > time + slack, finish, jnp.inf))
+        return jnp.min(jnp.where(due > time, finish, jnp.inf))
 
     now = lax.while_loop(must_wait, next_event, now)
-    is_in = finish <= now + slack
+    is_in = due <= now
 
     # who has begun meanwhile receives the values
-    begins = jobs.is_idle & (start <= now + slack)
+    begins = jobs.is_idle & (start - slack <= now)
     _send(fed, values, begins)
     jobs = _begin(fed, jobs, plain, begins, key, width)
     jobs = replace(
@@ -236,16 +237,21 @@ def _visit(
 ) -> Tree:
     """``visit(ids, active, carry)`` until all clients where ``who`` is true have had their turn."""
     n = fed.n_clients
-    # whole numbers as float32, exact up to 2^24, since that is what CPUs find the largest of fast
-    rank = n - jnp.arange(n, dtype=jnp.float32)
+    numbers = jnp.arange(n, dtype=jnp.int32)
 
     def once(_, carry):
         last, value = carry
-        first, ids = lax.top_k(jnp.where(who & (rank < last), rank, 0.0), width)
-        return first[-1], visit(ids, first > 0, value)
+
+        def pick(slot, carry):  # one minimum for each: a sort of all would cost far more
+            last, ids = carry
+            found = jnp.min(jnp.where(who & (numbers > last), numbers, n))
+            return found, ids.at[slot].set(found)
+
+        last, ids = lax.fori_loop(0, width, pick, (last, jnp.zeros(width, jnp.int32)))
+        return last, visit(jnp.minimum(ids, n - 1), ids < n, value)
 
     turns = -(-jnp.sum(who, dtype=jnp.int32) // width)
-    return lax.fori_loop(0, turns, once, (jnp.float32(n + 1), carry))[1]
+    return lax.fori_loop(0, turns, once, (jnp.int32(-1), carry))[1]
 
 
 def _width(fed: TracedFederation, at_once: int | None) -> int:

@@ -1,0 +1,196 @@
+import jax
+import numpy as np
+import pytest
+from naive_afbo import Naive
+
+import rookery as rk
+from rookery.engines.engine import Program
+from rookery.program.algorithm import first_state
+
+ZOO = rk.zoo.quadratic_bilevel(n_clients=4, x_size=1, y_size=2, cross=0.3)
+APHE = rk.APHESum(2, 5.0)
+GRID = rk.Stragglers(rk.ConstantDelay(0.1), (1,), 3.0)
+SLOW = rk.Stragglers(rk.LogNormalDelay(0.1), (3,), 4.0)
+
+
+def advance(algorithm, clock=None, rounds=6, zoo=ZOO, engine=None, state=None, first=0):
+    population = rk.Population.stacked(zoo.data)
+    program = Program(zoo.problem, population, clock or rk.Clock(), rk.Mean())
+    if state is None:
+        state = first_state(algorithm, zoo.problem, population.n_clients, zoo.start)
+    runner = (engine or rk.Compiled()).prepare(program, [algorithm])
+    return runner.advance([state], [jax.random.key(0)], first, [rounds])[0]
+
+
+WORLDS = {
+    "two delays, a straggler, bounds, local steps": (
+        rk.Clock(SLOW, outer_delay=rk.ParetoDelay(0.1), seed=1),
+        rk.AFBO(0.05, 0.1, 2, APHE, inner_steps=(1, 2, 3, 1), inner_staleness=2, outer_staleness=1),
+    ),
+    "ties, clients that fail to come, no bounds, no first wait": (
+        rk.Clock(GRID, availability=rk.BernoulliOn(0.5, 0.1), seed=2),
+        rk.AFBO(
+            0.05, 0.1, 2, APHE, inner_steps=(3, 2, 1, 1), local_step=0, wait_for=1,
+            first_wait_for=1, inner_staleness=None, outer_staleness=None,
+        ),
+    ),
+    "days and nights, bandwidth, nothing stale": (
+        rk.Clock(rk.UniformDelay(0.1, 1.0), 1e3, 3, availability=rk.DiurnalOn(3.0)),
+        rk.AFBO(0.05, 0.1, 1, APHE, wait_for=2, inner_staleness=0, outer_staleness=3),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_naive_simulation_gives_the_same_trajectory_and_the_same_clock(name):
+    clock, algorithm = WORLDS[name]
+    naive = Naive(ZOO, clock, algorithm)
+    state, rounds = None, 12
+    for cut in range(0, rounds, 4):  # chunks of rounds, the jobs in flight between them
+        progress = advance(algorithm, clock, 4, state=state, first=cut)
+        state = progress.state
+        for ledger in progress.ledgers:
+            before = naive.now
+            naive.play_round()
+            assert ledger.seconds == pytest.approx(naive.now - before, abs=1e-12)
+        np.testing.assert_allclose(state.x, naive.x, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(state.y, naive.y, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(state.inner.began, naive.now, rtol=1e-12)
+        assert state.inner.begun.tolist() == [w.number for w in naive.workers["inner"]]
+    assert max(naive.staleness) > 0
+    bounds = (algorithm.inner_staleness, algorithm.outer_staleness)
+    if None not in bounds:
+        assert max(naive.staleness) <= max(bounds)
+
+
+def test_without_delays_it_is_the_synchronous_algorithm_step_by_step():
+    afbo = rk.AFBO(0.05, 0.1, 2, APHE)
+    ihgp = rk.FedIHGPSum(2, 5.0)
+    nested = rk.Nested(rk.ServerSGD(0.1), rk.ServerStep(0.05, ihgp), inner_rounds=2)
+    ours, theirs = (advance(algorithm, rounds=6) for algorithm in (afbo, nested))
+    np.testing.assert_allclose(ours.state.x, theirs.state.x, rtol=1e-12)
+    np.testing.assert_allclose(ours.state.y, theirs.state.y, rtol=1e-12)
+    assert [a.exchanges for a in ours.ledgers] == [a.exchanges for a in theirs.ledgers]
+    assert ours.ledgers[0].gradients == theirs.ledgers[0].gradients
+
+
+LIMIT = rk.Clock(SLOW, outer_delay=rk.UniformDelay(0.1, 0.5))
+
+
+def limit_of(zoo=ZOO, rounds=4000, clock=LIMIT, **settings):
+    settings = {"aphe": rk.APHESum(40, 5.0), "inner_staleness": 3, "outer_staleness": 3} | settings
+    algorithm = rk.AFBO(0.05, 0.1, 2, **settings)
+    return advance(algorithm, clock, rounds, zoo, rk.Compiled(rounds_per_call=rounds)).state
+
+
+@pytest.mark.parametrize("local_step", [0.0, 0.05])
+def test_the_limit_with_bounded_delays_is_the_solution_unless_local_steps_drift(local_step):
+    state = limit_of(hessians=rk.StaleHessians(), inner_steps=(1, 2, 3, 4), local_step=local_step)
+    x, y = ZOO.solution()
+    distance = np.abs(state.y - ZOO.inner_solution(np.asarray(state.x))).max()
+    if local_step == 0:
+        np.testing.assert_allclose(state.x, x, rtol=1e-8)
+        np.testing.assert_allclose(state.y, y, rtol=1e-8)
+    else:  # unequal numbers of local steps weigh the clients' gradients unequally
+        half = limit_of(
+            hessians=rk.StaleHessians(), inner_steps=(1, 2, 3, 4), local_step=local_step / 2
+        )
+        less = np.abs(half.y - ZOO.inner_solution(np.asarray(half.x))).max()
+        assert 1.6 < distance / less < 2.4  # O(local_step)
+
+
+def test_active_clients_find_the_solution_where_all_have_the_same_adjoint():
+    same = rk.zoo.quadratic_bilevel(n_clients=4, x_size=1, y_size=2, cross=0.0)
+    alike = {name: getattr(same, name).copy() for name in ("H", "Q", "d")}
+    for array in alike.values():
+        array[:] = array[0]
+    zoo = rk.zoo.quadratic.QuadraticBilevel(**{**same.data, **alike})
+    state = limit_of(zoo, aphe=rk.APHESum(100, 5.0))
+    np.testing.assert_allclose(state.x, zoo.solution()[0], rtol=1e-8)
+    # elsewhere a mean over some clients is another system, and x moves about
+    away = np.abs(limit_of().x - ZOO.solution()[0]).max()
+    assert 1e-4 < away < 0.5
+
+
+def test_the_papers_product_recovers_less_than_1_over_e_and_lands_elsewhere():
+    for U in (1, 4, 18, 100):
+        s = np.linspace(0, 1, 2001)
+        assert (U * s * (1 - s) ** U).max() < np.exp(-1)
+    # with so many hops next to nothing is left: f_x alone is driven to zero
+    state = limit_of(aphe=rk.APHEPaper(60, 5.0), hessians=rk.StaleHessians())
+    m = {name: a.mean((0, 1)) for name, a in ZOO.data.items()}
+    J = np.linalg.solve(m["H"], m["B"])
+    direct = -np.linalg.solve(
+        np.eye(1) + m["E"] @ J, m["r"] + m["E"] @ np.linalg.solve(m["H"], m["c"])
+    )
+    np.testing.assert_allclose(state.x, direct, atol=1e-3)
+    assert np.abs(direct - ZOO.solution()[0]).max() > 0.05
+
+
+def test_resuming_in_mid_flight_is_exact(tmp_path):
+    clock, algorithm = WORLDS["two delays, a straggler, bounds, local steps"]
+    population = rk.Population.stacked(ZOO.data)
+
+    def go(rounds, directory=None):
+        return rk.run(
+            algorithm, ZOO.problem, population, ZOO.start, rounds=rounds, clock=clock,
+            directory=directory, evaluate_every=3,
+        )  # fmt: skip
+
+    go(3, tmp_path)
+    resumed, whole = go(6, tmp_path), go(6)
+    assert not bool(resumed.state.inner.is_idle.all() & resumed.state.outer.is_idle.all())
+    jax.tree.map(np.testing.assert_array_equal, resumed.state, whole.state)
+    assert resumed.ledger.seconds == pytest.approx(whole.ledger.seconds, rel=1e-12)
+    jobs = [rk.Job(algorithm, ZOO.start, seed) for seed in (0, 1)]
+    lanes = rk.sweep(jobs, ZOO.problem, population, rounds=6, clock=clock)
+    np.testing.assert_allclose(lanes[0].state.x, whole.state.x, rtol=1e-12)
+    assert lanes[0].ledger.seconds == pytest.approx(whole.ledger.seconds, rel=1e-12)
+
+
+SCALAR = rk.zoo.scalar_bilevel()
+
+
+def one_round(K, U, hessians):
+    algorithm = rk.AFBO(0.05, 0.1, K, rk.APHESum(U, 5.0), hessians)
+    return advance(algorithm, rounds=1, zoo=SCALAR, engine=rk.Eager()).ledgers[0]
+
+
+@pytest.mark.parametrize(("K", "U"), [(1, 1), (2, 1), (1, 3)])
+def test_what_a_round_with_hops_costs(K, U):
+    m, p, q = 2, 8, 8
+    for hessians in (rk.ActiveHessians(), rk.StaleHessians())[: 2 if K == U else 1]:
+        ledger = one_round(K, U, hessians)
+        assert ledger.exchanges == K + U + 2
+        assert ledger.messages == 2 * m * (K + U + 2)
+        assert ledger.bytes_down == m * (K * (p + q) + (p + q) + U * q + q)
+        assert ledger.bytes_up == m * (K * q + q + U * q + p)
+        assert ledger.hessian_vectors == m * (U + 1)
+
+
+def test_what_a_round_without_hops_costs():
+    ledger = one_round(2, 3, rk.LocalHessians())
+    assert ledger.exchanges == 3
+    assert (ledger.bytes_down, ledger.bytes_up) == (2 * 3 * 16, 2 * 3 * 8)
+    assert ledger.hessian_vectors == 2 * (3 + 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"wait_for": 0}, "wait_for must be at least 1"),
+        ({"inner_staleness": -1}, "inner_staleness must be at least 0"),
+        ({"local_step": -1.0}, "local_step must be a finite number, 0 or above"),
+        ({"inner_steps": (1, 0)}, "inner_steps must be at least 1"),
+    ],
+)
+def test_bad_settings_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        rk.AFBO(0.05, 0.1, **settings)
+
+
+def test_what_does_not_fit_the_clients_is_refused():
+    with pytest.raises(ValueError, match="wait_for=5 results cannot come from 4 clients"):
+        rk.AFBO(0.05, 0.1, wait_for=5).check(ZOO.problem, 4)
+    with pytest.raises(TypeError, match="AFBO solves Bilevel problems, got Minimax"):
+        rk.AFBO(0.05, 0.1).check(rk.zoo.saddle(n_clients=3, size=1).problem, 3)

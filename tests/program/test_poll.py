@@ -1,0 +1,131 @@
+"""The word poll, on a program so small that everything can be followed by hand."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery.engines.eager import EagerFederation
+from rookery.engines.engine import Program
+
+SLOW = rk.Stragglers(rk.ConstantDelay(1.0), (2,), 2.5)
+ROWS = {"a": np.array([[1.0], [10.0], [100.0]])}
+
+
+def federation(clock=None, aggregate=None):
+    population = jax.tree.map(jnp.asarray, rk.Population.stacked(ROWS))
+    program = Program(None, population, clock or rk.Clock(SLOW), aggregate or rk.Mean())
+    return EagerFederation(program, 0)
+
+
+def jobs(n_clients=3):
+    return rk.Jobs.of("inner", (jnp.zeros(()),), jnp.zeros(())).for_clients(n_clients)
+
+
+def scaled(client, w):
+    """The client's number times what it was sent."""
+    row = client.draw("train", None, client.key)
+    return row.average(lambda rows, weights: weights @ rows["a"]) * w
+
+
+def poll(fed, jobs, w, **kwargs):
+    kwargs = {"wait_for": 1, "key": jax.random.key(0)} | kwargs
+    return fed.poll(jobs, scaled, jnp.asarray(w), **kwargs)
+
+
+def test_results_are_of_the_values_received_whatever_the_server_does_meanwhile():
+    fed = federation()
+    first = poll(fed, jobs(), 1.0)
+    assert (fed.now, int(first.arrivals)) == (1.0, 2)
+    assert first.jobs.results.tolist() == [1, 10, 0]
+    assert float(first.sum) == float(first.change) == pytest.approx(11 / 3)
+    second = poll(fed, first.jobs, 2.0)  # the two begin anew; the third still works on 1.0
+    assert (fed.now, second.jobs.results.tolist()) == (2.0, [2, 20, 0])
+    third = poll(fed, second.jobs, float("nan"), wait_for=1)  # poison
+    assert (fed.now, int(third.arrivals), int(third.stalest)) == (2.5, 1, 2)
+    assert third.jobs.results.tolist() == [2, 20, 100]
+    assert float(third.change) == pytest.approx(100 / 3)
+    assert third.jobs.begun.tolist() == [3, 3, 1]
+
+
+def test_only_idle_clients_are_sent_anything_and_only_arrivals_are_billed():
+    fed = federation()
+    news = poll(fed, jobs(), 1.0)
+    assert fed.ledger == rk.Ledger(1, 4, 3 * 8, 2 * 8, seconds=1.0)
+    poll(fed, news.jobs, 1.0)
+    assert fed.ledger == rk.Ledger(2, 8, 5 * 8, 4 * 8, seconds=2.0)
+
+
+@pytest.mark.parametrize(("bound", "waits"), [(0, 2.5), (1, 2.5), (2, 3.0), (None, 3.0)])
+def test_the_server_waits_for_who_would_be_too_stale(bound, waits):
+    fed, news = federation(rk.Clock(rk.Stragglers(rk.ConstantDelay(1.0), (2,), 2.5))), None
+    now = jobs()
+    stalest = []
+    for _ in range(3 if bound is None else bound + 1):
+        news = poll(fed, now, 1.0, staleness=bound, wait_for=2)
+        now = news.jobs
+        stalest.append(int(news.stalest))
+    assert fed.now == waits
+    assert max(stalest) == (2 if bound is None else bound)
+
+
+def test_who_is_away_begins_later_with_the_values_of_then(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("client,start,end\n0,0,9\n1,0,9\n2,1.5,9\n")
+    fed = federation(rk.Clock(rk.ConstantDelay(1.0), availability=rk.TraceOn(path)))
+    news = poll(fed, jobs(), 1.0)
+    assert news.jobs.is_idle.tolist() == [True, True, True]
+    assert fed.ledger.bytes_down == 2 * 8
+    news = poll(fed, news.jobs, 2.0)  # it comes at 1.5 and is at work at 2.0
+    assert news.jobs.is_idle.tolist() == [True, True, False]
+    news = poll(fed, news.jobs, 3.0)
+    assert (fed.now, news.jobs.results.tolist()) == (2.5, [2, 20, 200])
+
+
+def test_a_synchronous_exchange_lets_time_pass_for_all():
+    fed = federation()
+    news = poll(fed, jobs(), 1.0)
+    everyone = jnp.ones(3, bool)
+    assert float(fed.ask(everyone, scaled, jnp.asarray(3.0), key=jax.random.key(0))) == 111
+    assert fed.now == 3.5  # the straggler's 2.5 seconds
+    news = poll(fed, news.jobs, 2.0, wait_for=1)
+    assert (fed.now, int(news.arrivals)) == (3.5, 1)  # what had been finished meanwhile
+    assert (
+        fed.ask(
+            jnp.array([True, False, False]), scaled, fed.share(jnp.ones(())), key=jax.random.key(0)
+        )
+        == 1
+    )
+
+
+def test_simultaneous_events_are_one_in_spite_of_rounding():
+    fed = federation(rk.Clock(rk.Stragglers(rk.ConstantDelay(0.1), (2,), 3.0)))
+    now = jobs()
+    for _ in range(3):
+        now = poll(fed, now, 1.0).jobs
+    assert now.has_arrived.tolist() == [True, True, True]  # 0.1 + 0.1 + 0.1 and 0.3
+
+
+def test_errors_say_what_to_do():
+    fed = federation()
+    with pytest.raises(ValueError, match="wait_for=4 results cannot come from 3 clients"):
+        poll(fed, jobs(), 1.0, wait_for=4)
+    with pytest.raises(ValueError, match="rows for 5 clients, and there are 3"):
+        poll(fed, jobs(5), 1.0)
+    with pytest.raises(ValueError, match="these jobs are sent"):
+        poll(fed, jobs(), [1.0, 2.0])
+    with pytest.raises(ValueError, match="a job of these gives"):
+        poll(fed, replace(jobs(), results=jnp.zeros((3, 2))), 1.0)
+    with pytest.raises(TypeError, match="poll takes Jobs, got int"):
+        fed.poll(3, scaled, jnp.zeros(()), wait_for=1, key=jax.random.key(0))  # type: ignore
+    with pytest.raises(ValueError, match="module-level function"):
+        fed.poll(jobs(), lambda client, w: w, jnp.zeros(()), wait_for=1, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="already have rows, for 3 clients"):
+        jobs().for_clients(3)
+    with pytest.raises(ValueError, match=r"unknown kind of jobs 'iner'. Did you mean 'inner'"):
+        rk.Jobs.of("iner", (), 0.0)
+    with pytest.raises(ValueError, match="Leave it at Mean"):
+        poll(federation(aggregate=lambda replies, weights: replies), jobs(), 1.0)
