@@ -7,6 +7,7 @@ from rookery import algorithms as algorithms
 from rookery import tasks as tasks
 from rookery import tracking as tracking
 from rookery.algorithms.afbo import AFBO as AFBO
+from rookery.algorithms.afl import AFLBilevel as AFLBilevel
 from rookery.algorithms.agnostic import AgnosticFL as AgnosticFL
 from rookery.algorithms.centralised import AID as AID
 from rookery.algorithms.centralised import ALSET as ALSET

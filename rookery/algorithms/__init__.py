@@ -2,6 +2,7 @@
 
 from rookery.algorithms import parts as parts
 from rookery.algorithms.afbo import AFBO as AFBO
+from rookery.algorithms.afl import AFLBilevel as AFLBilevel
 from rookery.algorithms.agnostic import AgnosticFL as AgnosticFL
 from rookery.algorithms.centralised import AID as AID
 from rookery.algorithms.centralised import ALSET as ALSET
@@ -45,6 +46,7 @@ __all__ = [
     "STSA",
     "TTSA",
     "AgnosticFL",
+    "AFLBilevel",
     "AlternatingGDA",
     "ComFedL",
     "ComposedSGD",

@@ -1,6 +1,6 @@
 """AFBO: anarchic federated bilevel optimisation, whose clients work when and as long as they like.
 
-D. Li, Y. Liu, Z. Fang et al. Anarchic federated bilevel optimization. WiOpt 2024.
+D. Li, Y. Zhu, X. Gong, S. Mao, Y. Zhou. Anarchic federated bilevel optimization. WiOpt 2024.
 
     paper       code                        meaning
     x, y        x, y                        outer and inner variable

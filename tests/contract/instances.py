@@ -122,19 +122,12 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 batch_size=2,
             ),
         ),
-        "local, one product": (
+    },
+    "AFLBilevel": {
+        "one product, nobody is waited for": (
             TINY,
-            rk.AFBO(
-                0.05,
-                0.1,
-                2,
-                rk.APHEPaper(lipschitz=5.0),
-                rk.LocalHessians(),
-                wait_for=1,
-                first_wait_for=1,
-                outer_staleness=None,
-            ),
-        ),
+            rk.AFLBilevel(0.05, 0.1, 1, rk.APHEPaper(2, 5.0), wait_for=1, first_wait_for=1),
+        )
     },
     "Nested": {
         "PHE with FedInn": (
