@@ -13,6 +13,7 @@ from rookery import _tree
 from rookery._types import Key, Tree
 from rookery.program.federation import Shared, Step, client_key
 from rookery.program.jobs import (
+    SIMULTANEOUS,
     Jobs,
     News,
     check_mean,
@@ -25,9 +26,6 @@ from rookery.program.ledger import Ledger
 
 if TYPE_CHECKING:
     from rookery.engines.eager import EagerFederation
-
-SIMULTANEOUS = 8
-"""Events that are closer than so many rounding errors are one: 0.1 + 0.2 is 0.3."""
 
 
 def poll(

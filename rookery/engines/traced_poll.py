@@ -20,6 +20,7 @@ from rookery.clients.client import Client
 from rookery.engines import counters
 from rookery.program.federation import Shared, Step, client_key
 from rookery.program.jobs import (
+    SIMULTANEOUS,
     Jobs,
     News,
     check_mean,
@@ -32,11 +33,7 @@ from rookery.program.jobs import (
 if TYPE_CHECKING:
     from rookery.engines.traced import TracedFederation
 
-SIMULTANEOUS = 8
-"""Events that are closer than so many rounding errors are one: 0.1 + 0.2 is 0.3."""
-
-AT_ONCE = 32
-"""Clients that are visited side by side, at most, if nothing else is asked for."""
+AT_ONCE = 32  # clients that are visited side by side, at most, if nothing else is asked for
 
 
 def poll(
@@ -58,8 +55,7 @@ def poll(
     if at_once is None and isinstance(wait_for, int):
         at_once = wait_for
     width = _width(fed, at_once)
-    everyone = jnp.arange(fed.n_clients, dtype=jnp.int32)
-    now = fed.books.seconds
+    everyone, now = jnp.arange(fed.n_clients, dtype=jnp.int32), fed.books.seconds
 
     # who has just become idle: when it will come, and how long it will take
     jobs = _draw(fed, jobs, width)
@@ -67,9 +63,8 @@ def poll(
     # when the server goes on
     nbytes_up = _tree.nbytes(jobs.results) // fed.n_clients
     nbytes = _bytes_down(fed, values) + nbytes_up
-    ready = jnp.maximum(jobs.start, now)
     lasts = jobs.seconds + fed.clock.transfer_seconds(everyone, nbytes)
-    start = jnp.where(jobs.is_idle, ready, jobs.start)
+    start = jnp.where(jobs.is_idle, jnp.maximum(jobs.start, now), jobs.start)
     seconds = jnp.where(jobs.is_idle, lasts, jobs.seconds)
     version = jnp.where(jobs.is_idle, jobs.polls, jobs.version)
     finish = start + seconds

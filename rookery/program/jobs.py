@@ -12,6 +12,9 @@ from rookery._types import Key, Tree
 from rookery.program.aggregate import Aggregate, Mean
 from rookery.program.clock import KINDS
 
+SIMULTANEOUS = 8
+"""Events that are closer than so many rounding errors are one: 0.1 + 0.2 is 0.3."""
+
 
 class Jobs(eqx.Module):
     """One job per client, in flight or about to begin; a field of an algorithm's state.
