@@ -30,4 +30,4 @@ def test_names_are_unique_and_every_algorithm_and_part_is_among_them():
 
 
 def test_the_init_file_stays_a_list_of_names():
-    assert len(SOURCE.splitlines()) <= 120
+    assert len(SOURCE.splitlines()) <= 180
