@@ -36,6 +36,7 @@ from rookery._types import Key, Tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.aphe import AbstractAPHE, APHESum
 from rookery.algorithms.parts.hessians import AbstractHessians, ActiveHessians
+from rookery.algorithms.parts.lipschitz import REMEDY
 from rookery.problem.bilevel import Bilevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client
@@ -148,6 +149,10 @@ class AFBO(AbstractAlgorithm):
     def solution(self, state: AFBOState) -> tuple[Tree, Tree]:
         """(x, y)."""
         return state.x, state.y
+
+    def remedy(self) -> str:
+        """A smaller step, or a larger L."""
+        return REMEDY
 
     def _waiting(self, fed: AbstractFederation, jobs: Jobs, staleness: int | None) -> dict:
         """When the server goes on."""

@@ -25,6 +25,7 @@ from rookery.algorithms.afbo import AFBO, AFBOState
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.aphe import AbstractAPHE, APHESum
 from rookery.algorithms.parts.hessians import LocalHessians
+from rookery.algorithms.parts.lipschitz import REMEDY
 from rookery.problem.bilevel import Bilevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation
@@ -96,3 +97,7 @@ class AFLBilevel(AbstractAlgorithm):
     def solution(self, state: AFBOState) -> tuple[Tree, Tree]:
         """(x, y)."""
         return state.x, state.y
+
+    def remedy(self) -> str:
+        """A smaller step, or a larger L."""
+        return REMEDY

@@ -38,6 +38,7 @@ from rookery.algorithms.parts.lfedout import (
     LocalNeumannSum,
     own_outer_steps,
 )
+from rookery.algorithms.parts.lipschitz import REMEDY
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.cohort import AbstractParticipation, participation
 from rookery.program.federation import AbstractFederation, Client
@@ -170,6 +171,10 @@ class LFedNestNonAlt(AbstractAlgorithm):
     def solution(self, state: State) -> tuple[Tree, ...]:
         """(x, y), or (x,) of a composition."""
         return solution_of(state)
+
+    def remedy(self) -> str:
+        """A smaller step, or a larger L."""
+        return REMEDY
 
 
 def joint_steps(

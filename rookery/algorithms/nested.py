@@ -22,6 +22,7 @@ from rookery._types import Key, Tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.interface import AbstractInner, AbstractOuter, Sampling
 from rookery.algorithms.parts.levels import TwoLevel, check_two_levels
+from rookery.algorithms.parts.lipschitz import REMEDY
 from rookery.problem.composition import Composition
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.cohort import AbstractParticipation, participation
@@ -99,6 +100,10 @@ class Nested(AbstractAlgorithm):
         """(x, y), or (x,) of a composition."""
         return solution_of(state)
 
+    def remedy(self) -> str:
+        """A smaller step, or a larger L."""
+        return REMEDY
+
 
 class AbstractNested(AbstractAlgorithm):
     """A combination of parts under a paper's name. Its fields are what the paper lets one choose.
@@ -131,6 +136,10 @@ class AbstractNested(AbstractAlgorithm):
     def solution(self, state: State) -> tuple[Tree, ...]:
         """(x, y), or (x,) of a composition."""
         return solution_of(state)
+
+    def remedy(self) -> str:
+        """A smaller step, or a larger L."""
+        return REMEDY
 
 
 def initial_state(problem: TwoLevel, x: Tree, y: Tree, inner_start: Tree) -> State:

@@ -41,7 +41,7 @@ class AbstractAlgorithm(eqx.Module):
 
     def remedy(self) -> str:
         """What a user is told to try when a value is no longer finite; a sentence or two."""
-        return "A smaller step size, or a larger lipschitz, is the usual remedy."
+        return "A smaller step size is the usual remedy."
 
 
 def first_state(

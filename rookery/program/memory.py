@@ -56,6 +56,8 @@ class Shares(eqx.Module):
 
     def for_clients(self, n_clients: int) -> "Shares":
         """Equal shares for so many clients."""
+        if self.values is not None:
+            raise ValueError(f"these shares are already there, for {len(self.values)} clients.")
         return Shares(jnp.full(n_clients, 1 / n_clients))
 
 

@@ -162,7 +162,7 @@ class Book:
             now = Checkpoint(done, state, self.ledger, len(self.history))
             save(self.directory / "checkpoints", now)
 
-    def close(self, status: str, done: int) -> None:
+    def close(self, status: str, done: int, message: str = "") -> None:
         """Write the summary."""
         self.status = status
         if self.directory is None:
@@ -170,6 +170,7 @@ class Book:
         summary = {
             "status": status,
             "rounds": done,
+            "message": message,
             **self.ledger.as_dict(),
             "last": to_json(self.history.rows[-1]) if len(self.history) else {},
         }

@@ -84,6 +84,12 @@ class OnClients(AbstractEvaluation):
     adapt: Step | None = None
     label: str = eqx.field(static=True, default="")
 
+    def __check_init__(self):
+        if twice := sorted(set(self.scores) & set(self.losses)):
+            raise ValueError(
+                f"{', '.join(twice)} cannot be a score and a loss: is more of it better, or less?"
+            )
+
     def __call__(self, solution, population, key):
         """Four numbers for every metric."""
         metrics = {**self.scores, **self.losses}
@@ -109,6 +115,25 @@ class OnClients(AbstractEvaluation):
             out[f"{self.label}{name}/worst10"] = jnp.mean(worst_first[:tenth])
             out[f"{self.label}{name}/variance"] = jnp.var(values)
         return out
+
+
+@eqx.filter_jit
+def evaluate_all(evaluations, solutions, population, keys) -> dict[str, jax.Array]:
+    """The numbers of all evaluations for stacked solutions, one after another."""
+
+    def one(lane):
+        solution, key = lane
+        numbers: dict[str, jax.Array] = {}
+        for evaluation in evaluations:
+            new = evaluation(solution, population, key)
+            if twice := set(numbers) & set(new):
+                raise ValueError(
+                    f"two evaluations give {sorted(twice)}; set label= on one of them."
+                )
+            numbers.update(new)
+        return numbers
+
+    return lax.map(one, (solutions, keys))
 
 
 def _loop(n, body, init):

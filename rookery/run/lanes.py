@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from rich.console import Console
@@ -20,7 +19,7 @@ from rookery.program.ledger import Ledger
 from rookery.run.book import Book
 from rookery.run.checkpoint import Checkpoint
 from rookery.run.describe import describe, fingerprint
-from rookery.run.evaluate import AbstractEvaluation
+from rookery.run.evaluate import AbstractEvaluation, evaluate_all
 from rookery.run.history import History
 from rookery.run.interrupt import Interrupt
 from rookery.run.progress import RunProgress
@@ -62,6 +61,7 @@ class Result:
         state: the algorithm's state, of which the solution is a part.
         history: what was measured.
         ledger: what it cost.
+        message: why a run that diverged has stopped, and what to try; empty if it finished.
     """
 
     status: str
@@ -70,6 +70,7 @@ class Result:
     state: Tree
     history: History
     ledger: Ledger
+    message: str = ""
 
 
 @dataclass
@@ -88,11 +89,26 @@ class Lane:
         """The job's title, or else its algorithm."""
         return self.job.title or type(self.job.algorithm).__name__
 
+    @property
+    def message(self) -> str:
+        """Why the run has stopped before its last round, if it has."""
+        if self.status == "finished":
+            return ""
+        return (
+            f"{self.name} stopped in round {self.end - 1}: a value is no longer finite. "
+            f"{self.job.algorithm.remedy()}"
+        )
+
+    def close(self) -> None:
+        """Write the summary."""
+        self.book.close(self.status, self.end, self.message)
+
     def result(self) -> Result:
         """What the run has come to."""
-        solution = self.job.algorithm.solution(self.state)
-        history, ledger = self.book.history, self.book.ledger
-        return Result(self.status, self.end, solution, self.state, history, ledger)
+        solution, book = self.job.algorithm.solution(self.state), self.book
+        return Result(
+            self.status, self.end, solution, self.state, book.history, book.ledger, self.message
+        )
 
 
 @dataclass(frozen=True)
@@ -200,11 +216,8 @@ class Lanes:
                 for lane in (a for a in alive if a.status == "diverged"):
                     self._measure([lane], lanes, keys, lane.end, bar)
                     lane.book.save(lane.end, lane.state)
-                    lane.book.close("diverged", lane.end)
-                    lane.book.say(
-                        f"{lane.name} stopped in round {lane.end - 1}: a value is no longer "
-                        f"finite. {lane.job.algorithm.remedy()}"
-                    )
+                    lane.close()
+                    lane.book.say(lane.message)
                 alive = [lane for lane in alive if lane.status == "finished"]
                 if alive and self._is_due(done):
                     self._measure(alive, lanes, keys, done, bar)
@@ -216,7 +229,7 @@ class Lanes:
                     self.console.print(_interrupted(lanes, done), markup=False)
                     raise KeyboardInterrupt
         for lane in lanes:
-            lane.book.close(lane.status, lane.end)
+            lane.close()
 
     def _is_due(self, round: int) -> bool:
         return round % self.evaluate_every == 0 or round == self.rounds
@@ -236,7 +249,7 @@ class Lanes:
 
     def _evaluate(self, solutions: list, keys: list) -> list[dict[str, float]]:
         numbers = jax.device_get(
-            _evaluate(self.evaluate, stack(solutions), self.program.population, jnp.stack(keys))
+            evaluate_all(self.evaluate, stack(solutions), self.program.population, jnp.stack(keys))
         )
         return [
             {name: float(values[i]) for name, values in numbers.items()}
@@ -262,23 +275,6 @@ class Lanes:
             "evaluate_every": self.evaluate_every,
             "float": str(jnp.zeros(()).dtype),
         }
-
-
-@eqx.filter_jit
-def _evaluate(evaluations, solutions, population, keys) -> dict[str, jax.Array]:
-    def one(lane):
-        solution, key = lane
-        numbers: dict[str, jax.Array] = {}
-        for evaluation in evaluations:
-            new = evaluation(solution, population, key)
-            if twice := set(numbers) & set(new):
-                raise ValueError(
-                    f"two evaluations give {sorted(twice)}; set label= on one of them."
-                )
-            numbers.update(new)
-        return numbers
-
-    return jax.lax.map(one, (solutions, keys))
 
 
 def _next(done: int, every: int) -> int:

@@ -88,6 +88,8 @@ def test_a_state_gets_its_rows_once():
 def test_shares_begin_equal_wherever_they_stand_in_a_state():
     state = with_rows({"w": jnp.zeros(2), "deep": (rk.Shares(),)}, 4)
     assert state["deep"][0].values.tolist() == [0.25] * 4
+    with pytest.raises(ValueError, match="already there, for 4 clients"):
+        with_rows(state, 4)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

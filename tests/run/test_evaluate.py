@@ -55,6 +55,8 @@ def test_metrics_after_adaptation():
 
 
 def test_two_evaluations_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="s cannot be a score and a loss"):
+        rk.OnClients(scores={"s": scaled}, losses={"s": scaled})
     zoo = rk.zoo.scalar_bilevel()
     same = rk.OfSolution(lambda x, y: {"m": x[0]})
     with pytest.raises(ValueError, match="two evaluations give"):

@@ -101,9 +101,10 @@ def test_divergence_stops_the_run_with_a_status(tmp_path, capsys):
     assert result.status == "diverged"
     assert result.rounds < 500
     assert np.isnan(result.history["distance"][-1])
-    assert "no longer finite" in capsys.readouterr().out
+    assert "no longer finite. A smaller step size, or a larger lipschitz" in result.message
+    assert result.message in capsys.readouterr().out
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["status"] == "diverged"
+    assert (summary["status"], summary["message"]) == ("diverged", result.message)
     assert summary["last"]["distance"] is None
 
 
@@ -170,6 +171,7 @@ def test_a_diverged_run_started_again_stays_diverged_without_work(tmp_path):
     history = (tmp_path / "history.jsonl").read_bytes()
     second = go(rk.FedNest(1e3, 1e3), rounds=500, directory=tmp_path)
     assert (first.status, first.rounds) == (second.status, second.rounds)
+    assert first.message == second.message
     assert (tmp_path / "history.jsonl").read_bytes() == history
 
 

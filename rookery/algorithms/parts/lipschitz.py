@@ -35,6 +35,9 @@ class PowerIteration(eqx.Module):
 
 Lipschitz = float | PowerIteration
 
+REMEDY = "A smaller step size, or a larger lipschitz where there is one, is the usual remedy."
+"""What algorithms say whose adjoint may need L, when a value is no longer finite."""
+
 
 def check_lipschitz(name: str, rule: Lipschitz) -> None:
     """Raise unless L is a positive number or a way to estimate it."""
