@@ -25,7 +25,7 @@ def classification(
     *,
     hidden: Sequence[int] = (),
     adapt_lr: float | None = None,
-    adapt_steps: int = 5,
+    adapt_steps: int | None = None,
     weigh_by_rows: bool = False,
 ) -> Task:
     """Learn one model for all clients.
@@ -37,7 +37,7 @@ def classification(
         hidden: widths of the hidden layers; for images two of channels and one of units.
         adapt_lr: if given, clients are also judged after gradient steps of this size on their
             training rows: one, and ``adapt_steps`` of them. It changes nothing in the problem.
-        adapt_steps: how many steps at most.
+        adapt_steps: how many steps at most; 5 if not given. With an ``adapt_lr`` only.
         weigh_by_rows: whether clients count by their training rows; otherwise all count the same.
     """
     check_splits(parts, "train", "validation")

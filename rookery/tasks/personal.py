@@ -13,13 +13,13 @@ from rookery.tasks.task import server_metrics
 
 
 def evaluations(
-    network: Classifier, dataset: Dataset, adapt_lr: float | None, adapt_steps: int
+    network: Classifier, dataset: Dataset, adapt_lr: float | None, adapt_steps: int | None
 ) -> tuple[AbstractEvaluation, ...]:
     """Accuracy and loss on the server's rows and on every client's validation rows.
 
     With an ``adapt_lr`` also those of each client after one gradient step on its training rows, as
-    ``adapted_...``, and after k steps, as ``adapted5_...`` for k = 5. Tasks with and without
-    adaptation report the same, so that FedAvg can be compared with an algorithm for MAML.
+    ``adapted_...``, and after ``adapt_steps`` (5 if not given), as ``adapted5_...``. Tasks with and
+    without adaptation report the same, so that FedAvg can be compared with an algorithm for MAML.
     """
     loss = Loss(network)
     scores, losses = {"accuracy": Accuracy(network)}, {"loss": loss}
@@ -27,9 +27,11 @@ def evaluations(
         *server_metrics({**scores, **losses}, dataset),
         OnClients(scores, losses, split="validation"),
     ]
+    if adapt_lr is None and adapt_steps is not None:
+        raise ValueError("adapt_steps says how often to adapt; give an adapt_lr, or leave it out.")
     if adapt_lr is not None:
         _check.positive("adapt_lr", adapt_lr)
-        _check.count("adapt_steps", adapt_steps)
+        adapt_steps = 5 if adapt_steps is None else _check.count("adapt_steps", adapt_steps)
         for steps in sorted({1, adapt_steps}):
             adapt = AdaptedToClient(loss, float(adapt_lr), steps, "train")
             label = f"adapted{steps if steps > 1 else ''}_"

@@ -67,5 +67,7 @@ def test_images_go_through_convolutions(digits, parts):
 def test_bad_arguments(digits, parts):
     with pytest.raises(ValueError, match="adapt_lr must be a finite number above 0, got 0"):
         rk.tasks.classification(digits, parts, adapt_lr=0)
+    with pytest.raises(ValueError, match="give an adapt_lr, or leave it out"):
+        rk.tasks.classification(digits, parts, adapt_steps=2)
     with pytest.raises(ValueError, match="needs the splits train, validation, got train"):
         rk.tasks.classification(digits, {"train": parts["train"]})
