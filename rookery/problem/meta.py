@@ -57,13 +57,22 @@ class Meta(eqx.Module):
     ) -> Tree:
         """(I - a Hess f(w)) grad f(w - a grad f(w)).
 
-        The Hessian is taken on the inner sample if it has none of its own. One number falls out on
-        the way, the loss after adaptation; :func:`rookery.algorithms.parts.hessian.meta_gradient`
-        keeps it.
+        The Hessian is taken on the inner sample if it has none of its own.
         """
-        hessian_sample = inner_sample if hessian_sample is None else hessian_sample
-        g = self.loss_gradient(self.adapt(w, inner_sample), outer_sample)
-        return _tree.axpy(-self.adapt_lr, self.loss_hvp(w, g, hessian_sample), g)
+        _, g = self.adapted_value_and_gradient(w, inner_sample, outer_sample)
+        return self.pull_back(w, g, inner_sample if hessian_sample is None else hessian_sample)
+
+    # ---- the two halves of the gradient, for algorithms that put something in place of the second
+
+    def adapted_value_and_gradient(
+        self, w: Tree, inner_sample: Sample, outer_sample: Sample
+    ) -> tuple[jax.Array, Tree]:
+        """The loss and its gradient grad f at the adapted w."""
+        return self.loss_value_and_gradient(self.adapt(w, inner_sample), outer_sample)
+
+    def pull_back(self, w: Tree, g: Tree, sample: Sample) -> Tree:
+        """From a gradient at the adapted w to one at w: (I - a Hess f(w)) g."""
+        return _tree.axpy(-self.adapt_lr, self.loss_hvp(w, g, sample), g)
 
     # ---- of the loss itself, without adaptation
 

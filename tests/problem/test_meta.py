@@ -1,5 +1,7 @@
 """Derivatives of the meta-learning problem, and what it is billed for them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,9 @@ import pytest
 import rookery as rk
 from rookery.clients.client import Client
 
-ZOO = rk.zoo.cubic_maml(n_clients=1, size=3, rows=5, noise=0.4)
+NOISY = rk.zoo.cubic_maml(n_clients=1, size=3, rows=5, noise=0.4)
+# rows differ in A too, or else it would not matter which of them the Hessian is taken on
+ZOO = dataclasses.replace(NOISY, A=NOISY.A * np.linspace(0.5, 1.5, 5)[:, None, None])
 W = np.array([0.2, -0.3, 0.4])
 
 

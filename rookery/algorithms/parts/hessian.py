@@ -2,8 +2,8 @@
 
     (I - a Hess f(w; D'')) g,   g = grad f(w - a grad f(w; D); D')
 
-A. Fallah, A. Mokhtari, A. Ozdaglar. Personalized federated learning: a meta-learning approach.
-NeurIPS 2020, arXiv:2002.07948.
+A. Fallah, A. Mokhtari, A. Ozdaglar. Personalized federated learning with theoretical guarantees: a
+model-agnostic meta-learning approach. NeurIPS 2020, arXiv:2002.07948.
 
     way             Hess f(w; D'') g                                    billed, per row of D''
     ExactHessian    the derivative of grad f in the direction g         1 Hessian-vector product
@@ -35,7 +35,7 @@ class ExactHessian(AbstractHessian):
 
     def __call__(self, problem, w, g, sample):
         """The vector g - a Hess f(w) g."""
-        return _tree.axpy(-problem.adapt_lr, problem.loss_hvp(w, g, sample), g)
+        return problem.pull_back(w, g, sample)
 
 
 class FirstOrder(AbstractHessian):
@@ -80,5 +80,5 @@ def meta_gradient(
         outer: D', what the adapted w is judged by.
         third: D'', what the Hessian is taken on.
     """
-    value, g = problem.loss_value_and_gradient(problem.adapt(w, inner), outer)
+    value, g = problem.adapted_value_and_gradient(w, inner, outer)
     return value, hessian(problem, w, g, third)
