@@ -10,18 +10,17 @@ M. Mohri, G. Sivek, A. T. Suresh. Agnostic federated learning. ICML 2019, arXiv:
 
 w - γ_w Σ λ_k grad L_k(w)  and, at the old w,  the projection of  λ + γ_λ L(w)  to the simplex. Cost
 of a round: 1 exchange with all clients, w down, w and a number up. Departures from the paper: the
-output is the last iterate, not the mean of all; λ ranges over the whole simplex.
+output is the last iterate, not the mean of all; λ ranges over the whole simplex, begins equal and
+takes the place of the population's weights in the run's rule of aggregation.
 """
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
-from rookery import _tree
+from rookery import _check, _tree
 from rookery._types import Key, Tree
-from rookery.algorithms.drfa import RobustState
 from rookery.algorithms.parts import local, simplex
-from rookery.algorithms.parts.model import check_single_level
+from rookery.algorithms.parts.model import RobustState, check_single_level
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.cohort import Everyone
@@ -43,7 +42,10 @@ class AgnosticFL(AbstractAlgorithm):
     batch_size: int | None = None
 
     def __check_init__(self):
-        local.check_fields(self)
+        _check.positive("lr", self.lr)
+        _check.positive("ascent_lr", self.ascent_lr)
+        if self.batch_size is not None:
+            _check.count("batch_size", self.batch_size)
 
     def check(self, problem: SingleLevel, n_clients: int) -> None:
         """Raise unless the problem is single-level."""
@@ -62,7 +64,7 @@ class AgnosticFL(AbstractAlgorithm):
         w = fed.broadcast(everyone, state.w)  # ------------------------------ down  w
         both = fed.map(loss_and_gradient, w, key=key, problem=problem, algorithm=self)
         losses, gradients = fed.stack(both)  # ------------------------------- up    f_i, grad f_i
-        descent = jax.tree.map(lambda g: jnp.tensordot(lam.astype(g.dtype), g, 1), gradients)
+        descent = fed.aggregate(gradients, lam)
         ascent = self.ascent_lr * losses.astype(float)
         return RobustState(
             w=_tree.axpy(-self.lr, descent, state.w),

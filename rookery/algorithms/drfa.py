@@ -14,18 +14,18 @@ arXiv:2102.12660.
 
 1. m clients, drawn from λ with replacement, take τ local steps; the server averages their last
    iterates to w and their iterates after t' steps to w'.
-2. m other clients, drawn uniformly, send their losses at w'. With u_i = (N / m) f_i(w') for them
-   and zero for the others, E[u_i] = f_i(w'); λ becomes the projection of λ + τ γ u to the simplex.
+2. m clients, drawn uniformly, some perhaps the same as before, send their losses at w'. With
+   u_i = (N / m) f_i(w') for them and zero for the others, E[u_i] = f_i(w'); λ becomes the
+   projection of λ + τ γ u to the simplex.
 
                 exchanges   down                    up
     round       2           c (w + 4 bytes) + m w   2 m w + m numbers
 
-where c is the number of different clients among those drawn from λ. Departures from the paper:
-none; λ begins equal. The released code multiplies γ by 0.9 every round, ``Decay(γ, 0.9)``, and
-keeps every λ_i at 0.001 at least, ``floor``; neither is in the paper, and neither is the default.
+where c is the number of different clients among those drawn from λ. Departures from the paper: λ
+begins equal, never in proportion to the clients' rows, and the population's weights count nowhere.
+The released code multiplies γ by 0.9 every round, ``Decay(γ, 0.9)``, and raises every λ_i to 0.001
+before it divides λ by its sum, ``floor``; neither is in the paper, and neither is the default.
 """
-
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -35,20 +35,13 @@ from rookery import _check, _tree
 from rookery._random import below
 from rookery._types import Key, Tree
 from rookery.algorithms.parts import local, simplex
-from rookery.algorithms.parts.model import check_single_level
+from rookery.algorithms.parts.model import RobustState, check_single_level
 from rookery.algorithms.parts.schedule import Rate, check_rates, size_at
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.cohort import Uniform, Weighted
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Shares
-
-
-class RobustState(NamedTuple):
-    """The model, and the weights λ of the clients."""
-
-    w: Tree
-    shares: Shares
 
 
 class DRFA(AbstractAlgorithm):
@@ -61,7 +54,8 @@ class DRFA(AbstractAlgorithm):
         clients: m, how many are drawn in each exchange; None is as many as there are.
         batch_size: rows per local step; None is all.
         loss_batch_size: rows that a loss is taken on; None is all.
-        floor: what every λ_i is raised to at least, before λ is divided by its sum.
+        floor: what every λ_i is raised to at least, before λ is divided by its sum, which can leave
+            it a little below; less than one over the number of clients.
     """
 
     lr: float = eqx.field(converter=local.number)
@@ -85,6 +79,11 @@ class DRFA(AbstractAlgorithm):
         """Raise unless the problem is single-level and there are enough clients."""
         check_single_level("DRFA", problem)
         Uniform(self.clients or n_clients).check(n_clients)
+        if self.floor >= 1 / n_clients:
+            raise ValueError(
+                f"floor must be below one over the number of clients, 1/{n_clients}, got "
+                f"{self.floor}: all λ_i would be equal for ever."
+            )
 
     def init(self, problem: SingleLevel, w: Tree) -> RobustState:
         """The given model; λ is equal for all."""

@@ -20,11 +20,11 @@ import jax
 
 from rookery._types import Key, Tree
 from rookery.algorithms.parts import local
-from rookery.algorithms.parts.model import ModelState, check_single_level
+from rookery.algorithms.parts.model import ModelState, check_single_level, gradient_steps
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.cohort import AbstractParticipation, participation
-from rookery.program.federation import AbstractFederation, Client
+from rookery.program.federation import AbstractFederation
 
 
 class FedAvg(AbstractAlgorithm):
@@ -68,13 +68,3 @@ class FedAvg(AbstractAlgorithm):
     def solution(self, state: ModelState) -> tuple[Tree]:
         """(w,)."""
         return (state.w,)
-
-
-def gradient_steps(client: Client, w: Tree, *, problem: SingleLevel, algorithm: FedAvg) -> Tree:
-    """The client's model after its local steps."""
-
-    def gradient(w, key):
-        return problem.gradient(w, client.draw(problem.split, algorithm.batch_size, key))
-
-    lr, steps = algorithm.lr, algorithm.local_steps
-    return local.plain_steps(client, gradient, w, lr, steps, client.key)

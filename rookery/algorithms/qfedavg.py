@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from rookery import _check, _tree
 from rookery._types import Key, Tree
 from rookery.algorithms.parts import local
-from rookery.algorithms.parts.model import ModelState, check_single_level
+from rookery.algorithms.parts.model import ModelState, check_single_level, gradient_steps
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.cohort import AbstractParticipation, participation
@@ -79,21 +79,24 @@ class QFedAvg(AbstractAlgorithm):
         """(w,)."""
         return (state.w,)
 
+    def remedy(self) -> str:
+        """Losses of the right sign, or a smaller step."""
+        return (
+            "q-FedAvg takes powers of the losses, which must not be negative. If they are not, a "
+            "smaller step size is the usual remedy."
+        )
+
 
 def fair_push(
     client: Client, centre: Tree, *, problem: SingleLevel, algorithm: QFedAvg
 ) -> tuple[Tree, jax.Array]:
     """Δ_k and h_k."""
-
-    def gradient(w, key):
-        return problem.gradient(w, client.draw(problem.split, algorithm.batch_size, key))
-
-    lr, steps = algorithm.lr, algorithm.local_steps
-    w = local.plain_steps(client, gradient, centre, lr, steps, client.key)
+    w = gradient_steps(client, centre, problem=problem, algorithm=algorithm)
     loss = problem.value(centre, client.draw(problem.split, None, client.key)) + 1e-10
     # L is the same for all clients, also when a step size is shared out over their steps
     L, q = (
-        jnp.asarray(value).astype(loss.dtype) for value in (1 / local.step_size(lr, 1), algorithm.q)
+        jnp.asarray(value).astype(loss.dtype)
+        for value in (1 / local.step_size(algorithm.lr, 1), algorithm.q)
     )
     D = _tree.scale(L, _tree.sub(centre, w))
     push = _tree.scale(loss**q, D)

@@ -10,9 +10,7 @@ import pytest
 from arena import advance, pooled, solve
 
 import rookery as rk
-from rookery.algorithms.drfa import steps_with_snapshot
 from rookery.algorithms.parts import simplex
-from rookery.clients.client import Client
 
 ZOO = rk.zoo.quadratic_losses(n_clients=4, size=2)
 NOISY = rk.zoo.quadratic_losses(n_clients=3, size=2, rows=4, noise=0.3)
@@ -62,18 +60,20 @@ RIVALS = {
     "FedProx": rk.FedProx(0.1, 0.5),
     "Scaffold": rk.Scaffold(0.1),
     "QFedAvg": rk.QFedAvg(0.1, 0.0),
-    "AgnosticFL": rk.AgnosticFL(0.1, 1e-9),
+    "AgnosticFL": rk.AgnosticFL(0.1, 0.2),
 }
 
 
 @pytest.mark.parametrize("name", RIVALS)
 def test_one_local_step_of_everyone_is_gradient_descent(name):
     """Of which identical clients, and one client that holds all rows, are special cases."""
-    w = START
+    algorithm, w = RIVALS[name], START
+    if name == "AgnosticFL":
+        algorithm = rk.AgnosticFL(0.1, 1e-9)  # its weights must stay equal
     for _ in range(2):
         w = w - 0.1 * ZOO.gradient(w)
-    np.testing.assert_allclose(eager(ZOO, RIVALS[name]), w, rtol=1e-7)
-    np.testing.assert_allclose(eager(pooled(ZOO), RIVALS[name]), w, rtol=1e-7)
+    np.testing.assert_allclose(eager(ZOO, algorithm), w, rtol=1e-7)
+    np.testing.assert_allclose(eager(pooled(ZOO), algorithm), w, rtol=1e-7)
 
 
 @pytest.mark.parametrize("name", [*RIVALS, "DRFA"])
@@ -125,6 +125,9 @@ def test_projection_to_the_simplex():
         others = rng.dirichlet(np.ones(5), 200)
         # the nearest point is the one from which no other lies in the direction of v
         assert np.all((others - p) @ (v - p) <= 1e-12)
+        far = np.asarray(simplex.project(jnp.asarray(v + 1e8)))
+        assert far.sum() == pytest.approx(1, abs=1e-12)
+        np.testing.assert_allclose(far, p, atol=1e-6)
     inside = np.array([0.2, 0.3, 0.5])
     np.testing.assert_allclose(simplex.project(jnp.asarray(inside)), inside, rtol=1e-14)
     raised = np.asarray(simplex.raise_to(0.1, jnp.array([0.0, 0.4, 0.6])))
@@ -142,38 +145,30 @@ def test_drfa_stays_in_the_simplex():
         assert lam.sum() == pytest.approx(1, abs=1e-12)
 
 
-def test_the_ascent_of_drfa_is_unbiased():
-    """E[u_i] = f_i(w'), by all pairs that two of four clients can be, equally likely."""
-    lr, ascent, tau = 0.1, 1e-3, 1
-    algorithm = rk.DRFA(lr, ascent, tau, clients=2)
-    seen = {}
+def test_a_round_of_drfa_by_hand():
+    """Who was drawn tells from w; who was asked, and t', from λ.
+
+    E[u_i] = f_i(w') follows if all clients are asked equally often, which is ``Uniform``'s to keep.
+    """
+    lr, ascent, tau = 0.1, 1e-3, 3
+    after = np.array([[local(ZOO, i, START, lr, t) for i in range(4)] for t in range(tau + 1)])
+    pairs = list(itertools.combinations_with_replacement(range(4), 2))
+    ever_asked, times = set(), set()
     for seed in range(60):
-        state, _ = advance(ZOO, algorithm, 1, seed=seed)
-        lam, w = np.asarray(state.shares.values), np.asarray(state.w)
-        u = (lam - 0.25) / (ascent * tau)
+        state, _ = advance(ZOO, rk.DRFA(lr, ascent, tau, clients=2), 1, seed=seed)
+        (drawn,) = (i for i in pairs if np.allclose(after[tau, i].mean(0), state.w, rtol=1e-12))
+        u = (np.asarray(state.shares.values) - 0.25) / (ascent * tau)
         u = u - u.min()  # the projection takes the same off every entry, and two are zero
         asked = tuple(np.flatnonzero(u > 1e-9))
-        np.testing.assert_allclose(u, 2 * np.isin(range(4), asked) * ZOO.losses(w), atol=1e-9)
-        seen[asked] = seen.get(asked, 0) + 1
-        if len(seen) == 6:
+        wanted = [2 * np.isin(range(4), asked) * ZOO.losses(after[t, drawn].mean(0))
+                  for t in range(tau + 1)]  # fmt: skip
+        (at,) = (t for t in range(tau + 1) if np.allclose(wanted[t], u, rtol=1e-9, atol=1e-9))
+        ever_asked.update(map(int, asked))
+        times.add(at)
+        if len(ever_asked) == 4 and len(times) == tau:
             break
-    assert set(seen) == set(itertools.combinations(range(4), 2))
-
-
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_the_snapshot_of_drfa_is_a_local_iterate(at):
-    population = jax.tree.map(jnp.asarray, rk.Population.stacked(ZOO.data))
-
-    def loop(n, body, init):
-        for i in range(n):
-            init = body(i, init)
-        return init
-
-    client = Client(population, 0, jax.random.key(0), loop)
-    settings = {"problem": ZOO.problem, "algorithm": rk.DRFA(0.1, 1.0, 3)}
-    w, snapshot = steps_with_snapshot(client, jnp.zeros(2), jnp.asarray(at), **settings)
-    np.testing.assert_allclose(w, local(ZOO, 0, START, 0.1, 3), rtol=1e-12)
-    np.testing.assert_allclose(snapshot, local(ZOO, 0, START, 0.1, at), rtol=1e-12)
+    assert ever_asked == {0, 1, 2, 3}
+    assert times == {1, 2, 3}
 
 
 def test_agnostic_learning_by_hand():
@@ -185,6 +180,16 @@ def test_agnostic_learning_by_hand():
     state, _ = advance(ZOO, rk.AgnosticFL(0.1, 0.2), 3)
     np.testing.assert_allclose(state.w, w, rtol=1e-12)
     np.testing.assert_allclose(state.shares.values, lam, rtol=1e-12)
+
+
+def test_agnostic_learning_leaves_the_mean_to_the_run():
+    result = solve(ZOO, rk.AgnosticFL(0.1, 0.2), 1, engine=rk.Eager(), aggregate=first_reply)
+    np.testing.assert_allclose(result.solution[0], -0.1 * ZOO.gradients(START)[0], rtol=1e-12)
+
+
+def first_reply(replies, weights):
+    """A rule that is not the mean."""
+    return jax.tree.map(lambda a: a[0], replies)
 
 
 def test_robust_methods_lower_the_greatest_loss():
@@ -261,5 +266,10 @@ def test_bad_input():
         rk.DRFA(0.1, 0.1, (1, 2))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="9 different clients were asked for"):
         rk.DRFA(0.1, 0.1, clients=9).check(ZOO.problem, 4)
+    with pytest.raises(ValueError, match="floor must be below one over the number of clients, 1/4"):
+        rk.DRFA(0.1, 0.1, floor=0.25).check(ZOO.problem, 4)
+    for lrs in ((rk.PerCall(0.1), 0.1), (0.1, rk.PerCall(0.1))):
+        with pytest.raises(TypeError, match="lr must be a number, got PerCall"):
+            rk.AgnosticFL(*lrs)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="local_steps has 2 entries for 4 clients"):
         rk.FedAvg(0.1, (1, 2)).check(ZOO.problem, 4)

@@ -10,6 +10,7 @@ def project(v: jax.Array) -> jax.Array:
     It is max(v - θ, 0) with the one θ that makes it sum to one. If the k largest entries stay above
     zero, θ is (their sum - 1) / k; k is the greatest number for which they do.
     """
+    v = v - jnp.max(v)  # a number added to all entries changes nothing but costs digits
     largest_first = jnp.sort(v)[::-1]
     k = jnp.arange(1, v.size + 1).astype(v.dtype)
     theta = (jnp.cumsum(largest_first) - 1) / k
