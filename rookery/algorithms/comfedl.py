@@ -29,10 +29,21 @@ paper's special version, for an outer function that looks at no example, is ``sh
     weighting                   exchanges   down        up
     none, Literal               1           w           w
     Shifted, Normalised         2           w, number   number, w
-    Normalised(stale_scalar)    1           w, number   w, number    (the first round is as above)
+    Normalised(stale_scalar)    1           w, number   w, number
+      in its first round        2           w, number   number, w, number
 
-per client that takes part. Departures from the paper: weights are normalised unless asked
-otherwise, since literal ones overflow; the losses of a level are taken on all rows of a client.
+per client that takes part. Work of a local step, with b rows inside and b_1 outside:
+
+    LocalComposition    b + b_1 gradients
+    Meta                b + b_1 gradients, b Hessian-vector products (``hessian`` says otherwise)
+    SingleLevel         b gradients
+
+A level costs losses, which are not billed, and on a Meta problem, whose losses are those after
+adaptation, one gradient per row of every client of the cohort: all its rows unless the weighting
+has a batch_size. The first round of a stale level costs this twice.
+
+Departures from the paper: weights are normalised unless asked otherwise, since literal ones
+overflow; see also those of the weightings. The losses of a level are taken on all rows of a client.
 """
 
 from typing import Any, NamedTuple
@@ -70,19 +81,22 @@ class ComFedL(AbstractAlgorithm):
             LocalComposition and Meta problems, counts all clients alike.
         weighting: :class:`Normalised`, :class:`Shifted` or :class:`Literal`; with a gamma only.
             Normalised if not given.
-        hessian: what to do with the Hessian of a Meta problem.
+        hessian: what to do with the Hessian, on Meta problems only; :class:`ExactHessian` if not
+            given.
         clients: how many take part in an exchange, a rule that draws them, or None for everyone.
         batch_size: b, rows of the inner function per local step; None is all.
-        outer_batch_size: b_1, rows of the outer function per local step; None is all.
+        outer_batch_size: b_1, rows of the outer function per local step; None is as many as
+            ``batch_size``.
         shared_batch: whether one batch serves both functions, as in the paper's special version.
-            It is exact for an outer function that looks at no example, and biased for others.
+            It is exact for an outer function that looks at no example, and biased for others. Both
+            functions must then use the same split.
     """
 
     lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     gamma: float | None = eqx.field(converter=local.number, default=None)
     weighting: AbstractWeighting | None = None
-    hessian: AbstractHessian = eqx.field(default_factory=ExactHessian)
+    hessian: AbstractHessian | None = None
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
     outer_batch_size: int | None = None
@@ -102,8 +116,10 @@ class ComFedL(AbstractAlgorithm):
         local.check_fields(self, n_clients)
         self.clients.check(n_clients)
         match problem:
-            case Meta():
-                return
+            case SingleLevel() | LocalComposition() if self.hessian is not None:
+                raise ValueError(
+                    f"hessian is for Meta problems; leave it out on a {type(problem).__name__}."
+                )
             case SingleLevel() if self.gamma is None:
                 raise ValueError(
                     "a SingleLevel problem has no composition unless a gamma makes it robust. Give "
@@ -119,7 +135,14 @@ class ComFedL(AbstractAlgorithm):
                     "a LocalComposition has its outer function already. Leave out gamma, or, to "
                     "be robust in a loss, make it a SingleLevel or a Meta problem."
                 )
-            case SingleLevel() | LocalComposition():
+            case Meta() | LocalComposition() if (
+                self.shared_batch and problem.inner_split != problem.outer_split
+            ):
+                raise ValueError(
+                    "a shared batch comes from one split, and the problem has two: "
+                    f"{problem.inner_split!r} inside, {problem.outer_split!r} outside."
+                )
+            case SingleLevel() | LocalComposition() | Meta():
                 return
         raise TypeError(
             "ComFedL solves LocalComposition, Meta and SingleLevel problems, got "
@@ -158,7 +181,7 @@ class ComFedL(AbstractAlgorithm):
     def remedy(self) -> str:
         """What the weighting advises."""
         if self.gamma is None:
-            return "A smaller step size is the usual remedy."
+            return super().remedy()
         return self.weights.remedy()
 
     @property
@@ -166,13 +189,19 @@ class ComFedL(AbstractAlgorithm):
         """The weighting that is used with a gamma."""
         return Normalised() if self.weighting is None else self.weighting
 
+    @property
+    def product(self) -> AbstractHessian:
+        """What multiplies with the Hessian of a Meta problem."""
+        return ExactHessian() if self.hessian is None else self.hessian
+
     def batches(self, client: Client, problem: Any, key: Key) -> tuple[Sample, Sample]:
         """B for the inner and B~ for the outer function."""
         inner_key, outer_key = jax.random.split(key)
         inner = client.draw(problem.inner_split, self.batch_size, inner_key)
         if self.shared_batch:
             return inner, inner
-        return inner, client.draw(problem.outer_split, self.outer_batch_size, outer_key)
+        size = self.batch_size if self.outer_batch_size is None else self.outer_batch_size
+        return inner, client.draw(problem.outer_split, size, outer_key)
 
 
 def composed_steps(client: Client, w: Tree, *, problem: Any, algorithm: ComFedL) -> Tree:
@@ -212,7 +241,7 @@ def value_and_gradient(
     """The loss on a batch, after adaptation if the problem has any, and its gradient."""
     if isinstance(problem, Meta):
         inner, outer = algorithm.batches(client, problem, key)
-        return meta_gradient(problem, algorithm.hessian, w, inner, outer, inner)
+        return meta_gradient(problem, algorithm.product, w, inner, outer, inner)
     return problem.value_and_gradient(w, client.draw(problem.split, algorithm.batch_size, key))
 
 

@@ -196,8 +196,11 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
     },
     "ComFedL": {
         "composition": (ROBUST, rk.ComFedL(0.1, 2, outer_batch_size=1, **PARTIAL)),
-        "MAML, first-order": (MAML, rk.ComFedL(0.1, 2, hessian=rk.FirstOrder(), **PARTIAL)),
-        "robust, shifted": (LOSSES, rk.ComFedL(0.1, 2, 0.5, rk.Shifted(2), **PARTIAL)),
+        "MAML, first-order, one batch": (
+            MAML,
+            rk.ComFedL(0.1, 2, hessian=rk.FirstOrder(), shared_batch=True, **PARTIAL),
+        ),
+        "robust, normalised": (LOSSES, rk.ComFedL(0.1, 2, 0.5, **PARTIAL)),
         "robust MAML, stale level": (
             MAML,
             rk.ComFedL(0.1, (1, 2, 3), 0.5, rk.Normalised(stale_scalar=True), **PARTIAL),

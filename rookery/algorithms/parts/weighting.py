@@ -8,6 +8,11 @@
 All three have the same minimiser. The first is ComFedL's equation (6) as printed: its step grows
 like exp(f / γ) / γ, so that a smaller γ is also a larger step size, and it overflows. The weights
 of the last have mean one at the round's start. Levels are the same for all clients of a round.
+
+Departures from the paper, beside the last two rows: everything is computed in the precision of the
+run, so that in float32 Literal overflows from f / γ = 88 on, in float64 from 709 on. A stale level
+is that of the last round's cohort, whoever is in this one, and not made of every client's own last
+loss.
 """
 
 import abc
@@ -167,7 +172,8 @@ class Normalised(AbstractWeighting):
     Args:
         stale_scalar: take the level of the round before, whose cohort sends what is needed for it
             along with its models, instead of asking for the losses in an exchange of its own; only
-            the first round asks. All weights of a round are then off by a common factor.
+            the first round asks, and then it sends two numbers. All weights of a round are then
+            off by a common factor.
         batch_size: rows that a loss is taken on; None is all.
     """
 
@@ -208,7 +214,8 @@ class Normalised(AbstractWeighting):
         """The client's weight at the round's start, of which the mean tells the new level."""
         if not self.stale_scalar:
             return None
-        # where a loss has leapt, any number will do that is neither zero nor infinite
+        # The cut keeps the mean and its logarithm finite in float32. Where the losses have leapt
+        # further than 80 γ, the level moves by 80 γ in a round and catches up in the next ones.
         exponent = (ask() - level) / _like(level, gamma)
         return jnp.exp(jnp.clip(exponent, -80.0, 80.0))
 
