@@ -124,7 +124,8 @@ def draw(found: list[dict]) -> None:
         bars(panels[0], best_K, "tau", f"C{i}", "-", name)
         for style, tau in (("-", 1.0), ("--", 0.125)):
             at = [f for f in own if f["tau"] == tau]
-            bars(panels[1], at, "K", f"C{i}", style, f"{name}, tau = {tau}")
+            if at:
+                bars(panels[1], at, "K", f"C{i}", style, f"{name}, tau = {tau}")
     panels[0].set(xlabel="heterogeneity tau, each algorithm with its best K", yscale="log")
     panels[0].set_ylabel(f"exchanges to an outer gradient of {TARGET}")
     panels[1].set(xlabel="K: local steps (FedMBO: inner rounds)", xscale="log")
