@@ -1,5 +1,13 @@
 """Strict numbers for every test: float64 on demand, no silent promotion of types or ranks."""
 
+import os
+
+# Compiling takes most of the tests' time, and few of them run for long. XLA_FLAGS of the caller's
+# own go before these, as in `XLA_FLAGS= make unit`, which tests with all optimisations.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
+
 import jax
 import numpy as np
 import pytest
