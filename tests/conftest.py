@@ -1,6 +1,8 @@
 """Strict numbers for every test: float64 on demand, no silent promotion of types or ranks."""
 
+import gc
 import os
+from pathlib import Path
 
 # Compiling takes most of the tests' time, and few of them run for long. XLA_FLAGS of the caller's
 # own go before these, as in `XLA_FLAGS= make unit`, which tests with all optimisations.
@@ -15,6 +17,21 @@ import pytest
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+MOST_MAPS = 25_000
+MAPS = Path("/proc/self/maps")
+
+
+def pytest_runtest_teardown():
+    """Forget compiled programs when there are many.
+
+    XLA maps pieces of memory for each, Linux grants a process 65,530 of them, and whoever asks for
+    more is ended without a word.
+    """
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
