@@ -11,6 +11,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from timing import cpu_seconds
 
 import rookery as rk
 from rookery import models
@@ -68,17 +69,6 @@ def flops_of_a_round() -> float:
     hidden_rows = ROWS + local + BATCH + HOPS * BATCH + 4 * BATCH
     head_rows = 2 * ROWS + 2 * 2 * local + 2 * BATCH + 4 * HOPS * BATCH + 6 * BATCH
     return 2.0 * COHORT * (hidden_rows * N_IN * HIDDEN + head_rows * HIDDEN * CLASSES)
-
-
-def cpu_seconds(fn, repeats: int) -> float:
-    """Least CPU time of a call, after one call to warm up."""
-    jax.block_until_ready(fn())
-    times = []
-    for _ in range(repeats):
-        began = time.process_time()
-        jax.block_until_ready(fn())
-        times.append(time.process_time() - began)
-    return min(times)
 
 
 def gemm_rate(m: int, k: int, n: int) -> float:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from timing import cpu_seconds
 
 import rookery as rk
 from rookery import models
@@ -96,17 +97,6 @@ def products_seconds() -> float:
     pairs = [(jnp.ones((m, k)), jnp.ones((k, n))) for m, k, n in products()]
     product = jax.jit(lambda a, b: a @ b)
     return cpu_seconds(lambda: [product(a, b) for a, b in pairs], repeats=5)
-
-
-def cpu_seconds(fn, repeats: int) -> float:
-    """Least CPU time of a call, after one call to warm up."""
-    jax.block_until_ready(fn())
-    times = []
-    for _ in range(repeats):
-        began = time.process_time()
-        jax.block_until_ready(fn())
-        times.append(time.process_time() - began)
-    return min(times)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""One column per heterogeneity q, against exchanges and against bytes, from results.json.
+"""One column per heterogeneity q, against exchanges and against bytes, from results.json and longer.results.json.
 
 python experiments/fedmsa_fig4/draw.py
 """
@@ -38,6 +38,20 @@ def main() -> None:
         panel.set_title(level)
     panels[0][0].legend(loc="lower right")
     figure.savefig(HERE / "curves.png", dpi=150)
+    draw_longer()
+
+
+def draw_longer() -> None:
+    """Every seed of longer.toml: an interval would hide that single runs break down."""
+    (seeds,) = json.loads((HERE / "longer.results.json").read_text())["curves"].values()
+    figure, panel = plt.subplots(figsize=(7, 4), layout="constrained")
+    for name, run in seeds.items():
+        panel.plot(run["exchanges"], run["balanced_accuracy"], lw=1, label=f"seed {name}")
+    panel.set(xlabel="exchanges", ylabel="balanced accuracy", title="FedMSA, q = 0.3, 300 rounds")
+    panel.axhline(0.9, color="black", lw=0.5, ls="--")
+    panel.grid(alpha=0.3)
+    panel.legend()
+    figure.savefig(HERE / "longer.png", dpi=150)
 
 
 if __name__ == "__main__":
