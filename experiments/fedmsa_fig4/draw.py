@@ -1,4 +1,4 @@
-"""One column per heterogeneity q, against exchanges and against bytes, from results.json and longer.results.json.
+"""One column per q, against exchanges and against bytes, and the longer runs, from the results.
 
 python experiments/fedmsa_fig4/draw.py
 """
