@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "algorithms": BASE | {"problem", "program", "algorithms"},
     "engines": BASE | {"program", "clients", "engines"},
     "run": BASE | {"engines", "program", "clients", "run"},
+    "remote": BASE | {"engines", "program", "clients", "remote", "run.describe", "run.book"},
     "report": {"report", "run.history"},
     "tracking": {"tracking", "run.track"},
     "tasks": BASE | {"models", "problem", "clients", "run", "tasks"},
@@ -28,8 +29,8 @@ MAY_IMPORT = {
 ONLY_IN = {
     "matplotlib": "report",
     "tyro": "cli",
-    "ray": "engines",
-    "nvflare": "engines",
+    "ray": "remote",
+    "nvflare": "remote",
     "tensorboardX": "tracking",
     "wandb": "tracking",
     "mlflow": "tracking",

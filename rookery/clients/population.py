@@ -108,6 +108,23 @@ class Population(eqx.Module):
         start, count = int(self.offsets[s, client]), int(self.counts[s, client])
         return jax.tree.map(lambda a: np.asarray(a[start : start + count]), self.data)
 
+    def only(self, client: int) -> "Population":
+        """The same population with the rows of one client alone, as that client holds it.
+
+        The others have no rows and may not be drawn from; numbers and weights stay.
+        """
+        begin = int(self.offsets[:, client].min())
+        end = int((self.offsets[:, client] + self.counts[:, client]).max())
+        mine = np.arange(self.n_clients) == client
+        return Population(
+            data=jax.tree.map(lambda a: np.asarray(a[begin:end]), self.data),
+            offsets=np.where(mine, np.asarray(self.offsets) - begin, 0).astype(np.int32),
+            counts=np.where(mine, np.asarray(self.counts), 0).astype(np.int32),
+            weights=np.asarray(self.weights),
+            splits=self.splits,
+            largest=self.largest,
+        )
+
 
 def _common_length(data: Tree) -> int:
     lengths = {np.shape(a)[0] if np.ndim(a) else None for a in jax.tree.leaves(data)}

@@ -5,7 +5,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from rookery._types import Tree
+from rookery.engines.engine import Event
 from rookery.program.ledger import Ledger
 from rookery.run.checkpoint import Checkpoint, load_all, remove_after, save
 from rookery.run.history import History, HistoryFile, replace_file, to_json
@@ -32,6 +33,7 @@ class Book:
     ledger: Ledger = field(default_factory=Ledger)
     began: float = field(default_factory=time.monotonic)
     tracker: Tracker | None = None
+    events: list[Event] = field(default_factory=list)
     status: str | None = None
     """How the run has ended, once it has."""
 
@@ -43,7 +45,8 @@ class Book:
         path = self.directory / "config.json"
         if overwrite:
             remove_after(self.directory / "checkpoints", -1)
-            for name in ("config.json", "history.jsonl", "timing.jsonl", "summary.json"):
+            for name in ("config.json", "history", "timing", "events", "summary.json"):
+                name = name if name.endswith(".json") else f"{name}.jsonl"
                 (self.directory / name).unlink(missing_ok=True)
         if path.exists():
             before = read_config(self.directory)
@@ -155,6 +158,14 @@ class Book:
     def pay(self, ledgers: list[Ledger]) -> None:
         """Add the costs of some rounds."""
         self.ledger = sum(ledgers, start=self.ledger)
+
+    def note(self, event: Event) -> None:
+        """Write down what befell a client, at once; resuming does not take it back."""
+        self.events.append(event)
+        if self.directory is not None:
+            HistoryFile(self.directory / "events.jsonl").append(asdict(event))
+        who = "" if event.client is None else f", client {event.client}"
+        self.say(f"Round {event.round}, {event.step}{who}: {event.reason}")
 
     def save(self, done: int, state: Tree) -> None:
         """Write a checkpoint."""

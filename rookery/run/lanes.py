@@ -2,7 +2,8 @@
 
 import math
 import time
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from rookery._types import Tree
 from rookery.engines.compiled import stack
-from rookery.engines.engine import AbstractEngine, Program
+from rookery.engines.engine import AbstractEngine, Event, Program, Progress, Stopped
 from rookery.program.algorithm import AbstractAlgorithm, first_state
 from rookery.program.ledger import Ledger
 from rookery.run.book import Book
@@ -62,6 +63,7 @@ class Result:
         history: what was measured.
         ledger: what it cost.
         message: why a run that diverged has stopped, and what to try; empty if it finished.
+        events: what befell clients, on engines where something can.
     """
 
     status: str
@@ -71,6 +73,7 @@ class Result:
     history: History
     ledger: Ledger
     message: str = ""
+    events: tuple[Event, ...] = ()
 
 
 @dataclass
@@ -107,8 +110,9 @@ class Lane:
         """What the run has come to."""
         solution, book = self.job.algorithm.solution(self.state), self.book
         return Result(
-            self.status, self.end, solution, self.state, book.history, book.ledger, self.message
-        )
+            self.status, self.end, solution, self.state, book.history, book.ledger, self.message,
+            tuple(book.events),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -186,9 +190,10 @@ class Lanes:
             lane.state = lane.state if found is None else found.state
         algorithms = filled([lane.job.algorithm for lane in lanes])
         runner = self.engine.prepare(self.program, algorithms)
+        runner.follow(lambda lane, event: lanes[lane].book.note(event))
         keys = [jax.random.split(jax.random.key(lane.job.seed)) for lane in lanes]
         per_second = None
-        with Interrupt() as interrupt:
+        with closing(runner), Interrupt() as interrupt:
             if done == 0:
                 self._measure(lanes, lanes, keys, 0, bar)
             while alive := [a for a in lanes if a.status == "finished" and done < self.rounds]:
@@ -202,7 +207,11 @@ class Lanes:
                 counts = [chunk if lane.status == "finished" else 0 for lane in lanes]
                 states = filled([lane.state for lane in lanes])
                 round_keys = filled([key[0] for key in keys])
-                progress = runner.advance(states, round_keys, done, filled(counts, 0))
+                try:
+                    progress = runner.advance(states, round_keys, done, filled(counts, 0))
+                except Stopped as stopped:
+                    self._keep(lanes, stopped.progress, done)
+                    raise
                 # the first chunk also compiles, so its time says nothing about the next
                 took = max(time.monotonic() - began, 1e-9)
                 per_second = chunk / took if per_second is not None else 1e-9
@@ -230,6 +239,13 @@ class Lanes:
                     raise KeyboardInterrupt
         for lane in lanes:
             lane.close()
+
+    def _keep(self, lanes: list[Lane], progress: Sequence[Progress], done: int) -> None:
+        """Write down the rounds that an engine did before it had to stop."""
+        for lane, new in zip(lanes, progress, strict=False):
+            if new.ledgers and new.is_finite:
+                lane.book.pay(new.ledgers)
+                lane.book.save(done + len(new.ledgers), new.state)
 
     def _is_due(self, round: int) -> bool:
         return round % self.evaluate_every == 0 or round == self.rounds

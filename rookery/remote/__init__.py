@@ -1,0 +1,1 @@
+"""Programs across machines: the words of the language as messages."""

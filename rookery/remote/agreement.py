@@ -1,0 +1,66 @@
+"""What server and clients must have in common before the first step, and the check of it."""
+
+import json
+from typing import Any
+
+import jax.numpy as jnp
+
+from rookery.program.algorithm import AbstractAlgorithm
+from rookery.remote import wire
+from rookery.remote.rehearsal import Plan
+from rookery.run.book import versions
+from rookery.run.describe import describe
+
+_SHOWN = 400
+
+
+class Disagreement(ValueError):
+    """Two sides that would not compute the same."""
+
+
+def agreement(
+    problem: Any, algorithm: AbstractAlgorithm, n_clients: int, plan: Plan
+) -> dict[str, str]:
+    """By name, what both sides must have in common."""
+    used = versions()
+    return {
+        "format of messages": str(wire.VERSION),
+        "versions": json.dumps({name: used[name] for name in ("rookery", "jax", "equinox")}),
+        "float precision": str(jnp.zeros(()).dtype),
+        "number of clients": str(n_clients),
+        "problem": json.dumps(describe(problem), sort_keys=True),
+        "algorithm": json.dumps(describe(algorithm), sort_keys=True),
+        "steps": json.dumps([*dict.fromkeys(call.name for call in plan.calls), plan.fingerprint]),
+    }
+
+
+def differences(server: dict[str, str], client: dict[str, str]) -> list[str]:
+    """One line for everything that is not the same, with both values."""
+    names = dict.fromkeys([*server, *client])
+    return [
+        f"{name}: the server has {_short(server.get(name))}, the client {_short(client.get(name))}"
+        for name in names
+        if server.get(name) != client.get(name)
+    ]
+
+
+def write(fields: dict[str, str]) -> dict[str, Any]:
+    """An agreement as the arrays of a message."""
+    return {"agreement": wire.text(json.dumps(fields))}
+
+
+def read(arrays: Any) -> dict[str, str]:
+    """An agreement out of a message, or :class:`wire.WireError`."""
+    try:
+        fields = json.loads(wire.read_text(arrays.get("agreement")))
+    except (ValueError, RecursionError) as error:
+        raise wire.WireError(f"this is not an agreement: {error}") from None
+    if not isinstance(fields, dict) or not all(isinstance(v, str) for v in fields.values()):
+        raise wire.WireError("an agreement is a table of texts.")
+    return fields
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return "nothing"
+    return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."

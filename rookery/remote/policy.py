@@ -1,0 +1,73 @@
+"""How long the server waits, how many replies it needs, and which it takes."""
+
+import math
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+from rookery import _check
+
+
+class Policy(eqx.Module):
+    """What to do when clients do not answer, or answer nonsense.
+
+    An exchange ends when all clients of a cohort have answered, or after ``wait_for`` seconds. If
+    by then at least ``min_replies`` have answered, a mean is taken over those, and every client
+    that is missing is noted. If not, the others are asked again; when that has not helped either,
+    the run stops, and the same command goes on from where it was.
+
+    Sums and stacks need every reply, whatever ``min_replies`` is: an algorithm that asked for each
+    client's value could not know which of them are missing.
+
+    Args:
+        wait_for: seconds, for every attempt.
+        min_replies: how many clients of a cohort must answer: a whole number, or a share of those
+            asked as a float above 0 and at most 1.0. Never fewer than one.
+        retries: how often those missing are asked again.
+        back_off: seconds before the first of these; twice as many before each later one.
+        largest_norm: a reply of a larger Euclidean norm is refused.
+    """
+
+    wait_for: float = 60.0
+    min_replies: int | float = 1.0
+    retries: int = 3
+    back_off: float = 1.0
+    largest_norm: float = math.inf
+
+    def __check_init__(self):
+        _check.positive("Policy.wait_for", self.wait_for)
+        if isinstance(self.min_replies, float):
+            _check.share("Policy.min_replies", self.min_replies)
+        else:
+            _check.count("Policy.min_replies", self.min_replies)
+        _check.count("Policy.retries", self.retries, least=0)
+        _check.not_negative("Policy.back_off", self.back_off)
+        if not self.largest_norm > 0:
+            raise ValueError(f"Policy.largest_norm must be above 0, got {self.largest_norm}.")
+
+    def needed(self, asked: int) -> int:
+        """How many of so many clients must answer."""
+        if isinstance(self.min_replies, float):
+            return max(1, math.ceil(self.min_replies * asked - 1e-9))
+        return min(self.min_replies, asked)
+
+
+def is_finite(leaves: list[np.ndarray]) -> bool:
+    """Whether no number of a reply is NaN or infinite."""
+    return all(bool(np.all(np.isfinite(leaf))) for leaf in leaves if _is_inexact(leaf))
+
+
+def norm(leaves: list[np.ndarray]) -> float:
+    """The Euclidean norm of a reply."""
+    total = 0.0
+    for leaf in leaves:
+        if _is_inexact(leaf):
+            wide = np.abs(leaf).astype(np.float64).ravel()
+            total += float(wide @ wide)
+    return math.sqrt(total)
+
+
+def _is_inexact(leaf) -> bool:
+    # NumPy does not know that bfloat16 is a floating-point type
+    return isinstance(leaf, np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.inexact)

@@ -1,0 +1,240 @@
+"""Messages as bytes: a fixed header, a description of the arrays, and their raw bytes.
+
+A message is data and nothing else: nothing in it is executed, imported or unpickled. Whatever
+bytes come in, decoding gives a message or raises :class:`WireError`, and every size that a message
+claims is held against a limit, and against the bytes that are there, before it is used.
+
+    header       magic, version, kind, flags, client, slot, exchange, sizes, checksum
+    name         of the step, UTF-8
+    description  per array: length of its path, type, number of axes, then path and axes
+    bytes        of the arrays, each beginning at a multiple of 16, little-endian
+"""
+
+import enum
+import math
+import struct
+import sys
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+MAGIC = b"ROOK"
+VERSION = 1
+
+_HEADER = struct.Struct("<4sHBBIIQHHIQI")
+_ARRAY = struct.Struct("<HBB")
+_ALIGNED = 16
+_CHECKED = 1  # flag: the checksum covers the arrays' bytes too
+
+_TYPES = {
+    code: np.dtype(name)
+    for code, name in enumerate(
+        "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
+        "float16 float32 float64 complex64 complex128".split()
+    )
+} | {32: np.dtype(jnp.bfloat16)}
+_CODES = {dtype: code for code, dtype in _TYPES.items()}
+_KEYS = {64: ("threefry2x32", 2), 65: ("rbg", 4), 66: ("unsafe_rbg", 4)}  # code: name, words
+_KEY_CODES = {name: code for code, (name, _) in _KEYS.items()}
+
+
+class WireError(ValueError):
+    """Bytes that are not a message, or a message that is too large."""
+
+
+class Kind(enum.IntEnum):
+    """What a message is for."""
+
+    HELLO = 1
+    """Agreement at the start, in both directions."""
+    RUN = 2
+    """The server asks a client to do something."""
+    REPLY = 3
+    """A client has done it."""
+    FAILURE = 4
+    """A client has not."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a message may claim; one that claims more is refused unread."""
+
+    name: int = 512
+    arrays: int = 20_000
+    description: int = 4 << 20
+    body: int = 1 << 30
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message.
+
+    Attributes:
+        kind: what it is for.
+        name: of the step that it belongs to.
+        client: whom it goes to or comes from.
+        slot: the client's place in the cohort.
+        exchange: the number of the exchange, by which late and double replies are known.
+        arrays: by path; NumPy arrays, or typed keys. Those that were decoded are read-only views.
+    """
+
+    kind: Kind
+    name: str
+    client: int
+    slot: int = 0
+    exchange: int = 0
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+
+
+def encode(message: Message, *, is_checked: bool = True) -> bytes:
+    """One flat buffer.
+
+    Args:
+        message: its arrays may be NumPy's or JAX's.
+        is_checked: whether a checksum covers the arrays too. A transport that protects what it
+            carries, as TLS does, can save the time.
+    """
+    _little_endian()
+    name = message.name.encode()
+    description, body, at = bytearray(), [], 0
+    for path, value in message.arrays.items():
+        code, shape, plain = _to_plain(path, value)
+        encoded = path.encode()
+        description += _ARRAY.pack(len(encoded), code, len(shape)) + encoded
+        description += struct.pack(f"<{len(shape)}Q", *shape)
+        body += [bytes(-at % _ALIGNED), plain.reshape(-1).view(np.uint8).data]
+        at += -at % _ALIGNED + plain.nbytes
+    flags = _CHECKED if is_checked else 0
+    numbers = (message.client, message.slot, message.exchange)
+    sizes = (len(name), len(message.arrays), len(description), at)
+    fixed = (MAGIC, VERSION, message.kind, flags, *numbers, *sizes)
+    checksum = zlib.crc32(_HEADER.pack(*fixed, 0) + name + bytes(description))
+    if is_checked:
+        for part in body:
+            checksum = zlib.crc32(part, checksum)
+    gap = bytes(-(_HEADER.size + len(name) + len(description)) % _ALIGNED)
+    return b"".join((_HEADER.pack(*fixed, checksum), name, description, gap, *body))
+
+
+def decode(data: bytes | bytearray | memoryview, limits: Limits = LIMITS) -> Message:
+    """The message, or :class:`WireError` with the reason."""
+    _little_endian()
+    view = memoryview(data).cast("B")
+    if len(view) < _HEADER.size:
+        raise WireError(f"{len(view)} bytes are too few for a message.")
+    *fixed, checksum = _HEADER.unpack_from(view)
+    magic, version, kind, flags, client, slot, exchange, *sizes = fixed
+    if magic != MAGIC:
+        raise WireError("this is not a message of rookery: it begins otherwise.")
+    if version != VERSION:
+        raise WireError(f"the message has version {version}, this rookery reads {VERSION}.")
+    if kind not in Kind.__members__.values() or flags not in (0, _CHECKED):
+        raise WireError(f"no such kind of message: {kind} with flags {flags}.")
+    for what, size, most in zip(
+        ("name", "arrays", "description", "body"), sizes, _limits(limits), strict=True
+    ):
+        if size > most:
+            raise WireError(f"{what} claims {size}, the limit is {most}.")
+    name_size, count, description_size, body_size = sizes
+    begin = _HEADER.size + name_size
+    end = begin + description_size
+    body_at = end + -end % _ALIGNED
+    if len(view) != body_at + body_size:
+        raise WireError(f"the message claims {body_at + body_size} bytes and has {len(view)}.")
+    covered = zlib.crc32(view[_HEADER.size : end], zlib.crc32(_HEADER.pack(*fixed, 0)))
+    covered = zlib.crc32(view[body_at:], covered) if flags & _CHECKED else covered
+    if covered != checksum:
+        raise WireError("the checksum does not fit: the message was damaged on its way.")
+    name = _text(view[_HEADER.size : begin])
+    arrays = _arrays(view[begin:end], count, view[body_at:])
+    return Message(Kind(kind), name, client, slot, exchange, arrays)
+
+
+def text(value: str) -> np.ndarray:
+    """A string as an array, to travel with the others."""
+    return np.frombuffer(value.encode(), np.uint8)
+
+
+def read_text(array: Any) -> str:
+    """The string again."""
+    if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
+        raise WireError("a text was wanted.")
+    return _text(memoryview(np.ascontiguousarray(array)))
+
+
+def _arrays(description: memoryview, count: int, body: memoryview) -> dict[str, Any]:
+    arrays: dict[str, Any] = {}
+    at, offset = 0, 0
+    for _ in range(count):
+        if at + _ARRAY.size > len(description):
+            raise WireError("the description ends in the middle of an array.")
+        path_size, code, axes = _ARRAY.unpack_from(description, at)
+        at += _ARRAY.size
+        if at + path_size + 8 * axes > len(description):
+            raise WireError("the description ends in the middle of an array.")
+        path = _text(description[at : at + path_size])
+        shape = struct.unpack_from(f"<{axes}Q", description, at + path_size)
+        at += path_size + 8 * axes
+        if path in arrays:
+            raise WireError(f"{path!r} is there twice.")
+        offset += -offset % _ALIGNED
+        arrays[path], size = _from_plain(path, code, shape, body, offset)
+        offset += size
+    if at != len(description) or offset != len(body):
+        raise WireError("the message is longer than its arrays.")
+    return arrays
+
+
+def _to_plain(path: str, value: Any) -> tuple[int, tuple[int, ...], np.ndarray]:
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        impl = str(jax.random.key_impl(value))
+        if impl not in _KEY_CODES:
+            raise WireError(f"{path!r}: keys of type {impl} cannot travel.")
+        return _KEY_CODES[impl], value.shape, np.asarray(jax.random.key_data(value), order="C")
+    array = np.asarray(value, order="C")
+    if array.dtype not in _CODES:
+        raise WireError(f"{path!r}: arrays of type {array.dtype} cannot travel.")
+    return _CODES[array.dtype], array.shape, array
+
+
+def _from_plain(path: str, code: int, shape: tuple, body: memoryview, at: int) -> tuple[Any, int]:
+    if code not in _TYPES and code not in _KEYS:
+        raise WireError(f"{path!r}: no such type: {code}.")
+    words = _KEYS[code][1] if code in _KEYS else 0
+    dtype = np.dtype(np.uint32) if words else _TYPES[code]
+    whole = (*shape, words) if words else shape
+    size = math.prod(whole) * dtype.itemsize
+    # an axis of length zero must not hide others that no array can have
+    is_absurd = len(whole) > 32 or math.prod(max(n, 1) for n in whole) > 1 << 40
+    if is_absurd or at + size > len(body):
+        raise WireError(f"{path!r}: shape {shape} does not fit the message.")
+    array = np.frombuffer(body[at : at + size], np.uint8).view(dtype).reshape(whole)
+    if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
+        raise WireError(f"{path!r}: a truth value is neither 0 nor 1.")
+    if words:
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=_KEYS[code][0]), size
+    return array, size
+
+
+def _text(view: memoryview) -> str:
+    try:
+        return bytes(view).decode()
+    except UnicodeDecodeError as error:
+        raise WireError(f"a text is not UTF-8: {error}") from None
+
+
+def _limits(limits: Limits) -> tuple[int, ...]:
+    return limits.name, limits.arrays, limits.description, limits.body
+
+
+def _little_endian() -> None:
+    if sys.byteorder != "little":
+        raise WireError("rookery's messages are little-endian, and this machine is not.")

@@ -1,0 +1,172 @@
+"""The client's side: it answers messages, one after another, and keeps its data and its memory."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery import _tree
+from rookery._types import Tree
+from rookery.clients.population import Population
+from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
+from rookery.program.federation import client_key
+from rookery.remote import agreement, script, wire
+from rookery.remote.rehearsal import Plan, rehearse, spec, specs
+from rookery.remote.wire import Kind, Message, WireError
+
+_KEPT = 8  # replies that are sent again when their request comes again
+
+
+class _Lost(LookupError):
+    """The server speaks of something that this client does not have, or has no longer."""
+
+
+class Worker:
+    """One client. It needs no network: whoever carries the messages calls :meth:`answer`.
+
+    Args:
+        id: the client's number.
+        problem: what is solved.
+        algorithm: the server's program, of which a client runs the steps.
+        population: with this client's rows; see :meth:`Population.only`.
+        state: the algorithm's state before the first round, or its shapes.
+        plan: of a rehearsal that was made before, to save the time for another.
+        limits: on the sizes of messages.
+    """
+
+    def __init__(
+        self,
+        id: int,
+        problem: Any,
+        algorithm: AbstractAlgorithm,
+        population: Population,
+        state: Tree,
+        plan: Plan | None = None,
+        limits: wire.Limits = wire.LIMITS,
+    ):
+        algorithm = numbers_to_arrays(algorithm)
+        plan = plan if plan is not None else rehearse(algorithm, problem, population, state)
+        self.id = id
+        self._plan = plan
+        self._population = jax.device_put(population)
+        self._limits = limits
+        self._agreement = agreement.agreement(problem, algorithm, population.n_clients, plan)
+        self._has_agreed = False
+        self._latest = 0  # number of the newest exchange
+        self._round = -1
+        self._values: dict[int, list[Any]] = {}
+        self._memory: dict[int, tuple[int, list[Any]]] = {}  # memory: stamp, leaves
+        self._answered: dict[tuple[int, int], bytes] = {}
+
+    def answer(self, data: bytes) -> bytes:
+        """The reply to a message; whatever is wrong with it is said in the reply."""
+        try:
+            message = wire.decode(data, self._limits)
+        except WireError as error:
+            return self._failure(Message(Kind.FAILURE, "", self.id), f"malformed message: {error}")
+        if message.client != self.id:
+            return self._failure(message, f"this is client {self.id}, not {message.client}")
+        seen = (message.exchange, message.slot)
+        if seen in self._answered:
+            return self._answered[seen]  # asked again: not done again
+        if message.exchange < self._latest:
+            return self._failure(message, "this request is older than one that was answered")
+        try:
+            reply = self._reply(message)
+        except _Lost as error:
+            return self._failure(message, f"client has no {error.args[0]}", is_lost=True)
+        except Exception as error:  # a client says what went wrong, and lives
+            return self._failure(message, f"{type(error).__name__}: {error}")
+        self._answered[seen] = reply
+        self._latest = message.exchange
+        for old in list(self._answered)[:-_KEPT]:
+            del self._answered[old]
+        return reply
+
+    def _reply(self, message: Message) -> bytes:
+        if message.kind is Kind.HELLO:
+            theirs = agreement.read(message.arrays)
+            self._has_agreed = not agreement.differences(theirs, self._agreement)
+            self._values, self._memory, self._round = {}, {}, -1
+            return self._message(Kind.HELLO, message, agreement.write(self._agreement))
+        if message.kind is not Kind.RUN:
+            raise WireError(f"a client is not sent messages of kind {message.kind.name}")
+        if not self._has_agreed:
+            raise _Lost("agreement with this server")
+        wanted = script.read(message.arrays)
+        self._remember(wanted.commit)
+        if wanted.round != self._round:
+            self._round, self._values = wanted.round, {}
+        self._store(message.arrays)
+        self._remember(wanted.remember)
+        work = np.zeros(2, np.uint64)
+        for i, task in enumerate(wanted.tasks):
+            work += self._run(i, task, message)
+        given = {f"give/{i}": self._leaf(ref) for i, ref in enumerate(wanted.give)}
+        return self._message(Kind.REPLY, message, {"work": work, **given})
+
+    def _run(self, i: int, task: script.Task, message: Message) -> np.ndarray:
+        if not 0 <= task.call < len(self._plan.calls):
+            raise WireError(f"no such step: number {task.call}")
+        call = self._plan.calls[task.call]
+        if i == 0 and call.name != message.name:
+            raise WireError(f"step {task.call} is {call.name}, not {message.name}")
+        values = [self._leaf(ref) for ref in task.values]
+        if (got := [spec(v) for v in values]) != (want := specs(call.arguments)):
+            raise WireError(f"{call.name} takes {want}, got {got}")
+        numbers = [message.arrays.get(f"set/{i}/{j}") for j in range(len(call.travelling))]
+        for number, wanted in zip(numbers, call.travelling, strict=True):
+            if number is None or (str(number.dtype), number.shape) != (wanted.dtype, wanted.shape):
+                raise WireError(f"{call.name} needs settings {call.travelling}")
+        key = message.arrays.get(f"key/{i}")
+        if (key is not None) != call.has_key:
+            raise WireError(f"{call.name} has a key on one side and none on the other")
+        occurrence = None if task.occurrence < 0 else task.occurrence
+        own = client_key(key, self.id, occurrence)
+        reply, work = call.run(self._population, self.id, own, values, numbers)
+        self._values[task.token] = reply
+        return np.array([int(w) for w in work], np.uint64)
+
+    def _store(self, arrays: Mapping[str, Any]) -> None:
+        """Values come as ``value/token/leaf``, in the order of their leaves."""
+        new: dict[int, list[Any]] = {}
+        for path, array in arrays.items():
+            kind, _, rest = path.partition("/")
+            if kind != "value":
+                continue
+            token, _, leaf = rest.partition("/")
+            if not (token.isdecimal() and leaf.isdecimal() and len(token) < 20):
+                raise WireError(f"{path!r} is not a value")
+            leaves = new.setdefault(int(token), [])
+            if int(leaf) != len(leaves):
+                raise WireError(f"{path!r} comes out of order")
+            leaves.append(array)
+        self._values.update(new)
+
+    def _remember(self, changes: list[tuple[int, int, list[script.Ref]]]) -> None:
+        for memory, stamp, refs in changes:
+            if stamp > self._memory.get(memory, (-1,))[0]:
+                self._memory[memory] = (stamp, [self._leaf(ref) for ref in refs])
+
+    def _leaf(self, ref: script.Ref) -> Any:
+        token, leaf = ref
+        if token < 0:
+            leaves = self._memory.get(-1 - token, (0, []))[1]
+        else:
+            leaves = self._values.get(token, [])
+        if not 0 <= leaf < len(leaves):
+            raise _Lost(f"value {token}, leaf {leaf}")
+        return leaves[leaf]
+
+    def _failure(self, to: Message, reason: str, is_lost: bool = False) -> bytes:
+        arrays = {"reason": wire.text(reason[:2000]), "is_lost": np.array(is_lost)}
+        return self._message(Kind.FAILURE, to, arrays)
+
+    def _message(self, kind: Kind, to: Message, arrays: Mapping[str, Any]) -> bytes:
+        return wire.encode(Message(kind, to.name, self.id, to.slot, to.exchange, arrays))
+
+
+def nbytes(arrays: Mapping[str, Any], kind: str) -> int:
+    """Bytes of the values, ``value``, or of the replies, ``give``, that a message carries."""
+    return sum(_tree.nbytes(a) for path, a in arrays.items() if path.startswith(f"{kind}/"))

@@ -1,0 +1,156 @@
+"""The wire format: what goes in comes out, and nothing else gets through."""
+
+import struct
+import time
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery.remote import wire
+from rookery.remote.wire import Kind, Limits, Message, WireError, decode, encode
+
+ARRAYS = {
+    "f64": np.linspace(0, 1, 6).reshape(2, 3),
+    "f32": jnp.ones((3,), jnp.float32),
+    "bf16": jnp.array([1.5, -2.0, float("nan")], jnp.bfloat16),
+    "f16": np.zeros((0, 4), np.float16),
+    "flag": np.array([True, False]),
+    "count": np.int64(7),
+    "c": np.array(1 + 2j),
+    "key": jax.random.key(3),
+    "keys": jax.random.split(jax.random.key(3), 4),
+    "rbg": jax.random.key(3, impl="rbg"),
+    "äö/0": np.arange(5, dtype=np.uint8),
+}
+MESSAGE = Message(Kind.RUN, "module.step", 4, 2, 2**40, ARRAYS)
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_everything_comes_back(is_checked):
+    got = decode(encode(MESSAGE, is_checked=is_checked))
+    assert (got.kind, got.name, got.client, got.slot, got.exchange) == (
+        (Kind.RUN, "module.step", 4, 2, 2**40)
+    )
+    assert list(got.arrays) == list(ARRAYS)
+    for path, want in ARRAYS.items():
+        have = got.arrays[path]
+        assert have.dtype == want.dtype and have.shape == np.shape(want), path
+        if jnp.issubdtype(want.dtype, jax.dtypes.prng_key):
+            assert jax.random.key_impl(have) == jax.random.key_impl(want)
+            have, want = jax.random.key_data(have), jax.random.key_data(want)
+        assert np.asarray(have).tobytes() == np.asarray(want).tobytes()
+
+
+def test_an_array_without_elements_travels():
+    got = decode(encode(Message(Kind.RUN, "", 0, arrays={"a": np.zeros((0, 4))})))
+    assert got.arrays["a"].shape == (0, 4)
+
+
+def test_texts_travel():
+    got = decode(encode(Message(Kind.RUN, "", 0, arrays={"t": wire.text("ä")})))
+    assert wire.read_text(got.arrays["t"]) == "ä"
+
+
+def test_what_cannot_travel_is_refused_by_its_path():
+    with pytest.raises(WireError, match=r"'here'.*object"):
+        encode(Message(Kind.RUN, "", 0, arrays={"here": np.array([None])}))
+
+
+def resealed(data: bytes) -> bytes:
+    """The same with a checksum that fits, as one who means harm would send it."""
+    header = wire._HEADER
+    *fixed, _ = header.unpack_from(data)
+    end = header.size + fixed[7] + fixed[9]
+    checksum = zlib.crc32(header.pack(*fixed, 0) + data[header.size : end])
+    if fixed[3] & 1:
+        checksum = zlib.crc32(data[end + -end % 16 :], checksum)
+    return header.pack(*fixed, checksum & 0xFFFFFFFF) + data[header.size :]
+
+
+def with_field(index: int, value: int) -> bytes:
+    data = encode(MESSAGE)
+    fields = list(wire._HEADER.unpack_from(data))
+    fields[index] = value
+    return resealed(wire._HEADER.pack(*fields) + data[wire._HEADER.size :])
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "match"),
+    [
+        (1, 2, "version 2"),
+        (2, 99, "kind"),
+        (7, 60_000, "name claims"),
+        (8, 60_000, "arrays claims"),
+        (9, 1 << 31, "description claims"),
+        (10, 2 << 30, "body claims 2147483648"),
+        (10, 5, "bytes and has"),
+    ],
+)
+def test_a_header_that_claims_too_much_is_refused(index, value, match):
+    began = time.monotonic()
+    with pytest.raises(WireError, match=match):
+        decode(with_field(index, value))
+    assert time.monotonic() - began < 0.1
+
+
+def test_a_huge_shape_is_refused_before_anything_is_allocated():
+    data = bytearray(encode(Message(Kind.RUN, "", 0, arrays={"a": np.zeros(4)})))
+    at = bytes(data).index(struct.pack("<Q", 4), wire._HEADER.size)
+    for claim in (2**31, 2**63):
+        data[at : at + 8] = struct.pack("<Q", claim)
+        with pytest.raises(WireError, match="does not fit"):
+            decode(resealed(bytes(data)))
+
+
+def test_limits_can_be_set():
+    with pytest.raises(WireError, match="body claims"):
+        decode(encode(MESSAGE), Limits(body=10))
+
+
+def test_one_changed_bit_anywhere_is_noticed():
+    data = encode(Message(Kind.REPLY, "step", 1, arrays={"a": np.arange(3.0)}))
+    padding = set(range(len(data) - 24 - 16, len(data) - 24))
+    for at in set(range(len(data))) - padding:
+        changed = bytearray(data)
+        changed[at] ^= 4
+        with pytest.raises(WireError):
+            decode(bytes(changed))
+
+
+def test_ten_thousand_hostile_messages_and_more():
+    """Random bytes, mutated and truncated messages, with and without a checksum that fits."""
+    rng = np.random.default_rng(0)
+    good = [
+        encode(MESSAGE),
+        encode(MESSAGE, is_checked=False),
+        encode(Message(Kind.REPLY, "s", 0, arrays={"a": np.arange(3.0), "b": np.array([True])})),
+        encode(Message(Kind.HELLO, "", 0)),
+    ]
+    refused, read, began = 0, 0, time.monotonic()
+    for i in range(12_000):
+        data = bytearray(good[i % len(good)])
+        if i % 5 == 0:
+            data = bytearray(rng.bytes(int(rng.integers(0, 200))))
+            if i % 2:
+                data[:6] = wire.MAGIC + struct.pack("<H", wire.VERSION)
+        else:
+            for _ in range(int(rng.integers(1, 6))):
+                data[int(rng.integers(len(data)))] = int(rng.integers(256))
+            if i % 7 == 0:
+                data = data[: int(rng.integers(len(data)))]
+            elif i % 11 == 0:
+                data += rng.bytes(int(rng.integers(1, 40)))
+        data = bytes(data)
+        if i % 2 and len(data) >= wire._HEADER.size:
+            data = resealed(data)
+        try:
+            decode(data)
+            read += 1
+        except WireError:
+            refused += 1
+    assert refused + read == 12_000
+    assert refused > 6_000 and read > 100  # a changed number in an array is still a message
+    assert time.monotonic() - began < 60
