@@ -4,6 +4,7 @@ Import it with ``import rookery as rk``.
 """
 
 from rookery import algorithms as algorithms
+from rookery import remote as remote
 from rookery import tasks as tasks
 from rookery import tracking as tracking
 from rookery.algorithms.afbo import AFBO as AFBO
@@ -120,6 +121,9 @@ from rookery.program.jobs import News as News
 from rookery.program.ledger import Ledger as Ledger
 from rookery.program.memory import Memory as Memory
 from rookery.program.memory import Shares as Shares
+from rookery.program.robust import Krum as Krum
+from rookery.program.robust import Median as Median
+from rookery.program.robust import TrimmedMean as TrimmedMean
 from rookery.run.evaluate import OfSolution as OfSolution
 from rookery.run.evaluate import OnClients as OnClients
 from rookery.run.evaluate import OnServer as OnServer

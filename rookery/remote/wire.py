@@ -167,7 +167,7 @@ def read_text(array: Any) -> str:
     """The string again."""
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
         raise WireError("a text was wanted.")
-    return _text(memoryview(np.ascontiguousarray(array)))
+    return _text(memoryview(array.tobytes()))
 
 
 def _arrays(description: memoryview, count: int, body: memoryview) -> dict[str, Any]:

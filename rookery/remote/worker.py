@@ -12,14 +12,22 @@ from rookery.clients.population import Population
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.federation import client_key
 from rookery.remote import agreement, script, wire
-from rookery.remote.rehearsal import Plan, rehearse, spec, specs
+from rookery.remote.rehearsal import Call, Plan, rehearse, spec, specs
 from rookery.remote.wire import Kind, Message, WireError
 
 _KEPT = 8  # replies that are sent again when their request comes again
 
 
+VALUES, ALL = 1, 2
+"""What a client may have lost."""
+
+
 class _Lost(LookupError):
     """The server speaks of something that this client does not have, or has no longer."""
+
+    def __init__(self, what: str, lost: int):
+        super().__init__(what)
+        self.lost = lost
 
 
 class Worker:
@@ -75,7 +83,7 @@ class Worker:
         try:
             reply = self._reply(message)
         except _Lost as error:
-            return self._failure(message, f"client has no {error.args[0]}", is_lost=True)
+            return self._failure(message, f"the client has no {error}", error.lost)
         except Exception as error:  # a client says what went wrong, and lives
             return self._failure(message, f"{type(error).__name__}: {error}")
         self._answered[seen] = reply
@@ -93,13 +101,16 @@ class Worker:
         if message.kind is not Kind.RUN:
             raise WireError(f"a client is not sent messages of kind {message.kind.name}")
         if not self._has_agreed:
-            raise _Lost("agreement with this server")
+            raise _Lost("agreement with this server", ALL)
         wanted = script.read(message.arrays)
         self._remember(wanted.commit)
         if wanted.round != self._round:
             self._round, self._values = wanted.round, {}
         self._store(message.arrays)
         self._remember(wanted.remember)
+        names = [call.name for call in map(self._call, wanted.tasks)]
+        if names and message.name not in names:
+            raise WireError(f"the message names {message.name} and asks for {names}")
         work = np.zeros(2, np.uint64)
         for i, task in enumerate(wanted.tasks):
             work += self._run(i, task, message)
@@ -107,11 +118,7 @@ class Worker:
         return self._message(Kind.REPLY, message, {"work": work, **given})
 
     def _run(self, i: int, task: script.Task, message: Message) -> np.ndarray:
-        if not 0 <= task.call < len(self._plan.calls):
-            raise WireError(f"no such step: number {task.call}")
-        call = self._plan.calls[task.call]
-        if i == 0 and call.name != message.name:
-            raise WireError(f"step {task.call} is {call.name}, not {message.name}")
+        call = self._call(task)
         values = [self._leaf(ref) for ref in task.values]
         if (got := [spec(v) for v in values]) != (want := specs(call.arguments)):
             raise WireError(f"{call.name} takes {want}, got {got}")
@@ -128,12 +135,17 @@ class Worker:
         self._values[task.token] = reply
         return np.array([int(w) for w in work], np.uint64)
 
+    def _call(self, task: script.Task) -> Call:
+        if not 0 <= task.call < len(self._plan.calls):
+            raise WireError(f"no such step: number {task.call}")
+        return self._plan.calls[task.call]
+
     def _store(self, arrays: Mapping[str, Any]) -> None:
-        """Values come as ``value/token/leaf``, in the order of their leaves."""
+        """Values come as ``value/token/leaf``, rows of memories as ``row/token/leaf``."""
         new: dict[int, list[Any]] = {}
         for path, array in arrays.items():
             kind, _, rest = path.partition("/")
-            if kind != "value":
+            if kind not in ("value", "row"):
                 continue
             token, _, leaf = rest.partition("/")
             if not (token.isdecimal() and leaf.isdecimal() and len(token) < 20):
@@ -156,11 +168,11 @@ class Worker:
         else:
             leaves = self._values.get(token, [])
         if not 0 <= leaf < len(leaves):
-            raise _Lost(f"value {token}, leaf {leaf}")
+            raise _Lost(f"value {token}, leaf {leaf}", ALL if token < 0 else VALUES)
         return leaves[leaf]
 
-    def _failure(self, to: Message, reason: str, is_lost: bool = False) -> bytes:
-        arrays = {"reason": wire.text(reason[:2000]), "is_lost": np.array(is_lost)}
+    def _failure(self, to: Message, reason: str, lost: int = 0) -> bytes:
+        arrays = {"reason": wire.text(reason[:2000]), "lost": np.array(lost, np.uint8)}
         return self._message(Kind.FAILURE, to, arrays)
 
     def _message(self, kind: Kind, to: Message, arrays: Mapping[str, Any]) -> bytes:

@@ -23,6 +23,7 @@ from rookery.engines.engine import AbstractEngine, Program
 from rookery.program.aggregate import Aggregate, Mean
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.clock import Clock
+from rookery.program.robust import AbstractRobust
 from rookery.run.describe import fingerprint
 from rookery.run.evaluate import AbstractEvaluation
 from rookery.run.lanes import Job, Lane, Lanes, Result
@@ -93,7 +94,7 @@ def sweep(
         engine: where to run; :class:`Compiled` if not given.
         clock: the clients' delays; instant if not given.
         aggregate: what stands for the mean of the clients' replies; their weighted mean if not
-            given.
+            given. :class:`Median`, :class:`TrimmedMean` and :class:`Krum` bear a few bad clients.
         lanes: the most runs side by side; fewer need less memory.
         overwrite: start afresh in a directory that holds another run.
         console: where to show progress; nowhere if not given.
@@ -105,6 +106,8 @@ def sweep(
     _check.count("checkpoint_every", checkpoint_every)
     clock = clock if clock is not None else Clock()
     clock.check(population.n_clients)
+    if isinstance(aggregate, AbstractRobust):
+        aggregate.check(jnp.asarray(population.weights))
     configured = []
     for job in jobs:
         _check.count("seed", job.seed, least=0)

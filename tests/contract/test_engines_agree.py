@@ -1,5 +1,7 @@
 """The engines' contract: same key, same trajectory, same ledger, and whole runs can be mapped."""
 
+from contextlib import closing
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from rookery.engines.engine import Program
 from rookery.engines.traced import many_rounds, read_books
 from rookery.program.algorithm import first_state
 from rookery.registry import ALGORITHMS
+from rookery.remote import Remote
 
 CASES = INSTANCES["FedNest"]
 EVERY = [(name, which) for name in ALGORITHMS for which in INSTANCES.get(name, {"none": None})]
@@ -32,7 +35,7 @@ def initial(zoo, algorithm):
 
 
 @pytest.mark.parametrize(("name", "which"), EVERY, ids=[f"{n}: {w}" for n, w in EVERY])
-def test_eager_and_compiled_agree(name, which):
+def test_engines_agree(name, which):
     assert name in INSTANCES, (
         f"nobody knows how to build {name}. Add a small instance of it on a zoo problem to "
         "INSTANCES in tests/contract/instances.py."
@@ -42,22 +45,34 @@ def test_eager_and_compiled_agree(name, which):
     algorithm.check(zoo.problem, rk.Population.stacked(zoo.data).n_clients)
     clock = rk.Clock(rk.LogNormalDelay(0.1), bandwidth=1e4, seed=3)
     ready, key = program(zoo, clock), jax.random.key(7)
-    runners = [engine.prepare(ready, [algorithm]) for engine in (rk.Eager(), rk.Compiled())]
-    states = [initial(zoo, algorithm)] * 2
-    for round in range(3):
-        old = states[0]
-        (eager,), (compiled,) = (
-            runner.advance([state], [key], round, [1])
-            for runner, state in zip(runners, states, strict=True)
-        )
-        states = [eager.state, compiled.state]
-        assert jax.tree.structure(eager.state) == jax.tree.structure(compiled.state)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-12, 1e-12), *states)
-        assert not eqx.tree_equal(old, eager.state)
-        ((a,), (b,)) = eager.ledgers, compiled.ledgers
-        assert a.values()[:-1] == b.values()[:-1]
-        assert a.seconds == pytest.approx(b.seconds, rel=1e-12)
-        assert a.seconds > 0
+    engines = (rk.Compiled(), rk.Eager(), Remote())
+    runners = [engine.prepare(ready, [algorithm]) for engine in engines]
+    states = [initial(zoo, algorithm)] * len(engines)
+    down = up = 0
+    with closing(runners[-1]) as remote:
+        for round in range(3):
+            old = states[0]
+            progress = [
+                runner.advance([state], [key], round, [1])[0]
+                for runner, state in zip(runners, states, strict=True)
+            ]
+            want, *others = progress
+            assert not eqx.tree_equal(old, want.state)
+            for got in others:
+                same_state(got.state, want.state)
+                ((a,), (b,)) = got.ledgers, want.ledgers
+                assert a.values()[:-1] == b.values()[:-1]
+                assert a.seconds == pytest.approx(b.seconds, rel=1e-12)
+                assert a.seconds > 0
+            states = [one.state for one in progress]
+            down, up = down + want.ledgers[0].bytes_down, up + want.ledgers[0].bytes_up
+        # what the ledger says is what the messages really carried
+        assert (remote.session.bytes_down, remote.session.bytes_up) == (down, up)
+
+
+def same_state(got, want):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-12, 1e-12), got, want)
 
 
 def test_every_instance_is_of_an_algorithm_that_there_is():

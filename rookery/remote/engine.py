@@ -1,0 +1,160 @@
+"""The remote engine: a program whose clients are elsewhere."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import equinox as eqx
+import jax
+
+from rookery import _tree
+from rookery._types import Key, Tree
+from rookery.engines.engine import (
+    AbstractEngine,
+    AbstractRunner,
+    Event,
+    Program,
+    Progress,
+    Stopped,
+)
+from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
+from rookery.program.ledger import Ledger
+from rookery.remote import memories
+from rookery.remote.agreement import agreement
+from rookery.remote.draft import Holdings
+from rookery.remote.federation import RemoteFederation
+from rookery.remote.inprocess import InProcess
+from rookery.remote.policy import Policy
+from rookery.remote.port import Transport
+from rookery.remote.rehearsal import Plan, rehearse
+from rookery.remote.session import Session, TooFew
+
+
+class Remote(AbstractEngine):
+    """Runs a program by messages: the server computes here, the steps run where the data is.
+
+    Numbers and ledgers are those of the other engines. Runs of a sweep go one after another, so
+    ``lanes=1`` is what it needs.
+
+    Args:
+        transport: how clients are reached; threads of this process if not given.
+        policy: what to do about clients that do not answer.
+    """
+
+    transport: Transport = eqx.field(default_factory=InProcess)
+    policy: Policy = eqx.field(default_factory=Policy)
+
+    def prepare(self, program: Program, algorithms: Sequence[AbstractAlgorithm]) -> AbstractRunner:
+        """Make ready; clients are greeted before the first round."""
+        if len(algorithms) > 1:
+            raise ValueError(
+                f"the remote engine runs one job at a time, got {len(algorithms)} side by side. "
+                "Use lanes=1."
+            )
+        return RemoteRunner(program, algorithms[0], self.transport, self.policy)
+
+
+class RemoteRunner(AbstractRunner):
+    """One run."""
+
+    def __init__(
+        self,
+        program: Program,
+        algorithm: AbstractAlgorithm,
+        transport: Transport,
+        policy: Policy,
+    ):
+        self._program = program
+        self._algorithm = numbers_to_arrays(algorithm)
+        self._transport, self._policy = transport, policy
+        self._holdings = Holdings()
+        self._opened: tuple[Plan, Session] | None = None
+        self._last: Tree = None
+        self._note: Callable[[Event], None] = lambda event: None
+
+    @property
+    def session(self) -> Session:
+        """The exchanges with the clients, once there have been any."""
+        if self._opened is None:
+            raise ValueError("no client has been spoken to yet.")
+        return self._opened[1]
+
+    def follow(self, note: Callable[[int, Event], None]) -> None:
+        """Call ``note`` as soon as something befalls a client."""
+        self._note = partial(note, 0)
+
+    def close(self) -> None:
+        """Let the clients go."""
+        if self._opened is not None:
+            self._opened[1].port.close()
+            self._opened = None
+
+    def advance(
+        self, states: Sequence[Tree], keys: Sequence[Key], first: int, n: Sequence[int]
+    ) -> list[Progress]:
+        """Round after round; memories come back at the end, to be checkpointed."""
+        (state,), (key,), (count,) = states, keys, n
+        plan, session = self._open(state, first)
+        if state is not self._last:
+            memories.hand_over(self._holdings, state)
+        ledgers: list[Ledger] = []
+        is_finite = True
+        stopped: TooFew | None = None
+        remote = memories.with_handles(state)
+        for round in range(first, first + count):
+            try:
+                remote, ledger = self._round(plan, session, round, remote, key)
+            except TooFew as few:
+                stopped = few
+                break
+            ledgers.append(ledger)
+            is_finite = bool(_tree.all_finite(memories.replace_memories(remote, lambda *_: None)))
+            if not is_finite:
+                break
+        self._last = memories.collect(session, self._holdings, session.round, remote)
+        progress = [Progress(self._last, ledgers, is_finite and bool(_tree.all_finite(self._last)))]
+        if stopped is not None:
+            raise Stopped(
+                f"{stopped} The run has stopped; the same command goes on from round "
+                f"{first + len(ledgers)} if it has a directory.",
+                progress,
+            ) from stopped
+        return progress
+
+    def _round(
+        self, plan: Plan, session: Session, round: int, state: Tree, key: Key
+    ) -> tuple[Tree, Ledger]:
+        session.round = round
+        self._holdings.values.clear()
+        fed = RemoteFederation(self._program, round, session, plan, self._holdings)
+        round_key = jax.random.fold_in(key, round)
+        state = self._algorithm.round(fed, self._program.problem, state, round_key)
+        return memories.settle(session, self._holdings, round, state), fed.bills.ledger
+
+    def _open(self, state: Tree, first: int) -> tuple[Plan, Session]:
+        if self._opened is None:
+            problem, people = self._program.problem, self._program.population
+            plan = rehearse(self._algorithm, problem, people, state)
+            agreed = agreement(problem, self._algorithm, people.n_clients, plan)
+            port = self._transport.open(self._program, self._algorithm, state, plan)
+            session = Session(port, self._policy, agreed)
+            session.round = first
+            session.note = lambda event: self._note(event)
+            session.forget = self._forget
+            self._opened = plan, session
+            try:
+                session.greet(range(people.n_clients))
+            except BaseException:
+                self.close()
+                raise
+        return self._opened
+
+    def _forget(self, client: int, everything: bool) -> None:
+        holdings = self._holdings
+        holdings.values.pop(client, None)
+        if not everything:
+            return
+        if client in holdings.unseen:
+            self.session.say("memory", client, "its memory of the last rounds is lost")
+        holdings.remembering.discard(client)
+        holdings.uncommitted.pop(client, None)
+        holdings.unseen.discard(client)

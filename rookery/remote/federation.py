@@ -1,0 +1,206 @@
+"""The words as messages: the server plans, and clients are asked when a reply is needed.
+
+``broadcast`` and ``map`` send nothing by themselves. What they make is kept as handles, and goes
+out in one message per client when a word that goes up asks for it: one exchange is one message down
+and one up, however many steps lie between.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery._types import Key, Tree
+from rookery.engines.engine import Program
+from rookery.program.cohort import Cohort
+from rookery.program.federation import AbstractFederation, Placed, Shared, Step, common_cohort
+from rookery.program.memory import Memory, check_recall
+from rookery.remote.bills import Bills
+from rookery.remote.draft import Draft, Holdings
+from rookery.remote.handles import Computed, Handle, Recalled, Sent, handles_of, name_of
+from rookery.remote.rehearsal import Plan, spec
+from rookery.remote.session import Ask, Session
+
+
+class RemoteFederation(AbstractFederation):
+    """The clients during one round, over a session."""
+
+    def __init__(
+        self, program: Program, round: int, session: Session, plan: Plan, holdings: Holdings
+    ):
+        weights = jnp.asarray(program.population.weights, float)
+        super().__init__(program.population.n_clients, weights, round, program.aggregate)
+        self.bills = Bills(program.clock, round)
+        self._session, self._plan, self._holdings = session, plan, holdings
+        self._shared: dict[int, Tree] = {}
+        self._needs_all = False
+
+    # ---- down
+
+    def broadcast(self, cohort: Cohort, *values: Tree | Shared) -> Any:
+        """Bill the values; they travel when they are first needed."""
+        super().broadcast(cohort, *values)
+        placed = [Placed(cohort, self._handles(value), is_stacked=False) for value in values]
+        return placed[0] if len(placed) == 1 else tuple(placed)
+
+    def scatter(self, cohort: Cohort, rows: Tree) -> Placed:
+        """Bill the rows; they travel when they are first needed."""
+        super().scatter(cohort, rows)
+        return Placed(cohort, self._sent(rows, len(cohort)), is_stacked=True)
+
+    # ---- on the clients
+
+    def map(self, step: Step, *values: Placed, key: Key | None = None, **settings: Any) -> Placed:
+        """Plan a step."""
+        cohort = common_cohort(step, values)
+        leaves = jax.tree.leaves([value.value for value in values])
+        call, numbers = self._plan.find(step, leaves, settings, key is not None)
+        occurrences = None if cohort.occurrence is None else cohort.occurrence.tolist()
+        token = self._holdings.new_tokens(len(cohort))
+        source = Computed(token, call, leaves, numbers, key, occurrences)
+        return Placed(cohort, handles_of(source, call.reply), is_stacked=True)
+
+    def recall(self, cohort: Cohort, memory: Memory) -> Placed:
+        """The handles of a memory are its rows."""
+        check_recall(cohort, memory, self.n_clients)
+        return Placed(cohort, memory.rows, is_stacked=True)
+
+    def keep(self, memory: Memory, placed: Placed) -> Memory:
+        """Note what clients keep; they are told with the next message."""
+        cohort = placed.cohort
+        check_recall(cohort, memory, self.n_clients)
+        old, structure = jax.tree.flatten(memory.rows)
+        new = jax.tree.leaves(placed.value)
+        wanted, got = [spec(h) for h in old], [spec(h) for h in new]
+        if wanted != got or structure != jax.tree.structure(placed.value):
+            raise ValueError(f"a client remembers {wanted}, and {got} was to be kept.")
+        before = old[0].source
+        changed = dict(before.changed)
+        for slot, id in _active(cohort):
+            if not any(slot in _missing(handle) for handle in new):
+                changed[id] = (new, slot)
+        source = Recalled(before.memory, changed)
+        return Memory(handles_of(source, memory.rows), memory.n_clients)
+
+    # ---- up
+
+    def sum(self, placed: Placed) -> Tree:
+        """The plain sum; all must answer, as a part of a sum is another number."""
+        return self._from_all(super().sum, placed)
+
+    def stack(self, placed: Placed) -> Tree:
+        """All replies; all must answer, as nobody could tell which rows are missing."""
+        return self._from_all(super().stack, placed)
+
+    # ---- loops
+
+    def repeat(self, n: Any, body: Callable[[Any, Tree], Tree], init: Tree) -> Tree:
+        """A Python loop."""
+        value = init
+        for i in range(int(n)):
+            value = body(jnp.asarray(i, jnp.int32), value)
+        return value
+
+    # ---- for engines. The asynchronous words will stand before this line: a message per idle
+    # client as in `_replies`, and a stream of arrivals that is left when enough have come.
+
+    def _from_all(self, word: Callable[[Placed], Tree], placed: Placed) -> Tree:
+        self._needs_all = True
+        try:
+            return word(placed)
+        finally:
+            self._needs_all = False
+
+    def _replies(self, placed: Placed) -> tuple[Tree, Cohort]:
+        """Ask the cohort; slots that have not answered are switched off in what comes back."""
+        if not isinstance(placed, Placed):
+            raise TypeError(f"only a placed value can go up to the server, got {type(placed)}.")
+        cohort = placed.cohort
+        handles, structure = jax.tree.flatten(placed.value)
+        sent = [h.source for h in handles if isinstance(h.source, Sent)]
+        if len(sent) == len(handles):  # a client would only give back what it was sent
+            pairs = zip(sent, handles, strict=True)
+            rows = [_own_rows(source, h.leaf, len(cohort)) for source, h in pairs]
+            return jax.tree.unflatten(structure, rows), cohort
+        drafts: dict[int, Draft] = {}
+        carried: dict[tuple[int, int], int] = {}
+        wanted = [spec(handle) for handle in handles]
+
+        def ask(slot: int, client: int) -> Ask:
+            def build():
+                drafts[slot] = Draft(self._holdings, self.round, client, slot, carried)
+                return drafts[slot].give(handles)
+
+            return Ask(client, build, wanted)
+
+        asks = {slot: ask(slot, client) for slot, client in _active(cohort)}
+        replies = self._session.ask(name_of(handles), asks, needs_all=self._needs_all)
+        for handle in handles:
+            if isinstance(handle.source, Computed):
+                handle.source.missing.update(asks.keys() - replies.keys())
+        for slot, reply in replies.items():
+            drafts[slot].confirm()
+            self.bills.work(*reply.work)
+        given = {slot: reply.leaves for slot, reply in replies.items()}
+        leaves = [_stacked(given, i, handle, len(cohort)) for i, handle in enumerate(handles)]
+        answered = np.array([slot in replies for slot in range(len(cohort))])
+        active = jnp.asarray(np.asarray(cohort.active) & answered)
+        cohort = Cohort(cohort.ids, active, cohort.occurrence, cohort.token, cohort.is_weighted)
+        return jax.tree.unflatten(structure, leaves), cohort
+
+    def _handles(self, value: Tree | Shared) -> Tree:
+        if not isinstance(value, Shared):
+            return self._sent(value, None)
+        if value.token not in self._shared:
+            self._shared[value.token] = self._sent(value.value, None)
+        return self._shared[value.token]
+
+    def _sent(self, value: Tree, slots: int | None) -> Tree:
+        leaves = [_plain(leaf) for leaf in jax.tree.leaves(value)]
+        token = self._holdings.new_tokens(slots or 1)
+        shapes = [np.shape(a)[1:] if slots else np.shape(a) for a in leaves]
+        like = [jax.ShapeDtypeStruct(s, a.dtype) for s, a in zip(shapes, leaves, strict=True)]
+        source = Sent(token, leaves, are_rows=slots is not None)
+        return handles_of(source, jax.tree.unflatten(jax.tree.structure(value), like))
+
+    def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
+        self.bills.send(cohort, np.asarray(slots), nbytes)
+
+    def _send_to_newcomers(self, cohort: Cohort, shared: Shared) -> None:
+        self.bills.send_to_newcomers(cohort, shared)
+
+    def _exchange(self, cohort: Cohort, nbytes: int) -> None:
+        self.bills.exchange(cohort, nbytes)
+
+
+def _active(cohort: Cohort) -> list[tuple[int, int]]:
+    pairs = zip(cohort.ids.tolist(), cohort.active.tolist(), strict=True)
+    return [(slot, id) for slot, (id, is_active) in enumerate(pairs) if is_active]
+
+
+def _missing(handle: Handle) -> set[int]:
+    return handle.source.missing if isinstance(handle.source, Computed) else set()
+
+
+def _plain(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    return np.asarray(jnp.asarray(leaf))
+
+
+def _own_rows(source: Sent, leaf: int, slots: int) -> jax.Array:
+    value = jnp.asarray(source.leaves[leaf])
+    return value if source.are_rows else jnp.broadcast_to(value, (slots, *value.shape))
+
+
+def _stacked(given: dict[int, list], leaf: int, handle: Handle, slots: int) -> jax.Array:
+    """One row per slot; zeros, which mean nothing, where there is none."""
+    if jnp.issubdtype(handle.dtype, jax.dtypes.prng_key):
+        some = next(iter(given.values()))
+        return jnp.stack([given.get(slot, some)[leaf] for slot in range(slots)])
+    out = np.zeros((slots, *handle.shape), handle.dtype)
+    for slot, leaves in given.items():
+        out[slot] = leaves[leaf]
+    return jnp.asarray(out)

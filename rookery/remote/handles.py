@@ -1,0 +1,84 @@
+"""Values that lie on clients, as the server knows them: by handles, never by content."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery._types import Key, Tree
+from rookery.remote.rehearsal import Call
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """A value of the server, sent to a client when a step first needs it there.
+
+    Attributes:
+        token: its name; of rows, that of the first slot's.
+        leaves: its arrays.
+        are_rows: whether every slot gets another row.
+    """
+
+    token: int
+    leaves: list[Any]
+    are_rows: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """What a step returns; it is run when the server asks for something that depends on it.
+
+    Attributes:
+        token: of the first slot's reply.
+        call: the step.
+        values: the leaves of its arguments.
+        numbers: its settings that travel.
+        key: of the step, before it is folded with the client's number.
+        occurrences: per slot, or None.
+        missing: slots that did not answer when they were asked for it.
+    """
+
+    token: int
+    call: Call
+    values: "list[Handle]"
+    numbers: list[np.ndarray]
+    key: Key | None
+    occurrences: list[int] | None
+    missing: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, eq=False)
+class Recalled:
+    """What clients remember.
+
+    Attributes:
+        memory: its number, in the order of the state.
+        changed: by client, the leaves that it keeps instead from this round on, and its slot.
+    """
+
+    memory: int
+    changed: "dict[int, tuple[list[Handle], int]]"
+
+
+@dataclass(frozen=True, eq=False)
+class Handle:
+    """One array that every client of a cohort has, or can have."""
+
+    source: Sent | Computed | Recalled
+    leaf: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def handles_of(source: Sent | Computed | Recalled, like: Tree) -> Tree:
+    """A tree of handles, for arrays of the shapes and types of another tree."""
+    leaves, structure = jax.tree.flatten(like)
+    handles = [Handle(source, i, leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(structure, handles)
+
+
+def name_of(handles: list[Handle]) -> str:
+    """The step that some handles are of, for messages and notes."""
+    names = [h.source.call.name for h in handles if isinstance(h.source, Computed)]
+    return names[-1] if names else "memory"
