@@ -87,8 +87,8 @@ class TrimmedMean(AbstractRobust):
         if heaviest > self.trim * (1 + _ROUNDING):
             raise ValueError(
                 f"TrimmedMean cuts off a share of {self.trim:g} at either end, and the heaviest of "
-                f"{len(weights)} clients has {heaviest:.3g} of the weight: as a bad client it would "
-                "stay in. Cut off more, or use Median."
+                f"{len(weights)} clients has {heaviest:.3g} of the weight: as a bad client it "
+                "would stay in. Cut off more, or use Median."
             )
 
 
@@ -128,7 +128,8 @@ class Krum(AbstractRobust):
         scores = jnp.sum(jnp.where(counted, nearest, jnp.zeros_like(nearest)), axis=1)
         order = jnp.argsort(jnp.where(active, scores, jnp.inf))
         chosen = jnp.zeros(slots, bool).at[order[: self.keep]].set(True) & active
-        share = chosen.astype(weights.dtype) / jnp.sum(chosen)
+        share = chosen.astype(weights.dtype)
+        share = share / jnp.sum(share)
 
         def one(leaf):
             mask = chosen.reshape((slots,) + (1,) * (leaf.ndim - 1))
@@ -175,9 +176,9 @@ def _squared_distances(replies: Tree) -> jax.Array:
     total = None
     for leaf in jax.tree.leaves(replies):
         flat = leaf.reshape(leaf.shape[0], -1)
-        wide = flat.astype(jnp.promote_types(flat.dtype, jnp.float32))
+        wide = flat.astype(float)
         one = jax.lax.map(lambda row, all=wide: jnp.sum((all - row[None]) ** 2, axis=1), wide)
-        total = one if total is None else total + one.astype(total.dtype)
+        total = one if total is None else total + one
     if total is None:
         raise ValueError("Krum needs replies that hold numbers.")
     return total

@@ -1,0 +1,116 @@
+"""Robust means against plain NumPy, and against clients that lie."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rookery as rk
+
+RNG = np.random.default_rng(0)
+REPLIES = {"a": RNG.normal(size=(7, 3, 2)), "b": RNG.normal(size=7)}
+EQUAL = jnp.full(7, 1 / 7)
+
+
+def join(rule, replies, weights=EQUAL):
+    return compiled(rule, jax.tree.map(jnp.asarray, replies), weights)
+
+
+@eqx.filter_jit
+def compiled(rule, replies, weights):
+    return rule(replies, weights)
+
+
+def without(slots, weights=EQUAL):
+    weights = weights * jnp.array([0.0 if i in slots else 1.0 for i in range(weights.shape[0])])
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("off", [(), (2,), (0, 6)])
+def test_the_median_is_numpys(off):
+    left = [i for i in range(7) if i not in off]
+    got = join(rk.Median(), REPLIES, without(off))
+    for name, values in REPLIES.items():
+        np.testing.assert_allclose(got[name], np.median(values[left], axis=0), rtol=1e-12)
+
+
+def test_a_weighted_median_is_that_of_clients_counted_as_often_as_they_weigh():
+    counts = np.array([1, 2, 4, 1, 3, 1, 3])
+    got = join(rk.Median(), REPLIES, jnp.asarray(counts / counts.sum()))
+    for name, values in REPLIES.items():
+        want = np.median(np.repeat(values, counts, axis=0), axis=0)
+        np.testing.assert_allclose(got[name], want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("off", [(), (3,)])
+def test_the_trimmed_mean_drops_the_extremes(off):
+    left = [i for i in range(7) if i not in off]
+    got = join(rk.TrimmedMean(2 / len(left)), REPLIES, without(off))
+    for name, values in REPLIES.items():
+        want = np.sort(values[left], axis=0)[2:-2].mean(axis=0)
+        np.testing.assert_allclose(got[name], want, rtol=1e-12)
+
+
+def naive_krum(points, bad, keep):
+    n = len(points)
+    scores = []
+    for i in range(n):
+        others = sorted(float(np.sum((points[i] - points[j]) ** 2)) for j in range(n) if j != i)
+        scores.append(sum(others[: n - bad - 2]))
+    return np.argsort(scores)[:keep]
+
+
+@pytest.mark.parametrize(("bad", "keep", "off"), [(1, 1, ()), (2, 3, ()), (1, 2, (4,))])
+def test_krum_is_what_its_definition_says(bad, keep, off):
+    left = [i for i in range(7) if i not in off]
+    points = np.concatenate([REPLIES["a"].reshape(7, -1), REPLIES["b"][:, None]], axis=1)
+    chosen = np.array(left)[naive_krum(points[left], bad, keep)]
+    got = join(rk.Krum(bad, keep), REPLIES, without(off))
+    for name, values in REPLIES.items():
+        np.testing.assert_allclose(got[name], values[chosen].mean(axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("rule", [rk.Median(), rk.TrimmedMean(2 / 7), rk.Krum(2, 2)])
+@pytest.mark.parametrize("lie", [1e9, -1e9, np.inf, np.nan])
+def test_two_liars_of_seven_are_borne(rule, lie):
+    replies = {name: values.copy() for name, values in REPLIES.items()}
+    for values in replies.values():
+        values[[1, 5]] = lie
+    honest = [0, 2, 3, 4, 6]
+    got = join(rule, replies)
+    for name, values in REPLIES.items():
+        assert np.all(got[name] <= values[honest].max(axis=0) + 1e-12)
+        assert np.all(got[name] >= values[honest].min(axis=0) - 1e-12)
+
+
+def test_float32_stays_float32():
+    replies = jnp.ones((5, 2), jnp.float32)
+    for rule in (rk.Median(), rk.TrimmedMean(0.2), rk.Krum()):
+        got = rule(replies, jnp.full(5, 0.2))
+        assert got.dtype == jnp.float32
+        np.testing.assert_allclose(got, 1.0, rtol=1e-6)
+
+
+def test_what_makes_no_sense_is_refused():
+    equal, unequal = jnp.full(4, 0.25), jnp.array([0.4, 0.2, 0.2, 0.2])
+    with pytest.raises(ValueError, match="at least 5 clients"):
+        rk.Krum().check(equal)
+    with pytest.raises(ValueError, match="as equals"):
+        rk.Krum().check(jnp.array([0.4, 0.15, 0.15, 0.15, 0.15]))
+    with pytest.raises(ValueError, match="heaviest of 4"):
+        rk.TrimmedMean(0.25).check(unequal)
+    rk.TrimmedMean(0.25).check(equal)
+    with pytest.raises(ValueError, match="at least 3"):
+        rk.Median().check(jnp.full(2, 0.5))
+    with pytest.raises(ValueError, match=r"below 0\.5"):
+        rk.TrimmedMean(0.5)
+    with pytest.raises(ValueError, match="needs at least 5 clients in every exchange, got 3"):
+        join(rk.Krum(), jnp.ones((3, 1)), jnp.full(3, 1 / 3))
+
+
+def test_a_run_refuses_a_mean_that_does_not_fit_its_clients():
+    zoo = rk.zoo.quadratic_losses(n_clients=3, size=2)
+    with pytest.raises(ValueError, match="at least 5 clients"):
+        people = rk.Population.stacked(zoo.data)
+        rk.run(rk.FedAvg(0.1), zoo.problem, people, zoo.start, rounds=1, aggregate=rk.Krum())

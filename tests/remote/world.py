@@ -1,0 +1,69 @@
+"""A tiny run over threads, with clients whose steps are compiled once for all tests."""
+
+import functools
+import time
+
+import jax
+
+import rookery as rk
+from rookery.program.algorithm import first_state, numbers_to_arrays
+from rookery.remote import Faults, InProcess, Policy, Remote, Worker
+from rookery.remote.rehearsal import rehearse
+
+ZOO = rk.zoo.quadratic_losses(n_clients=5, size=2, rows=3, noise=0.3)
+PEOPLE = rk.Population.stacked(ZOO.data)
+FEDAVG = rk.FedAvg(0.1, 2, batch_size=2)
+SCAFFOLD = rk.Scaffold(0.1, 2, clients=3, batch_size=2)
+QUICK = Policy(wait_for=5.0, back_off=0.01)
+LONG = 60.0  # seconds in which every test here must have ended, on a busy machine
+
+
+@functools.cache
+def plan(algorithm_name):
+    algorithm = {"FedAvg": FEDAVG, "Scaffold": SCAFFOLD}[algorithm_name]
+    state = first_state(algorithm, ZOO.problem, PEOPLE.n_clients, ZOO.start)
+    return rehearse(numbers_to_arrays(algorithm), ZOO.problem, PEOPLE, state)
+
+
+def warm_worker(client, program, algorithm, state, _):
+    """A client with the plan of all tests, so that nothing is compiled while others wait."""
+    rows = program.population.only(client)
+    return Worker(client, ZOO.problem, algorithm, rows, state, plan(type(algorithm).__name__))
+
+
+def go(algorithm=FEDAVG, faults=None, policy=QUICK, make=warm_worker, rounds=4, **settings):
+    """A run and what it took in seconds."""
+    clean(type(algorithm).__name__)
+    engine = Remote(InProcess(faults or Faults(), make), policy)
+    return timed(algorithm, engine, rounds, **settings)
+
+
+@functools.cache
+def clean(algorithm_name):
+    """The run in which nothing goes wrong; it also compiles the steps."""
+    algorithm = {"FedAvg": FEDAVG, "Scaffold": SCAFFOLD}[algorithm_name]
+    return timed(algorithm, Remote(InProcess(Faults(), warm_worker), Policy(wait_for=120.0)), 4)
+
+
+def timed(algorithm, engine, rounds, **settings):
+    began = time.monotonic()
+    result = rk.run(
+        algorithm, ZOO.problem, PEOPLE, ZOO.start, rounds=rounds, engine=engine, **settings
+    )
+    assert time.monotonic() - began < LONG
+    return result
+
+
+def only(*clients):
+    """What the run comes to with some clients alone, by simulation."""
+    algorithm = rk.FedAvg(0.1, 2, clients=rk.Fixed(clients), batch_size=2)
+    return rk.run(algorithm, ZOO.problem, PEOPLE, ZOO.start, rounds=4, engine=rk.Eager())
+
+
+def same(a, b):
+    pairs = zip(jax.tree.leaves(a.state), jax.tree.leaves(b.state), strict=True)
+    return all(bool((u == w).all()) for u, w in pairs)
+
+
+def reasons(result):
+    return " | ".join(f"client {e.client}: {e.reason}" for e in result.events)
