@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types unit test-tracking bench clean
+.PHONY: demo test lint types unit test-remote test-tracking bench clean
 
 demo: $(READY)
 	$(BIN)/rookery demo
@@ -20,6 +20,10 @@ types: $(READY)
 
 unit: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal rookery tests
+
+# every algorithm over messages; `make test` leaves out those whose steps take long to compile
+test-remote: $(READY)
+	ROOKERY_REMOTE=all $(BIN)/pytest -n 2 --dist worksteal tests/remote tests/contract
 
 # the trackers with the real packages, which `make test` does without
 test-tracking: $(VENV)-tracking/.ready

@@ -25,7 +25,8 @@ class Policy(eqx.Module):
         min_replies: how many clients of a cohort must answer: a whole number, or a share of those
             asked as a float above 0 and at most 1.0. Never fewer than one.
         retries: how often those missing are asked again.
-        back_off: seconds before the first of these; twice as many before each later one.
+        back_off: seconds before the first of these; twice as many before each later one, and never
+            more than ``wait_for``.
         largest_norm: a reply of a larger Euclidean norm is refused.
     """
 

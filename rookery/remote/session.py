@@ -111,10 +111,11 @@ class Session:
             for slot, reason in state.failed.items():
                 self.say(step, asks[slot].client, reason)
             forgetful = {asks[slot].client: lost for slot, lost in state.lost.items()}
-            if set(forgetful) - helped:
-                helped |= set(forgetful)
+            if forgetful:
                 self._remind(forgetful)
-                continue
+                if set(forgetful) - helped:  # once for each of them, it costs no attempt
+                    helped |= set(forgetful)
+                    continue
             if len(state.replies) >= least:
                 return state.replies
             if not state.replies and len(state.spoiled) >= least:
@@ -123,7 +124,7 @@ class Session:
             if attempt >= self.policy.retries:
                 missing = sorted({asks[slot].client for slot in state.waiting})
                 raise TooFew(f"round {self.round}, {step}: {count}; {missing} did not.", state)
-            seconds = self.policy.back_off * 2**attempt
+            seconds = min(self.policy.back_off * 2**attempt, self.policy.wait_for)
             attempt += 1
             self.say(step, None, f"{count}; asking again in {seconds:g} s")
             time.sleep(seconds)

@@ -12,7 +12,7 @@ from rookery.engines.engine import Stopped
 from rookery.remote import Faults, Policy, Worker, wire
 from rookery.remote.agreement import Disagreement
 
-PATIENT = Policy(wait_for=1.0, back_off=0.01, retries=30)
+PATIENT = Policy(wait_for=0.3, back_off=0.0, retries=60)
 MOST = Policy(wait_for=1.0, back_off=0.01, min_replies=0.6)
 
 
@@ -25,10 +25,10 @@ def test_without_faults_nothing_is_noted():
 @pytest.mark.parametrize(
     ("faults", "said"),
     [
-        (Faults(drop=0.15, seed=1), "no reply within"),
+        (Faults(drop=0.06, seed=1), "no reply within"),
         (Faults(duplicate=0.5, seed=1), "reply dropped"),
         (Faults(reorder=0.2, seed=1), "no reply within"),
-        (Faults(corrupt=0.15, seed=1), "refused"),
+        (Faults(corrupt=0.08, seed=1), "refused"),
     ],
     ids=["drop", "duplicate", "reorder", "corrupt"],
 )
