@@ -26,7 +26,7 @@ from rookery.remote.inprocess import InProcess
 from rookery.remote.policy import Policy
 from rookery.remote.port import Transport
 from rookery.remote.rehearsal import Plan, rehearse
-from rookery.remote.session import Session, TooFew
+from rookery.remote.session import MemoryLost, Session, TooFew
 
 
 class Remote(AbstractEngine):
@@ -97,27 +97,27 @@ class RemoteRunner(AbstractRunner):
         if state is not self._last:
             memories.hand_over(self._holdings, state)
         ledgers: list[Ledger] = []
-        is_finite = True
         stopped: TooFew | None = None
         remote = memories.with_handles(state)
-        for round in range(first, first + count):
-            try:
-                remote, ledger = self._round(plan, session, round, remote, key)
-            except TooFew as few:
-                stopped = few
-                break
-            ledgers.append(ledger)
-            is_finite = bool(_tree.all_finite(memories.replace_memories(remote, lambda *_: None)))
-            if not is_finite:
-                break
-        self._last = memories.collect(session, self._holdings, session.round, remote)
-        progress = [Progress(self._last, ledgers, is_finite and bool(_tree.all_finite(self._last)))]
+        try:
+            for round in range(first, first + count):
+                try:
+                    remote, ledger = self._round(plan, session, round, remote, key)
+                except TooFew as few:
+                    stopped = few
+                    break
+                ledgers.append(ledger)
+                known = memories.replace_memories(remote, lambda *_: None)
+                if not bool(_tree.all_finite(known)):
+                    break
+            self._last = memories.collect(session, self._holdings, session.round, remote)
+        except (TooFew, MemoryLost) as lost:
+            # what clients have kept in these rounds is gone, so nobody can go on from there
+            self._last = None
+            raise Stopped(_advice(lost, first), []) from lost
+        progress = [Progress(self._last, ledgers, bool(_tree.all_finite(self._last)))]
         if stopped is not None:
-            raise Stopped(
-                f"{stopped} The run has stopped; the same command goes on from round "
-                f"{first + len(ledgers)} if it has a directory.",
-                progress,
-            ) from stopped
+            raise Stopped(_advice(stopped, first + len(ledgers)), progress) from stopped
         return progress
 
     def _round(
@@ -155,6 +155,19 @@ class RemoteRunner(AbstractRunner):
             return
         if client in holdings.unseen:
             self.session.say("memory", client, "its memory of the last rounds is lost")
+            n_clients = self._program.population.n_clients
+            if self._policy.needed(n_clients) == n_clients:
+                raise MemoryLost(
+                    f"client {client} was started anew and has lost what it kept in the last "
+                    "rounds."
+                )
         holdings.remembering.discard(client)
         holdings.uncommitted.pop(client, None)
         holdings.unseen.discard(client)
+
+
+def _advice(error: Exception, round: int) -> str:
+    return (
+        f"{error} The run has stopped. If it has a directory, the same command goes on from the "
+        f"last checkpoint, at round {round} or before."
+    )

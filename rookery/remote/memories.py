@@ -11,7 +11,7 @@ from rookery._types import Tree
 from rookery.program.memory import Memory
 from rookery.remote.draft import Draft, Holdings
 from rookery.remote.handles import Handle, Recalled, handles_of, name_of
-from rookery.remote.session import Ask, Session, TooFew
+from rookery.remote.session import Ask, Session
 
 
 def replace_memories(state: Tree, new: Callable[[Memory, int], Any]) -> Tree:
@@ -118,7 +118,8 @@ def with_handles_again(state: Tree) -> Tree:
 def collect(session: Session, holdings: Holdings, round: int, state: Tree) -> Tree:
     """The state with the rows of all clients, for a checkpoint; it is not billed.
 
-    Of a client that does not answer, the row that the server last saw is taken, and it is noted.
+    Of a client that does not answer, if the policy allows that, the row that the server last saw is
+    taken, and it is noted.
     """
     memories = memories_of(state)
     if not memories:
@@ -135,14 +136,11 @@ def collect(session: Session, holdings: Holdings, round: int, state: Tree) -> Tr
         return Ask(client, build, wanted, is_billed=False)
 
     asks = {client: ask(client) for client in sorted(holdings.unseen)}
-    try:
-        replies = session.ask("memory", asks, needs_all=True)
-    except TooFew as few:
-        replies = few.replies
-        for client in asks.keys() - replies.keys():
-            session.say("memory", client, "its memory of the last rounds is lost")
-            holdings.remembering.discard(client)
-            holdings.uncommitted.pop(client, None)
+    replies = session.ask("memory", asks, needs_all=False)
+    for client in asks.keys() - replies.keys():
+        session.say("memory", client, "its memory of the last rounds is lost")
+        holdings.remembering.discard(client)
+        holdings.uncommitted.pop(client, None)
     for client, reply in replies.items():
         drafts[client].confirm()
         leaves = iter(reply.leaves)

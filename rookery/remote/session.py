@@ -19,9 +19,9 @@ from rookery.remote.worker import ALL, nbytes
 class TooFew(RuntimeError):
     """Fewer clients have answered than the policy asks for, and asking again did not help."""
 
-    def __init__(self, message: str, attempt: "_Attempt"):
-        super().__init__(message)
-        self.replies = attempt.replies
+
+class MemoryLost(RuntimeError):
+    """A client was started anew, and what it had kept since the last checkpoint is gone."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,17 @@ class Reply:
 class _Attempt:
     """Which slots an exchange still waits for, and what it has."""
 
-    waiting: dict[int, Ask]
+    asked: Mapping[int, Ask]
+    waiting: dict[int, Ask] = field(init=False)
     replies: dict[int, Reply] = field(default_factory=dict)
     spoiled: dict[int, Reply] = field(default_factory=dict)
     """Replies that are not finite."""
     failed: dict[int, str] = field(default_factory=dict)
     lost: dict[int, int] = field(default_factory=dict)
     """Slots whose client has lost values, or everything."""
+
+    def __post_init__(self):
+        self.waiting = dict(self.asked)
 
 
 class Session:
@@ -105,7 +109,7 @@ class Session:
             return {}
         least = len(asks) if needs_all else self.policy.needed(len(asks))
         self._number += 1
-        state, attempt, helped = _Attempt(dict(asks)), 0, set()
+        state, attempt, helped = _Attempt(asks), 0, set()
         while True:
             self._attempt(Kind.RUN, step, state)
             for slot, reason in state.failed.items():
@@ -123,7 +127,7 @@ class Session:
             count = f"{len(state.replies)} of {len(asks)} clients answered, {least} are needed"
             if attempt >= self.policy.retries:
                 missing = sorted({asks[slot].client for slot in state.waiting})
-                raise TooFew(f"round {self.round}, {step}: {count}; {missing} did not.", state)
+                raise TooFew(f"round {self.round}, {step}: {count}; {missing} did not.")
             seconds = min(self.policy.back_off * 2**attempt, self.policy.wait_for)
             attempt += 1
             self.say(step, None, f"{count}; asking again in {seconds:g} s")
@@ -173,12 +177,12 @@ class Session:
             if is_late:
                 self.say(step, client, f"late reply dropped, of {message.name}")
                 return ()
+            ask = state.asked.get(message.slot)
+            if ask is None or ask.client != client or message.name != step:
+                raise WireError(f"it is of {message.name}, slot {message.slot}")
             if message.slot in state.replies:
                 self.say(step, client, f"double reply dropped, of {message.name}")
                 return ()
-            ask = state.waiting.get(message.slot)
-            if ask is None or ask.client != client or message.name != step:
-                raise WireError(f"it is of {message.name}, slot {message.slot}")
         except WireError as error:
             slots = _slots(state, client)
             state.failed |= dict.fromkeys(slots, f"reply refused: {error}")

@@ -13,7 +13,7 @@ from rookery.remote import Faults, Policy, Worker, wire
 from rookery.remote.agreement import Disagreement
 
 PATIENT = Policy(wait_for=0.3, back_off=0.0, retries=60)
-MOST = Policy(wait_for=1.0, back_off=0.01, min_replies=0.6)
+MOST = Policy(wait_for=20.0, back_off=0.01, min_replies=0.6)
 
 
 def test_without_faults_nothing_is_noted():
@@ -40,14 +40,14 @@ def test_what_can_be_mended_changes_no_number(faults, said, algorithm):
 
 
 def test_a_slow_client_is_left_out_and_named_and_its_late_replies_dropped():
-    policy = Policy(wait_for=0.6, min_replies=0.8, back_off=0.01)
-    result = go(faults=Faults(delays={1: 0.9}), policy=policy)
+    policy = Policy(wait_for=1.2, min_replies=0.8, back_off=0.01)
+    result = go(faults=Faults(delays={1: 1.6}), policy=policy)
     np.testing.assert_allclose(result.state.w, only(0, 2, 3, 4).state.w, rtol=1e-12)
-    missing = [e for e in result.events if "no reply within 0.6 s" in e.reason]
+    missing = [e for e in result.events if "no reply within 1.2 s" in e.reason]
     steps = {e.step for e in missing if e.step != "agreement"}
     assert {e.client for e in missing} == {1}
     assert {e.round for e in missing} == {0, 1, 2, 3}
-    assert steps == {"rookery.algorithms.parts.model.gradient_steps"} or len(steps) == 1
+    assert len(steps) == 1 and steps.pop().endswith(".gradient_steps")
     assert "late reply dropped" in reasons(result)
 
 
@@ -86,7 +86,7 @@ def test_too_few_replies_stop_the_run_and_it_goes_on_exactly(tmp_path, algorithm
     ("faults", "policy", "said"),
     [
         (Faults(poison=(4,)), MOST, "NaN or infinity"),
-        (Faults(scale={4: 1e6}), Policy(1.0, 0.6, largest_norm=1e3), "norm is"),
+        (Faults(scale={4: 1e6}), Policy(20.0, 0.6, largest_norm=1e3), "norm is"),
     ],
     ids=["NaN", "norm"],
 )
@@ -148,10 +148,21 @@ def test_replies_of_another_form_are_refused(change, said):
 
 @pytest.mark.parametrize("algorithm", [FEDAVG, SCAFFOLD], ids=["FedAvg", "Scaffold"])
 def test_a_client_that_was_started_anew_is_given_all_again(algorithm):
-    # memories come to the server after every round of these short runs, so nothing is lost
-    result = go(algorithm, Faults(restarts={0: 3, 1: 3, 2: 3, 3: 3, 4: 3}), checkpoint_every=1)
+    # memories have come to the server before a client's fourth request, so nothing is lost
+    restarts = Faults(restarts=dict.fromkeys(range(5), 4))
+    result = go(algorithm, restarts, evaluate_every=1)
     assert same(result, clean(type(algorithm).__name__))
     assert "no agreement with this server" in reasons(result)
+
+
+def test_a_client_that_loses_its_memory_stops_the_run_or_is_noted(tmp_path):
+    restarts = Faults(restarts=dict.fromkeys(range(5), 3))  # when it is asked for its memory
+    with pytest.raises(Stopped, match="lost what it kept"):
+        go(SCAFFOLD, restarts, directory=tmp_path, evaluate_every=1)
+    result = go(SCAFFOLD, directory=tmp_path, evaluate_every=1)
+    assert same(result, clean("Scaffold"))
+    lenient = go(SCAFFOLD, restarts, Policy(wait_for=5.0, min_replies=0.5), evaluate_every=1)
+    assert "its memory of the last rounds is lost" in reasons(lenient)
 
 
 def test_a_client_lives_through_whatever_it_is_sent():
