@@ -20,7 +20,7 @@ from rookery.program.memory import Memory, check_recall
 from rookery.remote.bills import Bills
 from rookery.remote.draft import Draft, Holdings
 from rookery.remote.handles import Computed, Handle, Recalled, Sent, handles_of, name_of
-from rookery.remote.rehearsal import Plan, spec
+from rookery.remote.rehearsal import NO_POLL, Plan, spec
 from rookery.remote.session import Ask, Session
 
 
@@ -103,8 +103,15 @@ class RemoteFederation(AbstractFederation):
             value = body(jnp.asarray(i, jnp.int32), value)
         return value
 
-    # ---- for engines. The asynchronous words will stand before this line: a message per idle
-    # client as in `_replies`, and a stream of arrivals that is left when enough have come.
+    def poll(self, jobs, step, *values, **settings):
+        """Not yet: a message per idle client, and a stream of arrivals to leave when enough came."""
+        raise NotImplementedError(NO_POLL)
+
+    def ask(self, who, step, *values, **settings):
+        """Not yet."""
+        raise NotImplementedError(NO_POLL)
+
+    # ---- for engines
 
     def _from_all(self, word: Callable[[Placed], Tree], placed: Placed) -> Tree:
         self._needs_all = True
@@ -164,6 +171,9 @@ class RemoteFederation(AbstractFederation):
         like = [jax.ShapeDtypeStruct(s, a.dtype) for s, a in zip(shapes, leaves, strict=True)]
         source = Sent(token, leaves, are_rows=slots is not None)
         return handles_of(source, jax.tree.unflatten(jax.tree.structure(value), like))
+
+    def _hold(self, shared: Shared, holders: jax.Array) -> None:
+        pass  # what clients hold is known from what they were sent
 
     def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
         self.bills.send(cohort, np.asarray(slots), nbytes)

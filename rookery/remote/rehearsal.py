@@ -172,6 +172,12 @@ def rehearse(
     return Plan(calls)
 
 
+NO_POLL = (
+    "the remote engine runs synchronous programs; for asynchronous ones, such as AFBO, use "
+    "rookery.Compiled or rookery.Eager."
+)
+
+
 class _Rehearsal(AbstractFederation):
     """The words, traced on one client of a cohort; nothing is billed."""
 
@@ -216,6 +222,17 @@ class _Rehearsal(AbstractFederation):
         """Once, whatever n is: every turn makes the same calls."""
         turn = (self.round * 0).astype(jnp.int32)  # traced, as its value differs from turn to turn
         return body(turn, init)
+
+    def poll(self, jobs, step, *values, **settings):
+        """Not yet."""
+        raise NotImplementedError(NO_POLL)
+
+    def ask(self, who, step, *values, **settings):
+        """Not yet."""
+        raise NotImplementedError(NO_POLL)
+
+    def _hold(self, shared: Shared, holders: jax.Array) -> None:
+        pass
 
     def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
         pass
