@@ -104,7 +104,7 @@ class RemoteFederation(AbstractFederation):
         return value
 
     def poll(self, jobs, step, *values, **settings):
-        """Not yet: a message per idle client, and a stream of arrivals to leave when enough came."""
+        """Not yet: a message per idle client, then a stream of arrivals until enough came."""
         raise NotImplementedError(NO_POLL)
 
     def ask(self, who, step, *values, **settings):
