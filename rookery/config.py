@@ -41,9 +41,9 @@ from rookery.tasks.task import Task
 
 CURVE_TABLES = ("data", "partition", "task", "algorithm", "clock", "engine")
 TABLES = ("title", "claim", "run", "curves", "tune", "plot", *CURVE_TABLES)
-RUN_KEYS = {"rounds", "seeds", "evaluate_every", "checkpoint_every", "lanes", "precision"}
+RUN_KEYS = set("rounds seconds seeds evaluate_every checkpoint_every lanes precision".split())
 PRECISIONS = ("float32", "float64")
-TUNE_KEYS = {"grid", "without", "metric", "goal", "rounds", "seeds"}
+TUNE_KEYS = {"grid", "without", "metric", "goal", "rounds", "seconds", "seeds"}
 PLOT_KEYS = {"metrics", "axes", "log_x", "log_y", "target", "higher_is_better"}
 
 
@@ -158,6 +158,8 @@ def build(
     for key in ("rounds", "evaluate_every", "checkpoint_every", "lanes"):
         if key in run:
             _check.count(f"run.{key}", run[key])
+    if "seconds" in run:
+        _check.positive("run.seconds", run["seconds"])
     _check.one_of("run.precision", run.get("precision", "float32"), PRECISIONS)
     if not isinstance(run.get("seeds", [0]), list):
         raise TypeError(f"run.seeds must be a list, as [0, 1, 2], got {run['seeds']!r}.")

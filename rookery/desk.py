@@ -49,13 +49,15 @@ def run_experiment(
         console.print(f"Runs: {n_runs}. Programs compiled for them: {n_programs}.", highlight=False)
     return Comparison(
         title=experiment.title,
-        curves=[
-            Curve(c.label, [r.history for r in results[c.label]], experiment.seeds) for c in curves
-        ],
+        curves=[_curve(c.label, results[c.label], experiment.seeds) for c in curves],
         settings={c.label: {**c.tables, "run": experiment.run} for c in curves},
         versions=versions(),
         notes=experiment.claim,
     )
+
+
+def _curve(label: str, results: Sequence[Result], seeds: list[int]) -> Curve:
+    return Curve(label, [r.history for r in results], seeds, results[0].diaries)
 
 
 def _run_curves(
@@ -158,7 +160,7 @@ def tune(
         raise ValueError("the experiment declares no grid; add a table [tune].")
     metric, goal = declared["metric"], declared["goal"]
     seeds = declared.get("seeds", experiment.seeds)
-    run = {**experiment.run, **{k: declared[k] for k in ("rounds",) if k in declared}}
+    run = {**experiment.run, **{k: declared[k] for k in ("rounds", "seconds") if k in declared}}
     candidates = []
     for curve in experiment.curves:
         for point in config.tuning_grid(declared, curve.label):

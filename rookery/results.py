@@ -10,6 +10,7 @@ from rich.console import Console
 from rookery.report.comparison import Comparison, Curve
 from rookery.report.curves import plot
 from rookery.report.page import write_page
+from rookery.report.work import has_work, plot_work
 from rookery.run.book import read_config
 from rookery.run.history import History, HistoryFile, replace_file, to_json
 
@@ -19,6 +20,7 @@ def read_runs(directories: Iterable[Path], console: Console | None = None) -> Co
     found: dict[str, list[tuple[int, History]]] = {}
     settings: dict[str, dict[str, Any]] = {}
     seen: dict[str, str] = {}
+    diaries: dict[str, tuple[int, dict[str, Any]]] = {}
     for directory in directories:
         inside = sorted(p.parent for p in directory.rglob("config.json"))
         if not inside:
@@ -36,10 +38,15 @@ def read_runs(directories: Iterable[Path], console: Console | None = None) -> Co
             settings[name] = common
             found.setdefault(name, []).append((run["seed"], history))
             seen.update(content["versions"])
+            diary = path / "diary.json"
+            if diary.exists() and run["seed"] <= diaries.get(name, (run["seed"],))[0]:
+                diaries[name] = run["seed"], json.loads(diary.read_text(encoding="utf-8"))
     curves = []
     for name, runs in found.items():
         runs.sort(key=lambda r: r[0])
-        curves.append(Curve(name, [history for _, history in runs], [seed for seed, _ in runs]))
+        seeds, histories = zip(*runs, strict=True)
+        diary = diaries[name][1] if name in diaries else {}
+        curves.append(Curve(name, list(histories), list(seeds), diary))
     return Comparison("Comparison", curves, settings, seen)
 
 
@@ -62,6 +69,8 @@ def write_report(comparison: Comparison, out: Path, shown: Mapping[str, Any]) ->
     write_results(comparison, out / "results.json")
     write_page(comparison, page, metric=metrics[0], axis=axes[0])
     plot(comparison, picture, metrics=metrics, axes=axes, **scales)
+    if has_work(comparison):
+        plot_work(comparison, out / "work.png")
     return page, picture
 
 
@@ -78,7 +87,7 @@ def joined(comparisons: Sequence[Comparison]) -> Comparison:
         for curve in comparison.curves:
             is_unique = labels.count(curve.name) == 1
             name = curve.name if is_unique else f"{comparison.title}: {curve.name}"
-            curves.append(Curve(name, curve.runs, curve.seeds))
+            curves.append(Curve(name, curve.runs, curve.seeds, curve.diaries))
             settings[name] = comparison.settings[curve.name]
     title = " / ".join(dict.fromkeys(c.title for c in comparisons))
     return Comparison(title, curves, settings, comparisons[0].versions)
@@ -104,6 +113,7 @@ def write_results(comparison: Comparison, path: Path) -> None:
             }
             for curve in comparison.curves
         },
+        "diaries": {c.name: c.diaries for c in comparison.curves if c.diaries},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(content) + "\n").encode())

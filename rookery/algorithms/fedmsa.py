@@ -147,7 +147,8 @@ class FedMSA(AbstractAlgorithm):
         cohort = fed.sample(self.clients, who)
         start = fed.broadcast(cohort, at_u, along_h)  # --------------------- down  h (and u)
         w_i = fed.map(local_steps, *start, key=sample_key, steps=steps, **settings)
-        w = fed.mean(w_i)  # ------------------------------------------------ up    w
+        with fed.outer():
+            w = fed.mean(w_i)  # -------------------------------------------- up    w
 
         who, which = jax.random.split(output_key)
         slot = below(who, (), len(cohort))
@@ -181,14 +182,16 @@ class FedMSA(AbstractAlgorithm):
             cohort = fed.sample(self.momentum_clients, who)
             at = fed.broadcast(cohort, u)  # -------------------------------- down  u
             s_i = fed.map(own_maps, at, key=sample_key, problem=problem, algorithm=self)
-            return fed.mean(s_i)  # ----------------------------------------- up    s_i(u)
+            with fed.outer():
+                return fed.mean(s_i)  # ------------------------------------- up    s_i(u)
 
         def later(_, h):
             cohort = fed.sample(self.momentum_clients, who)
             at, before = fed.broadcast(cohort, u, state.previous)  # -------- down  u, u_prev
             settings = {"problem": problem, "algorithm": self}
             delta_i = fed.map(own_difference, at, before, key=sample_key, **settings)
-            delta = fed.mean(delta_i)  # ------------------------------------ up    delta_i
+            with fed.outer():
+                delta = fed.mean(delta_i)  # -------------------------------- up    delta_i
             return _tree.axpy(1 - self.renewal, h, delta)
 
         # two loops of no or one turn: what the other kind of round needs is neither sent nor billed

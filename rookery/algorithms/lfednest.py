@@ -165,7 +165,8 @@ class LFedNestNonAlt(AbstractAlgorithm):
         cohort = fed.sample(self.clients, who)
         x, y = fed.broadcast(cohort, x, y)  # -------------------------------- down  x, y
         both = fed.map(joint_steps, x, y, key=local_key, problem=problem, algorithm=self)
-        x, y = fed.mean(both)  # --------------------------------------------- up    x, y
+        with fed.outer():
+            x, y = fed.mean(both)  # ----------------------------------------- up    x, y
         return type(state)(x, y, L)
 
     def solution(self, state: State) -> tuple[Tree, ...]:

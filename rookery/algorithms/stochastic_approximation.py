@@ -83,7 +83,8 @@ class STSA(AbstractAlgorithm):
         cohort = fed.sample(self.clients, who)
         at = fed.broadcast(cohort, u)  # ------------------------------------ down  u
         s_i = fed.map(own_maps, at, key=sample_key, problem=problem, algorithm=self)
-        s = fed.mean(s_i)  # ------------------------------------------------ up    s_i(u)
+        with fed.outer():
+            s = fed.mean(s_i)  # -------------------------------------------- up    s_i(u)
         u = descend(u, sizes_at(self.outer_lr, self.inner_lr, len(u), fed.round), s)
         n = len(state.variables)
         return BlocksState(u[:n], u[n:])

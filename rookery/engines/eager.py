@@ -135,6 +135,7 @@ class EagerFederation(AbstractFederation):
     def _exchange(self, cohort: Cohort, nbytes: int) -> None:
         pending = self._pending.pop(cohort.token, [0.0] * len(cohort))
         seconds = self.clock.exchange_seconds(
+            self.kind,
             self.round,
             self.ledger.exchanges,
             cohort.ids,

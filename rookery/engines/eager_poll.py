@@ -100,6 +100,18 @@ def poll(
         results = jax.tree.map(lambda a, r, i=i: a.at[i].set(r), results, reply)
         start[i], is_idle[i] = now, True
 
+    diary = jobs.diary
+    for i in arrived:
+        diary = diary.add(
+            [True],
+            client=i,
+            began=jobs.began + begins_at[i],
+            ended=jobs.began + ends_at[i],
+            taken=jobs.began + now,
+            version=versions[i],
+            used_in=version,
+        )
+
     fed.ledger += Ledger(
         exchanges=1,
         messages=2 * len(arrived),
@@ -120,6 +132,7 @@ def poll(
             is_idle=jnp.asarray(is_idle, bool),
             has_arrived=jnp.asarray([i in arrived for i in clients]),
             polls=jobs.polls + 1,
+            diary=diary,
         ),
         arrivals=jnp.asarray(len(arrived), jnp.int32),
         weight=jnp.asarray(sum(float(weights[i]) for i in arrived)),
@@ -150,7 +163,7 @@ def ask(
         down, up = _send(fed, i, values), _tree.nbytes(reply)
         id, active = jnp.array([i], jnp.int32), jnp.array([True])
         nbytes = jnp.array([float(down + up)])
-        lasts = fed.clock.exchange_seconds(fed.round, exchange, id, active, nbytes)
+        lasts = fed.clock.exchange_seconds(fed.kind, fed.round, exchange, id, active, nbytes)
         slowest = max(slowest, float(lasts))
         fed.ledger += work + Ledger(messages=2, bytes_down=down, bytes_up=up)
         mean = _tree.zeros_like(reply) if mean is None else mean

@@ -157,6 +157,7 @@ class TracedFederation(AbstractFederation):
         self._known(cohort)
         active = jnp.sum(cohort.active, dtype=jnp.uint32)
         seconds = self.clock.exchange_seconds(
+            self.kind,
             self.round,
             self.books.exchanges,
             cohort.ids,

@@ -18,6 +18,7 @@ from rookery import _tree
 from rookery._types import Key, Tree
 from rookery.clients.client import Client
 from rookery.engines import counters
+from rookery.program.diary import Diary
 from rookery.program.federation import Shared, Step, client_key
 from rookery.program.jobs import (
     SIMULTANEOUS,
@@ -97,6 +98,7 @@ def poll(
         is_idle=is_in | (jobs.is_idle & ~begins),
         has_arrived=is_in,
         polls=jobs.polls + 1,
+        diary=_noted(fed, jobs, is_in, width, start, finish, now, version),
     )
 
     # the results
@@ -144,7 +146,7 @@ def ask(
     def visit(ids, active, carry):
         total, slowest, work = carry
         replies, more = jax.vmap(one)(ids)
-        lasts = fed.clock.exchange_seconds(fed.round, exchange, ids, active, nbytes[ids])
+        lasts = fed.clock.exchange_seconds(fed.kind, fed.round, exchange, ids, active, nbytes[ids])
         total = _tree.add(total, _weighted_sum(fed, ids, active, replies))
         return total, jnp.maximum(slowest, lasts), _worked(work, active, more)
 
@@ -194,6 +196,21 @@ def _begin(fed, jobs: Jobs, values, begins: jax.Array, key: Key, width: int) -> 
 
     held, keys = _visit(fed, begins, width, visit, (jobs.values, jobs.keys))
     return replace(jobs, values=held, keys=keys)
+
+
+def _noted(fed, jobs: Jobs, is_in, width: int, start, finish, now, version) -> Diary:
+    def visit(ids, active, diary):
+        return diary.add(
+            active,
+            client=ids,
+            began=jobs.began + start[ids],
+            ended=jobs.began + finish[ids],
+            taken=jobs.began + now,
+            version=version[ids],
+            used_in=jobs.polls,
+        )
+
+    return _visit(fed, is_in, width, visit, jobs.diary)
 
 
 def _deliver(fed, jobs: Jobs, step: Step, is_in: jax.Array, settings, width: int):

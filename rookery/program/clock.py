@@ -132,7 +132,7 @@ class Clock(eqx.Module):
         delay: seconds per exchange and client, or per job.
         bandwidth: bytes per second of every client, or one number per client; None is infinite.
         seed: of the delays and the availability alone.
-        outer_delay: seconds of a job of kind ``outer``, if not as all others.
+        outer_delay: seconds of a job or an exchange of kind ``outer``, if not as all others.
         availability: when clients start jobs; synchronous exchanges do not look at it.
     """
 
@@ -164,10 +164,11 @@ class Clock(eqx.Module):
                 )
         self.availability.check(n_clients)
 
-    def exchange_seconds(self, round, exchange, clients, active, nbytes) -> jax.Array:
+    def exchange_seconds(self, kind: str, round, exchange, clients, active, nbytes) -> jax.Array:
         """How long an exchange lasts: its slowest active client.
 
         Args:
+            kind: one of :data:`KINDS`.
             round: number of the round.
             exchange: number of the exchange within the round.
             clients: ids of the cohort.
@@ -177,7 +178,7 @@ class Clock(eqx.Module):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), round), exchange)
 
         def one(client):
-            return self.delay.seconds(jax.random.fold_in(key, client), client)
+            return self._delay(kind).seconds(jax.random.fold_in(key, client), client)
 
         seconds = jax.vmap(one)(clients) + self.transfer_seconds(clients, nbytes)
         return jnp.max(jnp.where(active, seconds, 0.0))
@@ -202,7 +203,10 @@ class Clock(eqx.Module):
         key = jax.random.fold_in(jax.random.key(self.seed), _JOBS + KINDS.index(kind))
         key = jax.random.fold_in(jax.random.fold_in(key, client), number)
         when, how_long = jax.random.split(key)
-        delay = self.delay
+        delay = self._delay(kind).seconds(how_long, client)
+        return self.availability.comes(when, client, now), delay
+
+    def _delay(self, kind: str) -> AbstractDelay:
         if kind == "outer" and self.outer_delay is not None:
-            delay = self.outer_delay
-        return self.availability.comes(when, client, now), delay.seconds(how_long, client)
+            return self.outer_delay
+        return self.delay

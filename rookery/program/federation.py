@@ -11,6 +11,7 @@ Engines interpret the words; an algorithm never knows which one does.
 import abc
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import equinox as eqx
@@ -58,6 +59,7 @@ class AbstractFederation(abc.ABC):
         n_clients: how many clients there are.
         weights: [clients], summing to one.
         round: the number of this round, from 0.
+        kind: of the exchanges made now, one of :data:`~rookery.program.clock.KINDS`.
     """
 
     def __init__(self, n_clients: int, weights: jax.Array, round: Any, aggregate: Aggregate):
@@ -65,6 +67,16 @@ class AbstractFederation(abc.ABC):
         self.weights = weights
         self.round = round
         self.aggregate = aggregate
+        self.kind = "inner"
+
+    @contextmanager
+    def outer(self) -> Iterator[None]:
+        """Exchanges in here bring the outer variable or its direction, at the outer delay."""
+        self.kind = "outer"
+        try:
+            yield
+        finally:
+            self.kind = "inner"
 
     # ---- who
 

@@ -11,6 +11,7 @@ from rookery import _check, _tree
 from rookery._types import Key, Tree
 from rookery.program.aggregate import Aggregate, Mean
 from rookery.program.clock import KINDS
+from rookery.program.diary import Diary
 
 SIMULTANEOUS = 8
 """Events that are closer than so many rounding errors are one: 0.1 + 0.2 is 0.3."""
@@ -22,7 +23,7 @@ class Jobs(eqx.Module):
     ``fed.poll`` reads and renews it. As a part of the state it is in every checkpoint, so a run
     that goes on from one finds all jobs as they were. Times are seconds since the round began,
     which stays exact however long a run is; between rounds the engine sets them back. Every field
-    but the last four has one row per client.
+    but the last five has one row per client.
 
     Attributes:
         values: a copy of the values that the client received; its job knows no others.
@@ -36,6 +37,7 @@ class Jobs(eqx.Module):
         has_arrived: whether the latest poll brought a result of this client; all true at first.
         polls: the server's version: how many polls there were.
         began: seconds from the beginning of the run to that of the round.
+        diary: what the server has received so far, and when.
         kind: whose delays the jobs have, ``inner`` or ``outer``.
         n_clients: how many rows there are, or None before they are made.
     """
@@ -51,6 +53,7 @@ class Jobs(eqx.Module):
     has_arrived: jax.Array
     polls: jax.Array
     began: jax.Array
+    diary: Diary
     kind: str = eqx.field(static=True)
     n_clients: int | None = eqx.field(static=True, default=None)
 
@@ -67,7 +70,10 @@ class Jobs(eqx.Module):
         zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
         keys = jnp.zeros_like(jax.random.key_data(jax.random.key(0)))
         idle = jnp.array(True)
-        return cls(values, result, zero, zero, none, none, keys, idle, idle, none, zero, kind)
+        diary = Diary.empty()
+        return cls(
+            values, result, zero, zero, none, none, keys, idle, idle, none, zero, diary, kind
+        )
 
     def for_clients(self, n_clients: int) -> "Jobs":
         """The same with a row for each client."""
@@ -78,7 +84,9 @@ class Jobs(eqx.Module):
             return jnp.repeat(jnp.asarray(leaf)[None], n_clients, axis=0)
 
         rows = jax.tree.map(repeat, self)
-        return replace(rows, polls=self.polls, began=self.began, n_clients=n_clients)
+        return replace(
+            rows, polls=self.polls, began=self.began, diary=self.diary, n_clients=n_clients
+        )
 
 
 class News(NamedTuple):
@@ -116,6 +124,12 @@ def later(state: Tree, seconds: jax.Array) -> Tree:
         return replace(jobs, start=jobs.start - seconds, began=jobs.began + seconds)
 
     return jax.tree.map(move, state, is_leaf=_is_jobs)
+
+
+def diaries(state: Tree) -> dict[str, dict[str, Any]]:
+    """What the server has received, for every kind of jobs in a state; empty if it has none."""
+    leaves = jax.tree.leaves(state, is_leaf=_is_jobs)
+    return {jobs.kind: jobs.diary.as_dict() for jobs in leaves if isinstance(jobs, Jobs)}
 
 
 def all_finite(state: Tree) -> jax.Array:

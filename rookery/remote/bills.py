@@ -37,7 +37,7 @@ class Bills:
                 holders.add(id)
         self.send(cohort, slots, _tree.nbytes(shared.value))
 
-    def exchange(self, cohort: Cohort, nbytes: int) -> None:
+    def exchange(self, kind: str, cohort: Cohort, nbytes: int) -> None:
         """A reply of so many bytes from every active slot."""
         pending = self._pending.pop(cohort.token, np.zeros(len(cohort)))
         active = sum(cohort.active.tolist())
@@ -45,18 +45,18 @@ class Bills:
             exchanges=1,
             messages=2 * active,
             bytes_up=nbytes * active,
-            seconds=self._seconds(cohort, pending + nbytes),
+            seconds=self._seconds(kind, cohort, pending + nbytes),
         )
 
     def work(self, gradients: int, hessian_vectors: int) -> None:
         """Evaluations on a client."""
         self.ledger += Ledger(gradients=gradients, hessian_vectors=hessian_vectors)
 
-    def _seconds(self, cohort: Cohort, nbytes: np.ndarray) -> float:
+    def _seconds(self, kind: str, cohort: Cohort, nbytes: np.ndarray) -> float:
         if isinstance(self._clock.delay, NoDelay) and self._clock.bandwidth is None:
             return 0.0
         return float(
             self._clock.exchange_seconds(
-                self._round, self.ledger.exchanges, cohort.ids, cohort.active, nbytes
+                kind, self._round, self.ledger.exchanges, cohort.ids, cohort.active, nbytes
             )
         )

@@ -182,7 +182,7 @@ class RemoteFederation(AbstractFederation):
         self.bills.send_to_newcomers(cohort, shared)
 
     def _exchange(self, cohort: Cohort, nbytes: int) -> None:
-        self.bills.exchange(cohort, nbytes)
+        self.bills.exchange(self.kind, cohort, nbytes)
 
 
 def _active(cohort: Cohort) -> list[tuple[int, int]]:

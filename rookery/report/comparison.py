@@ -43,11 +43,13 @@ class Curve:
         name: what the legend says.
         runs: one history per seed.
         seeds: the seeds, in the same order; 0, 1, ... if not given.
+        diaries: of an asynchronous algorithm's first run, by kind of jobs: who worked when.
     """
 
     name: str
     runs: list[History]
     seeds: list[int] = field(default_factory=list)
+    diaries: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self):
         if not self.runs or not all(len(run) for run in self.runs):

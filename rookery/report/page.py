@@ -18,6 +18,7 @@ from rookery.report.comparison import (
     paired_test,
 )
 from rookery.report.statistics import student_quantile
+from rookery.report.work import strip_end
 
 
 def write_page(
@@ -79,6 +80,11 @@ def _curve(curve: Curve, comparison: Comparison) -> dict[str, Any]:
         "name": curve.name,
         "seeds": _plain(curve.seeds),
         "settings": _plain(comparison.settings.get(curve.name, {})),
+        "diaries": {
+            kind: {**diary, "end": strip_end(diary)}
+            for kind, diary in curve.diaries.items()
+            if diary["received"]
+        },
         "runs": [
             {
                 "axes": {name: _numbers(axis_values(run, name)) for name in AXES},

@@ -45,9 +45,10 @@ class Book:
         path = self.directory / "config.json"
         if overwrite:
             remove_after(self.directory / "checkpoints", -1)
-            for name in ("config.json", "history", "timing", "events", "summary.json"):
-                name = name if name.endswith(".json") else f"{name}.jsonl"
-                (self.directory / name).unlink(missing_ok=True)
+            for name in ("history", "timing", "events"):
+                (self.directory / f"{name}.jsonl").unlink(missing_ok=True)
+            for name in ("config", "summary", "diary"):
+                (self.directory / f"{name}.json").unlink(missing_ok=True)
         if path.exists():
             before = read_config(self.directory)
             differing = [k for k in configuration if before["run"].get(k) != configuration[k]]
@@ -173,8 +174,10 @@ class Book:
             now = Checkpoint(done, state, self.ledger, len(self.history))
             save(self.directory / "checkpoints", now)
 
-    def close(self, status: str, done: int, message: str = "") -> None:
-        """Write the summary."""
+    def close(
+        self, status: str, done: int, message: str, diaries: dict[str, dict[str, Any]]
+    ) -> None:
+        """Write the summary, and who worked when if the run was asynchronous."""
         self.status = status
         if self.directory is None:
             return
@@ -187,6 +190,8 @@ class Book:
         }
         path = self.directory / "summary.json"
         replace_file(path, json.dumps(summary, indent=2).encode())
+        if diaries:
+            replace_file(self.directory / "diary.json", json.dumps(diaries).encode())
 
     def _file(self) -> HistoryFile:
         assert self.directory is not None

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rookery._types import Tree
 from rookery.engines.compiled import stack
 from rookery.engines.engine import AbstractEngine, Event, Program, Progress, Stopped
 from rookery.program.algorithm import AbstractAlgorithm, first_state
+from rookery.program.jobs import diaries
 from rookery.program.ledger import Ledger
 from rookery.run.book import Book
 from rookery.run.checkpoint import Checkpoint
@@ -64,6 +65,7 @@ class Result:
         ledger: what it cost.
         message: why a run that diverged has stopped, and what to try; empty if it finished.
         events: what befell clients, on engines where something can.
+        diaries: of an asynchronous algorithm, by kind of jobs: who worked when on which version.
     """
 
     status: str
@@ -74,6 +76,7 @@ class Result:
     ledger: Ledger
     message: str = ""
     events: tuple[Event, ...] = ()
+    diaries: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -86,6 +89,7 @@ class Lane:
     found: dict[int, Checkpoint]
     status: str = "finished"
     end: int = 0
+    is_over: bool = False
 
     @property
     def name(self) -> str:
@@ -104,14 +108,14 @@ class Lane:
 
     def close(self) -> None:
         """Write the summary."""
-        self.book.close(self.status, self.end, self.message)
+        self.book.close(self.status, self.end, self.message, diaries(self.state))
 
     def result(self) -> Result:
         """What the run has come to."""
         solution, book = self.job.algorithm.solution(self.state), self.book
         return Result(
             self.status, self.end, solution, self.state, book.history, book.ledger, self.message,
-            tuple(book.events),
+            tuple(book.events), diaries(self.state),
         )  # fmt: skip
 
 
@@ -123,6 +127,7 @@ class Lanes:
     data_fingerprint: str
     engine: AbstractEngine
     rounds: int
+    seconds: float | None
     evaluate: tuple[AbstractEvaluation, ...]
     evaluate_every: int
     checkpoint_every: int
@@ -188,6 +193,7 @@ class Lanes:
             found = lane.found.get(done)
             lane.book.go_back_to(found, self._is_due)
             lane.state = lane.state if found is None else found.state
+            self._watch_the_clock(lane, done)
         algorithms = filled([lane.job.algorithm for lane in lanes])
         runner = self.engine.prepare(self.program, algorithms)
         runner.follow(lambda lane, event: lanes[lane].book.note(event))
@@ -196,7 +202,7 @@ class Lanes:
         with closing(runner), Interrupt() as interrupt:
             if done == 0:
                 self._measure(lanes, lanes, keys, 0, bar)
-            while alive := [a for a in lanes if a.status == "finished" and done < self.rounds]:
+            while alive := [lane for lane in lanes if not lane.is_over]:
                 until = min(
                     self.rounds,
                     _next(done, self.evaluate_every),
@@ -204,7 +210,7 @@ class Lanes:
                 )
                 chunk = 1 if per_second is None else max(1, int(per_second * CHUNK_SECONDS))
                 began, chunk = time.monotonic(), min(until - done, chunk)
-                counts = [chunk if lane.status == "finished" else 0 for lane in lanes]
+                counts = [0 if lane.is_over else chunk for lane in lanes]
                 states = filled([lane.state for lane in lanes])
                 round_keys = filled([key[0] for key in keys])
                 try:
@@ -220,6 +226,7 @@ class Lanes:
                     lane.book.pay(new.ledgers)
                     if not new.is_finite:
                         lane.status, lane.end = "diverged", done + len(new.ledgers)
+                        lane.is_over = True
                 done += chunk
                 bar.advanced(done, per_second * len(alive) if per_second > 1e-6 else None)
                 for lane in (a for a in alive if a.status == "diverged"):
@@ -227,12 +234,15 @@ class Lanes:
                     lane.book.save(lane.end, lane.state)
                     lane.close()
                     lane.book.say(lane.message)
-                alive = [lane for lane in alive if lane.status == "finished"]
+                alive = [lane for lane in alive if not lane.is_over]
                 if alive and self._is_due(done):
                     self._measure(alive, lanes, keys, done, bar)
+                for lane in alive:
+                    self._watch_the_clock(lane, done)
                 is_asked = interrupt.is_asked
-                if done % self.checkpoint_every == 0 or done == self.rounds or is_asked:
-                    for lane in alive:
+                is_due = done % self.checkpoint_every == 0 or is_asked
+                for lane in alive:
+                    if is_due or lane.is_over:
                         lane.book.save(done, lane.state)
                 if is_asked:
                     self.console.print(_interrupted(lanes, done), markup=False)
@@ -246,6 +256,13 @@ class Lanes:
             if new.ledgers and new.is_finite:
                 lane.book.pay(new.ledgers)
                 lane.book.save(done + len(new.ledgers), new.state)
+
+    def _watch_the_clock(self, lane: Lane, done: int) -> None:
+        """End a run after its last round, or at a measurement when its seconds are used up."""
+        limit = math.inf if self.seconds is None else self.seconds
+        is_late = self._is_due(done) and lane.book.ledger.seconds >= limit
+        if done == self.rounds or is_late:
+            lane.end, lane.is_over = done, True
 
     def _is_due(self, round: int) -> bool:
         return round % self.evaluate_every == 0 or round == self.rounds

@@ -71,6 +71,7 @@ def sweep(
     population: Population,
     *,
     rounds: int,
+    seconds: float | None = None,
     evaluate: Sequence[AbstractEvaluation] = (),
     evaluate_every: int = 10,
     checkpoint_every: int | None = None,
@@ -88,6 +89,8 @@ def sweep(
         problem: what they solve.
         population: whose data it is.
         rounds: how many rounds each.
+        seconds: virtual seconds after which a run ends before its last round, at its next
+            measurement; algorithms whose rounds last differently are compared by it.
         evaluate: what to measure, before round 0, then every ``evaluate_every`` rounds, and last.
         evaluate_every: rounds between measurements.
         checkpoint_every: rounds between checkpoints; every evaluation if not given.
@@ -100,6 +103,8 @@ def sweep(
         console: where to show progress; nowhere if not given.
     """
     _check.count("rounds", rounds)
+    if seconds is not None:
+        _check.positive("seconds", seconds)
     _check.count("evaluate_every", evaluate_every)
     _check.count("lanes", lanes)
     checkpoint_every = evaluate_every if checkpoint_every is None else checkpoint_every
@@ -129,6 +134,7 @@ def sweep(
         data_fingerprint=fingerprint(population) if kept else "",
         engine=engine if engine is not None else Compiled(),
         rounds=rounds,
+        seconds=seconds,
         evaluate=tuple(evaluate),
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,

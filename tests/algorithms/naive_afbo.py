@@ -105,7 +105,7 @@ class Naive:
         slowest = 0.0
         for i in who:
             arguments = (jnp.array([i], jnp.int32), jnp.array([True]), jnp.array([float(nbytes)]))
-            seconds = self.clock.exchange_seconds(self.round, exchange, *arguments)
+            seconds = self.clock.exchange_seconds("inner", self.round, exchange, *arguments)
             slowest = max(slowest, float(seconds))
         self.now += slowest
         return np.mean([reply(i) for i in who], axis=0)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.problem.zoo.quadratic import scalar_bilevel
 
 
 def sample(delay, n=20000):
@@ -25,10 +26,10 @@ def test_delays_have_the_stated_medians_and_means():
     assert set(sample(rk.NoDelay(), 3)) == {0.0}
 
 
-def exchange(clock, clients, round=0, number=0, nbytes=0.0):
+def exchange(clock, clients, round=0, number=0, nbytes=0.0, kind="inner"):
     ids = jnp.array(clients, jnp.int32)
     active, sizes = jnp.ones(len(clients), bool), jnp.full(len(clients), nbytes)
-    return float(clock.exchange_seconds(round, number, ids, active, sizes))
+    return float(clock.exchange_seconds(kind, round, number, ids, active, sizes))
 
 
 def test_a_clients_delay_depends_on_seed_round_exchange_and_client_alone():
@@ -63,3 +64,16 @@ def test_bandwidth_adds_the_time_of_the_bytes():
 def test_bad_clocks(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_outer_exchanges_have_the_outer_delay_and_no_others():
+    clock = rk.Clock(rk.ConstantDelay(1.0), outer_delay=rk.ConstantDelay(10.0))
+    assert exchange(clock, [0, 1]) == 1.0
+    assert exchange(clock, [0, 1], kind="outer") == 10.0
+    assert exchange(rk.Clock(rk.ConstantDelay(1.0)), [0], kind="outer") == 1.0
+    # FedNest: 2 T + N exchanges at the inner delay, then f_y, h and x; only h and x are outer
+    zoo = scalar_bilevel()
+    people = rk.Population.stacked(zoo.data)
+    nested = rk.FedNest(0.1, 0.1, inner_rounds=2, ihgp=rk.FedIHGPSum(4, 9.0))
+    paid = rk.run(nested, zoo.problem, people, zoo.start, rounds=1, clock=clock).ledger
+    assert (paid.exchanges, paid.seconds) == (2 * 2 + 4 + 3, 2 * 2 + 4 + 1 + 2 * 10)

@@ -10,6 +10,8 @@ import pytest
 import rookery as rk
 from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
+from rookery.program.diary import ROWS as DIARY_ROWS
+from rookery.program.diary import Diary
 
 SLOW = rk.Stragglers(rk.ConstantDelay(1.0), (2,), 2.5)
 ROWS = {"a": np.array([[1.0], [10.0], [100.0]])}
@@ -49,6 +51,37 @@ def test_results_are_of_the_values_received_whatever_the_server_does_meanwhile()
     assert third.jobs.results.tolist() == [2, 20, 100]
     assert float(third.change) == pytest.approx(100 / 3)
     assert third.jobs.begun.tolist() == [3, 3, 1]
+
+
+def test_the_diary_tells_who_worked_on_which_version_and_when():
+    fed, now = federation(), jobs()
+    for w in (1.0, 2.0, 3.0):
+        now = poll(fed, now, w).jobs
+    diary = now.diary.as_dict()
+    assert diary["client"] == [0, 1, 0, 1, 2]
+    assert diary["began"] == [0, 0, 1, 1, 0]
+    assert diary["ended"] == diary["taken"] == [1, 1, 2, 2, 2.5]
+    assert (diary["version"], diary["used_in"]) == ([0, 0, 1, 1, 0], [0, 0, 1, 1, 2])
+    assert diary["received"] == 5
+    assert diary["staleness"][:4] == [4, 0, 1, 0]
+    assert diary["staleness"][4:] == [0] * 29
+
+
+def test_a_result_that_had_to_wait_was_there_before_it_was_taken():
+    fed = federation()
+    diary = poll(fed, jobs(), 1.0, wait_for=3).jobs.diary.as_dict()
+    assert (diary["ended"], diary["taken"]) == ([1, 1, 2.5], [2.5, 2.5, 2.5])
+
+
+def test_a_full_diary_goes_on_counting():
+    diary = Diary.empty()
+    for i in range(DIARY_ROWS + 3):
+        job = dict.fromkeys(("began", "ended", "taken"), i)
+        diary = diary.add([i % 2 == 0, True], client=i, version=0, used_in=50, **job)
+    wanted = [i for i in range(DIARY_ROWS) for _ in range(1 + (i % 2 == 0))][:DIARY_ROWS]
+    assert diary.as_dict()["client"] == wanted
+    assert int(diary.received) == DIARY_ROWS + 3 + (DIARY_ROWS + 4) // 2
+    assert diary.staleness.tolist() == [0] * 32 + [int(diary.received)]
 
 
 def test_only_idle_clients_are_sent_anything_and_only_arrivals_are_billed():

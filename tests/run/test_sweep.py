@@ -87,3 +87,36 @@ def test_an_interrupted_sweep_goes_on_from_the_round_that_all_lanes_have(tmp_pat
     # as if the kill had come while the last checkpoints were being written
     (tmp_path / "FedIHGP-0.02-1" / "checkpoints" / "round-000000009.safetensors").unlink()
     assert [r.history.rows for r in go(jobs, zoo, rounds=9)] == whole
+
+
+def test_a_run_ends_at_the_measurement_at_which_its_seconds_are_used_up(tmp_path):
+    zoo = rk.zoo.quadratic_bilevel(n_clients=4)
+    clock = rk.Clock(rk.LogNormalDelay(1.0), seed=3)
+    ihgp = rk.FedIHGP(6, 5.0)  # of random length, so that lanes differ in their seconds
+
+    def job(seed, directory=None):
+        return rk.Job(rk.FedNest(0.05, 0.1, ihgp=ihgp), zoo.start, seed, directory)
+
+    def run(seeds, seconds, **kwargs):
+        jobs = [job(seed, kwargs.pop(f"directory{seed}", None)) for seed in seeds]
+        settings = {"rounds": 40, "evaluate_every": 2, "clock": clock, "seconds": seconds}
+        return go(jobs, zoo, **settings, **kwargs)
+
+    whole = run([0, 1], None)
+    cut = run([0, 1], 60.0)
+    assert [r.rounds for r in whole] == [40, 40]
+    assert cut[0].rounds != cut[1].rounds
+    for long, short in zip(whole, cut, strict=True):
+        seconds = long.history["seconds"]
+        n = 1 + int(np.argmax(seconds >= 60.0))
+        assert seconds[n - 1] >= 60.0 > seconds[n - 2]
+        assert short.status == "finished"
+        assert short.rounds == short.history["round"][-1] == long.history["round"][n - 1]
+        assert [*short.history] == [*long.history][:n]
+    # it is over when it is opened again, and goes on if it may take longer
+    there = {"directory0": tmp_path / "run"}
+    for seconds, wanted in ((60.0, cut[0]), (60.0, cut[0]), (None, whole[0])):
+        (again,) = run([0], seconds, **there)
+        assert (again.rounds, [*again.history]) == (wanted.rounds, [*wanted.history])
+    with pytest.raises(ValueError, match="seconds must be a finite number above 0, got 0"):
+        run([0], 0)

@@ -67,7 +67,8 @@ def mean_hypergradient(
     """The mean h of the pieces of a cohort that holds x, y and v."""
     settings = {"problem": problem, "batch_size": sampling.batch_size}
     h_i = fed.map(hypergradient_piece, x, y, v, key=key, **settings)
-    return fed.mean(h_i)  # -------------------------------------------------- up    h
+    with fed.outer():
+        return fed.mean(h_i)  # ---------------------------------------------- up    h
 
 
 def hypergradient_piece(

@@ -43,7 +43,8 @@ class FedOut(AbstractOuter):
         h = fed.broadcast(cohort, h)  # -------------------------------------- down  h
         settings = {"problem": problem, "batch_size": sampling.batch_size, "fedout": self}
         x_i = fed.map(corrected_outer_steps, x, y, h, key=local_key, **settings)
-        return fed.mean(x_i), L  # ------------------------------------------- up    x
+        with fed.outer():
+            return fed.mean(x_i), L  # --------------------------------------- up    x
 
     def check(self, problem, n_clients):
         """Numbers of local steps must fit the clients, and the adjoint the problem."""

@@ -110,7 +110,8 @@ class LFedOut(AbstractOuter):
         cohort = fed.sample(sampling.clients, who)
         x, y = fed.broadcast(cohort, x, y)  # -------------------------------- down  x, y
         x_i = fed.map(local_outer_steps, x, y, key=local_key, **settings)
-        return fed.mean(x_i), L  # ------------------------------------------- up    x
+        with fed.outer():
+            return fed.mean(x_i), L  # --------------------------------------- up    x
 
     def check(self, problem, n_clients):
         """Numbers of local steps must fit the clients."""

@@ -194,7 +194,8 @@ class Chains(eqx.Module):
         point = self.fed.broadcast(cohort, self.point)  # -------------------- down  x, y if new
         p_i = self.fed.scatter(cohort, p)  # --------------------------------- down  p_i
         w_i = self.fed.map(cross_vector, point, p_i, key=sample_key, **self._settings())
-        return self.fed.stack(w_i)  # ---------------------------------------- up    w_i
+        with self.fed.outer():
+            return self.fed.stack(w_i)  # ------------------------------------ up    w_i
 
     def _draw(self, key: Key) -> Cohort:
         draw_key, order_key = jax.random.split(key)
