@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 
 from rookery import _tree
 from rookery._types import Key, Tree
+from rookery.program.clock import Clock
 from rookery.program.federation import Shared, Step, client_key
 from rookery.program.jobs import (
     SIMULTANEOUS,
@@ -28,6 +30,25 @@ if TYPE_CHECKING:
     from rookery.engines.eager import EagerFederation
 
 
+@dataclass(frozen=True)
+class Timetable:
+    """What happens during a poll; times are seconds since the round began.
+
+    Attributes:
+        now: when the server goes on.
+        begins: the clients whose jobs have begun by then.
+        arrives: the clients whose results are in by then.
+        start: per client, when its job in flight began, or from when it could begin.
+        seconds: per client, how long its job in flight lasts, or the delay of the next one.
+    """
+
+    now: float
+    begins: list[int]
+    arrives: list[int]
+    start: list[float]
+    seconds: list[float]
+
+
 def poll(
     fed: EagerFederation,
     jobs: Jobs,
@@ -41,96 +62,140 @@ def poll(
     **settings: Any,
 ) -> News:
     """See :meth:`~rookery.program.federation.AbstractFederation.poll`."""
-    plain = tuple(v.value if isinstance(v, Shared) else v for v in values)
+    plain = plain_values(values)
     check_poll(jobs, fed.n_clients, plain, fed.aggregate)
     check_waiting(wait_for, staleness, fed.n_clients)
-    clients = range(fed.n_clients)
     nbytes_up = _tree.nbytes(jobs.results) // fed.n_clients
-    version = int(jobs.polls)
-    start, seconds, versions, begun, is_idle = (
-        np.asarray(a).tolist()
-        for a in (jobs.start, jobs.seconds, jobs.version, jobs.begun, jobs.is_idle)
+
+    def nbytes(client: int) -> int:
+        return _to_send(fed, client, values) + nbytes_up
+
+    table = timetable(jobs, fed.clock, fed.now, nbytes, wait_for, staleness)
+    for i in table.begins:
+        fed.ledger += Ledger(bytes_down=_send(fed, i, values))
+    jobs = begun(jobs, table, key, plain)
+    replies: dict[int, Tree] = {}
+    for i in table.arrives:
+        mine = [jax.tree.map(lambda a, i=i: a[i], value) for value in jobs.values]
+        own = jax.random.wrap_key_data(jobs.keys[i])
+        replies[i], work = fed.run(i, own, step, mine, settings)
+        fed.ledger += work
+    fed.ledger += Ledger(
+        exchanges=1,
+        messages=2 * len(replies),
+        bytes_up=nbytes_up * len(replies),
+        seconds=table.now - fed.now,
     )
-    keys, held, results = jobs.keys, jobs.values, jobs.results
+    fed.now = table.now
+    return delivered(jobs, replies, fed.weights, table.now)
+
+
+def timetable(
+    jobs: Jobs,
+    clock: Clock,
+    now: float,
+    nbytes: Callable[[int], int],
+    wait_for: Any,
+    staleness: Any,
+) -> Timetable:
+    """Who begins, who arrives, and when the server goes on, by simulation.
+
+    Args:
+        jobs: before the poll.
+        clock: of the simulation.
+        now: when the poll begins, in seconds since the round began.
+        nbytes: bytes that move, down and up, for the job of a client that begins now.
+        wait_for: the least number of results.
+        staleness: the largest that a result may have, or None.
+    """
+    start, seconds, versions, numbers, is_idle, is_new = (
+        np.asarray(a).tolist()
+        for a in (
+            jobs.start, jobs.seconds, jobs.version, jobs.begun, jobs.is_idle, jobs.has_arrived
+        )
+    )  # fmt: skip
+    clients, version = range(len(start)), int(jobs.polls)
 
     for i in clients:  # who has just become idle: when it will come, and how long it will take
-        if jobs.has_arrived[i]:
+        if is_new[i]:
             here = jobs.began + jnp.asarray(start[i], float)
-            comes, delay = fed.clock.job(jobs.kind, jnp.int32(i), begun[i], here)
+            comes, delay = clock.job(jobs.kind, jnp.int32(i), numbers[i], here)
             start[i], seconds[i] = start[i] + float(comes - here), float(delay)
 
-    begins_at, ends_at = list(start), [0.0] * fed.n_clients
+    begins_at, ends_at = list(start), [0.0] * len(start)
     for i in clients:
         lasts = seconds[i]
         if is_idle[i]:
-            begins_at[i] = max(start[i], fed.now)
-            lasts += _transfer_seconds(fed, i, _to_send(fed, i, values) + nbytes_up)
+            begins_at[i] = max(start[i], now)
+            lasts += _transfer_seconds(clock, i, nbytes(i))
         ends_at[i] = begins_at[i] + lasts
 
     eps = SIMULTANEOUS * float(np.finfo(jobs.start.dtype).eps)
     slack = [eps * max(abs(b), e - b) for b, e in zip(begins_at, ends_at, strict=True)]
-    events = [fed.now, *sorted(ends_at[i] for i in clients if ends_at[i] - slack[i] > fed.now)]
-    now, arrived = fed.now, list[int]()
+    events = [now, *sorted(ends_at[i] for i in clients if ends_at[i] - slack[i] > now)]
+    arrives = list[int]()
     for now in events:
-        arrived = [i for i in clients if ends_at[i] - slack[i] <= now]
-        at_work = [i for i in clients if begins_at[i] - slack[i] <= now and i not in arrived]
+        arrives = [i for i in clients if ends_at[i] - slack[i] <= now]
+        at_work = [i for i in clients if begins_at[i] - slack[i] <= now and i not in arrives]
         ages = [0 if is_idle[i] else version - versions[i] for i in at_work]
-        if len(arrived) >= wait_for and (staleness is None or all(a < staleness for a in ages)):
+        if len(arrives) >= wait_for and (staleness is None or all(a < staleness for a in ages)):
             break
 
-    for i in clients:  # who has begun meanwhile receives the values
-        if is_idle[i] and begins_at[i] - slack[i] <= now:
-            fed.ledger += Ledger(bytes_down=_send(fed, i, values))
-            keys = keys.at[i].set(jax.random.key_data(job_key(key, i, begun[i])))
-            held = jax.tree.map(lambda a, v, i=i: a.at[i].set(v), held, plain)
-            start[i], seconds[i] = begins_at[i], ends_at[i] - begins_at[i]
-            versions[i], is_idle[i] = version, False
-            begun[i] += 1
+    begins = [i for i in clients if is_idle[i] and begins_at[i] - slack[i] <= now]
+    for i in begins:
+        start[i], seconds[i] = begins_at[i], ends_at[i] - begins_at[i]
+    return Timetable(now, begins, arrives, start, seconds)
 
-    weights = fed.weights
+
+def begun(jobs: Jobs, table: Timetable, key: Key, values: tuple[Tree, ...]) -> Jobs:
+    """The jobs once those that begin have received the values, each with a key of its own."""
+    keys, held = jobs.keys, jobs.values
+    for i in table.begins:
+        keys = keys.at[i].set(jax.random.key_data(job_key(key, i, jobs.begun[i])))
+        held = jax.tree.map(lambda a, v, i=i: a.at[i].set(v), held, values)
+    begins = _mask(jobs, table.begins)
+    return replace(
+        jobs,
+        values=held,
+        start=jnp.asarray(table.start, jobs.start.dtype),
+        seconds=jnp.asarray(table.seconds, jobs.seconds.dtype),
+        version=jnp.where(begins, jobs.polls, jobs.version),
+        begun=jobs.begun + begins.astype(jnp.int32),
+        keys=keys,
+        is_idle=jobs.is_idle & ~begins,
+    )
+
+
+def delivered(jobs: Jobs, replies: Mapping[int, Tree], weights: jax.Array, now: float) -> News:
+    """What a poll has brought, when clients have replied, at a time since the round began."""
+    arrived, version, versions = sorted(replies), int(jobs.polls), jobs.version.tolist()
+    results, start, diary = jobs.results, jobs.start, jobs.diary
     total = change = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), results)
     for i in arrived:
-        mine = [jax.tree.map(lambda a, i=i: a[i], value) for value in held]
-        reply, work = fed.run(i, jax.random.wrap_key_data(keys[i]), step, mine, settings)
-        fed.ledger += work
+        reply = replies[i]
         check_result(jobs, jax.tree.map(lambda a: jnp.asarray(a)[None], reply))
         total = _tree.axpy(weights[i], reply, total)
         before = jax.tree.map(lambda a, i=i: a[i], results)
         change = _tree.axpy(weights[i], _tree.sub(reply, before), change)
         results = jax.tree.map(lambda a, r, i=i: a.at[i].set(r), results, reply)
-        start[i], is_idle[i] = now, True
-
-    diary = jobs.diary
-    for i in arrived:
         diary = diary.add(
             [True],
             client=i,
-            began=jobs.began + begins_at[i],
-            ended=jobs.began + ends_at[i],
+            began=jobs.began + jobs.start[i],
+            ended=jobs.began + jobs.start[i] + jobs.seconds[i],
             taken=jobs.began + now,
             version=versions[i],
             used_in=version,
         )
-
-    fed.ledger += Ledger(
-        exchanges=1,
-        messages=2 * len(arrived),
-        bytes_up=nbytes_up * len(arrived),
-        seconds=now - fed.now,
-    )
-    fed.now = now
+        start = start.at[i].set(now)
+    has_arrived = _mask(jobs, arrived)
     return News(
         jobs=replace(
             jobs,
-            values=held,
             results=results,
-            start=jnp.asarray(start, jobs.start.dtype),
-            seconds=jnp.asarray(seconds, jobs.seconds.dtype),
-            version=jnp.asarray(versions, jnp.int32),
-            begun=jnp.asarray(begun, jnp.int32),
-            keys=keys,
-            is_idle=jnp.asarray(is_idle, bool),
-            has_arrived=jnp.asarray([i in arrived for i in clients]),
+            start=start,
+            is_idle=jobs.is_idle | has_arrived,
+            has_arrived=has_arrived,
             polls=jobs.polls + 1,
             diary=diary,
         ),
@@ -140,6 +205,11 @@ def poll(
         change=change,
         stalest=jnp.asarray(max((version - versions[i] for i in arrived), default=0), jnp.int32),
     )
+
+
+def plain_values(values: tuple[Tree | Shared, ...]) -> tuple[Tree, ...]:
+    """The values themselves, whether they are shared or not."""
+    return tuple(v.value if isinstance(v, Shared) else v for v in values)
 
 
 def ask(
@@ -154,7 +224,7 @@ def ask(
 ) -> Tree:
     """See :meth:`~rookery.program.federation.AbstractFederation.ask`."""
     check_mean(fed.aggregate)
-    plain = tuple(v.value if isinstance(v, Shared) else v for v in values)
+    plain = plain_values(values)
     asked = [i for i, is_asked in enumerate(who.tolist()) if is_asked]
     weight = sum(float(fed.weights[i]) for i in asked)
     exchange, slowest, mean = fed.ledger.exchanges, 0.0, None
@@ -193,5 +263,10 @@ def _send(fed: EagerFederation, client: int, values: tuple[Tree | Shared, ...]) 
     return nbytes
 
 
-def _transfer_seconds(fed: EagerFederation, client: int, nbytes: int) -> float:
-    return float(fed.clock.transfer_seconds(jnp.int32(client), jnp.asarray(float(nbytes))))
+def _transfer_seconds(clock: Clock, client: int, nbytes: int) -> float:
+    return float(clock.transfer_seconds(jnp.int32(client), jnp.asarray(float(nbytes))))
+
+
+def _mask(jobs: Jobs, clients: list[int]) -> jax.Array:
+    """[clients], true for those named."""
+    return jnp.asarray(np.isin(np.arange(jobs.is_idle.shape[0]), clients))
