@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.remote import wire
-from rookery.remote.rehearsal import Plan
+from rookery.remote.plan import Plan
 from rookery.run.book import versions
 from rookery.run.describe import describe
 

@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 
 from rookery.remote import script
-from rookery.remote.handles import Computed, Handle, Recalled, Sent
+from rookery.remote.handles import Computed, Copied, Handle, Recalled, Sent
 from rookery.remote.script import Ref, Script, Task
 
 Change = tuple[int, int, list[Ref]]
@@ -22,6 +22,7 @@ class Holdings:
         remembering: clients that have their memories.
         uncommitted: by client, changes of its memory that it has not confirmed yet.
         unseen: clients whose memory has changed since the server last saw it.
+        errands: jobs that clients were sent and that have not arrived.
     """
 
     rows: list[list[Any]] = field(default_factory=list)
@@ -29,6 +30,7 @@ class Holdings:
     remembering: set[int] = field(default_factory=set)
     uncommitted: dict[int, list[Change]] = field(default_factory=dict)
     unseen: set[int] = field(default_factory=set)
+    errands: dict[Any, Any] = field(default_factory=dict)
     tokens: Any = field(default_factory=lambda: count(1))
     stamps: Any = field(default_factory=lambda: count(1))
 
@@ -77,6 +79,10 @@ class Draft:
             return self._sent(source, slot), handle.leaf
         if isinstance(source, Computed):
             return self._computed(source, slot), handle.leaf
+        if isinstance(source, Copied):
+            if self._client in source.sent:
+                return self.ref(source.sent[self._client][handle.leaf], slot)
+            return self._sent(source.rows, self._client), handle.leaf
         if self._client in source.changed:
             handles, then = source.changed[self._client]
             return self.ref(handles[handle.leaf], then)
@@ -102,8 +108,9 @@ class Draft:
         token = source.token + slot if source.are_rows else source.token
         if not self._has(token):
             self._new.add(token)
+            kind = "value" if source.is_billed else "row"
             for i, leaf in enumerate(source.leaves):
-                self.arrays[f"value/{token}/{i}"] = leaf[slot] if source.are_rows else leaf
+                self.arrays[f"{kind}/{token}/{i}"] = leaf[slot] if source.are_rows else leaf
         return token
 
     def _computed(self, source: Computed, slot: int) -> int:
@@ -113,6 +120,7 @@ class Draft:
             values = [self.ref(handle, slot) for handle in source.values]
             i = len(self._script.tasks)
             occurrence = -1 if source.occurrences is None else source.occurrences[slot]
+            occurrence = script.OWN_KEY if source.has_own_key else occurrence
             self._script.tasks.append(Task(token, source.call.number, occurrence, values))
             for j, number in enumerate(source.numbers):
                 self.arrays[f"set/{i}/{j}"] = number

@@ -5,8 +5,8 @@ from functools import partial
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 
-from rookery import _tree
 from rookery._types import Key, Tree
 from rookery.engines.engine import (
     AbstractEngine,
@@ -17,16 +17,19 @@ from rookery.engines.engine import (
     Stopped,
 )
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
+from rookery.program.jobs import all_finite, later
 from rookery.program.ledger import Ledger
 from rookery.remote import memories
 from rookery.remote.agreement import agreement
+from rookery.remote.asking import MemoryLost, TooFew
 from rookery.remote.draft import Holdings
 from rookery.remote.federation import RemoteFederation
 from rookery.remote.inprocess import InProcess
+from rookery.remote.plan import Plan
 from rookery.remote.policy import Policy
 from rookery.remote.port import Transport
-from rookery.remote.rehearsal import Plan, rehearse
-from rookery.remote.session import MemoryLost, Session, TooFew
+from rookery.remote.rehearsal import rehearse
+from rookery.remote.session import Session
 
 
 class Remote(AbstractEngine):
@@ -38,10 +41,14 @@ class Remote(AbstractEngine):
     Args:
         transport: how clients are reached; threads of this process if not given.
         policy: what to do about clients that do not answer.
+        in_real_time: whether asynchronous programs take results in the order in which they really
+            come, and the ledger counts real seconds. If not, both are those of the clock's
+            simulation, and a run can be done again.
     """
 
     transport: Transport = eqx.field(default_factory=InProcess)
     policy: Policy = eqx.field(default_factory=Policy)
+    in_real_time: bool = False
 
     def prepare(self, program: Program, algorithms: Sequence[AbstractAlgorithm]) -> AbstractRunner:
         """Make ready; clients are greeted before the first round."""
@@ -50,22 +57,17 @@ class Remote(AbstractEngine):
                 f"the remote engine runs one job at a time, got {len(algorithms)} side by side. "
                 "Use lanes=1."
             )
-        return RemoteRunner(program, algorithms[0], self.transport, self.policy)
+        return RemoteRunner(program, algorithms[0], self)
 
 
 class RemoteRunner(AbstractRunner):
     """One run."""
 
-    def __init__(
-        self,
-        program: Program,
-        algorithm: AbstractAlgorithm,
-        transport: Transport,
-        policy: Policy,
-    ):
+    def __init__(self, program: Program, algorithm: AbstractAlgorithm, engine: Remote):
         self._program = program
         self._algorithm = numbers_to_arrays(algorithm)
-        self._transport, self._policy = transport, policy
+        self._transport, self._policy = engine.transport, engine.policy
+        self._in_real_time = engine.in_real_time
         self._holdings = Holdings()
         self._opened: tuple[Plan, Session] | None = None
         self._last: Tree = None
@@ -96,6 +98,8 @@ class RemoteRunner(AbstractRunner):
         plan, session = self._open(state, first)
         if state is not self._last:
             memories.hand_over(self._holdings, state)
+            self._holdings.errands.clear()
+            session.forget_jobs()
         ledgers: list[Ledger] = []
         stopped: TooFew | None = None
         remote = memories.with_handles(state)
@@ -108,14 +112,14 @@ class RemoteRunner(AbstractRunner):
                     break
                 ledgers.append(ledger)
                 known = memories.replace_memories(remote, lambda *_: None)
-                if not bool(_tree.all_finite(known)):
+                if not bool(all_finite(known)):
                     break
             self._last = memories.collect(session, self._holdings, session.round, remote)
         except (TooFew, MemoryLost) as lost:
             # what clients have kept in these rounds is gone, so nobody can go on from there
             self._last = None
             raise Stopped(_advice(lost, first), []) from lost
-        progress = [Progress(self._last, ledgers, bool(_tree.all_finite(self._last)))]
+        progress = [Progress(self._last, ledgers, bool(all_finite(self._last)))]
         if stopped is not None:
             raise Stopped(_advice(stopped, first + len(ledgers)), progress) from stopped
         return progress
@@ -125,9 +129,12 @@ class RemoteRunner(AbstractRunner):
     ) -> tuple[Tree, Ledger]:
         session.round = round
         self._holdings.values.clear()
-        fed = RemoteFederation(self._program, round, session, plan, self._holdings)
+        fed = RemoteFederation(
+            self._program, round, session, plan, self._holdings, self._in_real_time
+        )
         round_key = jax.random.fold_in(key, round)
         state = self._algorithm.round(fed, self._program.problem, state, round_key)
+        state = later(state, jnp.asarray(fed.bills.now, float))
         return memories.settle(session, self._holdings, round, state), fed.bills.ledger
 
     def _open(self, state: Tree, first: int) -> tuple[Plan, Session]:

@@ -16,25 +16,37 @@ from rookery._types import Key, Tree
 from rookery.engines.engine import Program
 from rookery.program.cohort import Cohort
 from rookery.program.federation import AbstractFederation, Placed, Shared, Step, common_cohort
+from rookery.program.jobs import News, check_mean
 from rookery.program.memory import Memory, check_recall
+from rookery.remote.asking import Ask
 from rookery.remote.bills import Bills
 from rookery.remote.draft import Draft, Holdings
-from rookery.remote.handles import Computed, Handle, Recalled, Sent, handles_of, name_of
-from rookery.remote.rehearsal import NO_POLL, Plan, spec
-from rookery.remote.session import Ask, Session
+from rookery.remote.handles import Computed, Copied, Handle, Recalled, Sent, handles_of, name_of
+from rookery.remote.plan import Plan, spec
+from rookery.remote.poll import poll
+from rookery.remote.session import Session
 
 
 class RemoteFederation(AbstractFederation):
     """The clients during one round, over a session."""
 
     def __init__(
-        self, program: Program, round: int, session: Session, plan: Plan, holdings: Holdings
+        self,
+        program: Program,
+        round: int,
+        session: Session,
+        plan: Plan,
+        holdings: Holdings,
+        in_real_time: bool,
     ):
         weights = jnp.asarray(program.population.weights, float)
         super().__init__(program.population.n_clients, weights, round, program.aggregate)
-        self.bills = Bills(program.clock, round)
-        self._session, self._plan, self._holdings = session, plan, holdings
+        self.clock = program.clock
+        self.in_real_time = in_real_time
+        self.bills = Bills(program.clock, round, in_real_time)
+        self.session, self.plan, self.holdings = session, plan, holdings
         self._shared: dict[int, Tree] = {}
+        self._copies: dict[int, tuple[Memory, Copied]] = {}
         self._needs_all = False
 
     # ---- down
@@ -42,13 +54,13 @@ class RemoteFederation(AbstractFederation):
     def broadcast(self, cohort: Cohort, *values: Tree | Shared) -> Any:
         """Bill the values; they travel when they are first needed."""
         super().broadcast(cohort, *values)
-        placed = [Placed(cohort, self._handles(value), is_stacked=False) for value in values]
+        placed = [Placed(cohort, self.handles(value), is_stacked=False) for value in values]
         return placed[0] if len(placed) == 1 else tuple(placed)
 
     def scatter(self, cohort: Cohort, rows: Tree) -> Placed:
         """Bill the rows; they travel when they are first needed."""
         super().scatter(cohort, rows)
-        return Placed(cohort, self._sent(rows, len(cohort)), is_stacked=True)
+        return Placed(cohort, self.sent(rows, len(cohort)), is_stacked=True)
 
     # ---- on the clients
 
@@ -56,16 +68,20 @@ class RemoteFederation(AbstractFederation):
         """Plan a step."""
         cohort = common_cohort(step, values)
         leaves = jax.tree.leaves([value.value for value in values])
-        call, numbers = self._plan.find(step, leaves, settings, key is not None)
+        call, numbers = self.plan.find(step, leaves, settings, key is not None)
         occurrences = None if cohort.occurrence is None else cohort.occurrence.tolist()
-        token = self._holdings.new_tokens(len(cohort))
+        token = self.holdings.new_tokens(len(cohort))
         source = Computed(token, call, leaves, numbers, key, occurrences)
         return Placed(cohort, handles_of(source, call.reply), is_stacked=True)
 
     def recall(self, cohort: Cohort, memory: Memory) -> Placed:
-        """The handles of a memory are its rows."""
+        """The handles of a memory are its rows; one that a round has made of its own gets some."""
         check_recall(cohort, memory, self.n_clients)
-        return Placed(cohort, memory.rows, is_stacked=True)
+        rows = memory.rows
+        if not isinstance(jax.tree.leaves(rows)[0], Handle):
+            like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), rows)
+            rows = handles_of(self._copied(memory), like)
+        return Placed(cohort, rows, is_stacked=True)
 
     def keep(self, memory: Memory, placed: Placed) -> Memory:
         """Note what clients keep; they are told with the next message."""
@@ -76,7 +92,9 @@ class RemoteFederation(AbstractFederation):
         wanted, got = [spec(h) for h in old], [spec(h) for h in new]
         if wanted != got or structure != jax.tree.structure(placed.value):
             raise ValueError(f"a client remembers {wanted}, and {got} was to be kept.")
-        before = old[0].source
+        before = old[0].source if isinstance(old[0], Handle) else None
+        if not isinstance(before, Recalled):
+            raise TypeError("clients keep what is in a Memory of the state, and in no other.")
         changed = dict(before.changed)
         for slot, id in _active(cohort):
             if not any(slot in _missing(handle) for handle in new):
@@ -103,13 +121,21 @@ class RemoteFederation(AbstractFederation):
             value = body(jnp.asarray(i, jnp.int32), value)
         return value
 
-    def poll(self, jobs, step, *values, **settings):
-        """Not yet: a message per idle client, then a stream of arrivals until enough came."""
-        raise NotImplementedError(NO_POLL)
+    # ---- down and up
 
-    def ask(self, who, step, *values, **settings):
-        """Not yet."""
-        raise NotImplementedError(NO_POLL)
+    def poll(self, jobs, step, *values, **rest) -> News:
+        """Jobs are sent as they begin; see :mod:`rookery.remote.poll`."""
+        return poll(self, jobs, step, values, **rest)
+
+    def ask(self, who, step, *values, key, at_once=None, **settings) -> Tree:
+        """An exchange with a cohort of those asked."""
+        check_mean(self.aggregate)
+        ids = np.flatnonzero(np.asarray(who))
+        if not ids.size:
+            raise ValueError(f"{step.__name__}: nobody is asked, so there is no mean.")
+        cohort = Cohort(jnp.asarray(ids, jnp.int32), jnp.ones(ids.size, bool))
+        placed = [self.broadcast(cohort, value) for value in values]
+        return self.mean(self.map(step, *placed, key=key, **settings))
 
     # ---- for engines
 
@@ -137,13 +163,13 @@ class RemoteFederation(AbstractFederation):
 
         def ask(slot: int, client: int) -> Ask:
             def build():
-                drafts[slot] = Draft(self._holdings, self.round, client, slot, carried)
+                drafts[slot] = Draft(self.holdings, self.round, client, slot, carried)
                 return drafts[slot].give(handles)
 
             return Ask(client, build, wanted)
 
         asks = {slot: ask(slot, client) for slot, client in _active(cohort)}
-        replies = self._session.ask(name_of(handles), asks, needs_all=self._needs_all)
+        replies = self.session.ask(name_of(handles), asks, needs_all=self._needs_all)
         for handle in handles:
             if isinstance(handle.source, Computed):
                 handle.source.missing.update(asks.keys() - replies.keys())
@@ -157,23 +183,44 @@ class RemoteFederation(AbstractFederation):
         cohort = Cohort(cohort.ids, active, cohort.occurrence, cohort.token, cohort.is_weighted)
         return jax.tree.unflatten(structure, leaves), cohort
 
-    def _handles(self, value: Tree | Shared) -> Tree:
+    def handles(self, value: Tree | Shared) -> Tree:
+        """Handles of a value for all clients; a shared value has the same ones always."""
         if not isinstance(value, Shared):
-            return self._sent(value, None)
+            return self.sent(value)
         if value.token not in self._shared:
-            self._shared[value.token] = self._sent(value.value, None)
+            self._shared[value.token] = self.sent(value.value)
         return self._shared[value.token]
 
-    def _sent(self, value: Tree, slots: int | None) -> Tree:
+    def sent(self, value: Tree, slots: int | None = None, is_billed: bool = True) -> Tree:
+        """Handles of a value that will be sent: the same to all, or a row to each of some slots."""
         leaves = [_plain(leaf) for leaf in jax.tree.leaves(value)]
-        token = self._holdings.new_tokens(slots or 1)
+        token = self.holdings.new_tokens(slots or 1)
         shapes = [np.shape(a)[1:] if slots else np.shape(a) for a in leaves]
         like = [jax.ShapeDtypeStruct(s, a.dtype) for s, a in zip(shapes, leaves, strict=True)]
-        source = Sent(token, leaves, are_rows=slots is not None)
+        source = Sent(token, leaves, slots is not None, is_billed)
         return handles_of(source, jax.tree.unflatten(jax.tree.structure(value), like))
 
+    def _copied(self, memory: Memory) -> Copied:
+        """What clients have copies of: a value that was shared with them, or else a server's row.
+
+        A row is what a client received in an earlier round, and has forgotten since. It is not
+        billed again.
+        """
+        if id(memory) not in self._copies:
+            leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, memory.rows))
+            sent: dict[int, list[Handle]] = {}
+            for value in self._shared.values():
+                handles = jax.tree.leaves(value)
+                if jax.tree.structure(value) == structure:
+                    same = [_is_row(a, h) for a, h in zip(leaves, handles, strict=True)]
+                    sent |= dict.fromkeys(np.flatnonzero(np.all(same, axis=0)).tolist(), handles)
+            token = self.holdings.new_tokens(self.n_clients)
+            rows = Sent(token, leaves, are_rows=True, is_billed=False)
+            self._copies[id(memory)] = memory, Copied(rows, sent)
+        return self._copies[id(memory)][1]
+
     def _hold(self, shared: Shared, holders: jax.Array) -> None:
-        pass  # what clients hold is known from what they were sent
+        self.bills.hold(shared, set(np.flatnonzero(np.asarray(holders)).tolist()))
 
     def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
         self.bills.send(cohort, np.asarray(slots), nbytes)
@@ -192,6 +239,15 @@ def _active(cohort: Cohort) -> list[tuple[int, int]]:
 
 def _missing(handle: Handle) -> set[int]:
     return handle.source.missing if isinstance(handle.source, Computed) else set()
+
+
+def _is_row(rows: np.ndarray, handle: Handle) -> np.ndarray:
+    """[clients], whose row is the value of a handle."""
+    assert isinstance(handle.source, Sent)
+    value = np.asarray(handle.source.leaves[handle.leaf])
+    if rows.shape[1:] != value.shape or rows.dtype != value.dtype:
+        return np.zeros(len(rows), bool)
+    return (rows == value).reshape(len(rows), -1).all(axis=1)
 
 
 def _plain(leaf: Any) -> Any:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from rookery._types import Key, Tree
-from rookery.remote.rehearsal import Call
+from rookery.remote.plan import Call
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,11 +18,13 @@ class Sent:
         token: its name; of rows, that of the first slot's.
         leaves: its arrays.
         are_rows: whether every slot gets another row.
+        is_billed: whether an algorithm sends it; what a client has lost is sent again unbilled.
     """
 
     token: int
     leaves: list[Any]
     are_rows: bool
+    is_billed: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,7 @@ class Computed:
         key: of the step, before it is folded with the client's number.
         occurrences: per slot, or None.
         missing: slots that did not answer when they were asked for it.
+        has_own_key: whether the key is one client's already, as that of a job.
     """
 
     token: int
@@ -46,6 +49,7 @@ class Computed:
     key: Key | None
     occurrences: list[int] | None
     missing: set[int] = field(default_factory=set)
+    has_own_key: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,16 +66,32 @@ class Recalled:
 
 
 @dataclass(frozen=True, eq=False)
+class Copied:
+    """What every client has a copy of its own of, and the server too.
+
+    Attributes:
+        rows: the copies of the server, one row per client.
+        sent: by client, the value of this round that the copy is of.
+    """
+
+    rows: Sent
+    sent: "dict[int, list[Handle]]"
+
+
+Source = Sent | Computed | Recalled | Copied
+
+
+@dataclass(frozen=True, eq=False)
 class Handle:
     """One array that every client of a cohort has, or can have."""
 
-    source: Sent | Computed | Recalled
+    source: Source
     leaf: int
     shape: tuple[int, ...]
     dtype: Any
 
 
-def handles_of(source: Sent | Computed | Recalled, like: Tree) -> Tree:
+def handles_of(source: Source, like: Tree) -> Tree:
     """A tree of handles, for arrays of the shapes and types of another tree."""
     leaves, structure = jax.tree.flatten(like)
     handles = [Handle(source, i, leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)]

@@ -15,8 +15,8 @@ from rookery._types import Tree
 from rookery.engines.engine import Program
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.remote import wire
+from rookery.remote.plan import Plan
 from rookery.remote.port import Failure, Port
-from rookery.remote.rehearsal import Plan
 from rookery.remote.worker import Worker
 
 MakeWorker = Callable[[int, Program, AbstractAlgorithm, Tree, Plan], Worker]
@@ -116,9 +116,9 @@ class _Threads:
                 self._outbox.put((client, Failure("its process is gone")))
             else:
                 self._inboxes[client].put(message)
-        while (left := until - time.monotonic()) > 0:
+        while True:
             try:
-                client, arrival = self._outbox.get(timeout=left)
+                client, arrival = self._outbox.get(timeout=max(until - time.monotonic(), 0))
             except queue.Empty:
                 return
             if isinstance(arrival, Failure):

@@ -9,9 +9,10 @@ import numpy as np
 
 from rookery._types import Tree
 from rookery.program.memory import Memory
+from rookery.remote.asking import Ask
 from rookery.remote.draft import Draft, Holdings
 from rookery.remote.handles import Handle, Recalled, handles_of, name_of
-from rookery.remote.session import Ask, Session
+from rookery.remote.session import Session
 
 
 def replace_memories(state: Tree, new: Callable[[Memory, int], Any]) -> Tree:

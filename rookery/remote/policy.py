@@ -53,6 +53,10 @@ class Policy(eqx.Module):
             return max(1, math.ceil(self.min_replies * asked - 1e-9))
         return min(self.min_replies, asked)
 
+    def pause(self, attempt: int) -> float:
+        """Seconds before those missing are asked again, after so many attempts to do so."""
+        return min(self.back_off * 2**attempt, self.wait_for)
+
 
 def is_finite(leaves: list[np.ndarray]) -> bool:
     """Whether no number of a reply is NaN or infinite."""

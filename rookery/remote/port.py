@@ -7,7 +7,7 @@ from typing import Protocol
 from rookery._types import Tree
 from rookery.engines.engine import Program
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.remote.rehearsal import Plan
+from rookery.remote.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class Port(Protocol):
         """Send messages, and give what comes in, in the order in which it comes.
 
         It ends when ``wait_for`` seconds have passed, or when nothing more can come; the caller may
-        leave it earlier. What comes later than that is given by a later exchange. Several messages
-        may go to one client.
+        leave it earlier. What comes later than that is given by a later exchange, which may have no
+        messages of its own. With no time at all it sends, and gives what is there already. Several
+        messages may go to one client, which answers them in order.
         """
         ...
 

@@ -7,24 +7,18 @@ else; settings given by keyword need not travel, since its own rehearsal has the
 knows the shapes and types to expect.
 """
 
-import hashlib
-import json
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 from jax.core import Tracer
 
 from rookery._types import Key, Tree
 from rookery.clients.client import Client
 from rookery.clients.population import Population
 from rookery.engines.eager import check_step
+from rookery.engines.eager_poll import plain_values
 from rookery.program.aggregate import Mean
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.cohort import Cohort
@@ -36,119 +30,9 @@ from rookery.program.federation import (
     client_key,
     common_cohort,
 )
+from rookery.program.jobs import Jobs, News, check_mean, check_poll, check_result, check_waiting
 from rookery.program.memory import Memory, check_keep, check_recall
-from rookery.run.describe import describe
-
-
-@dataclass(frozen=True)
-class Travels:
-    """A number among the settings that is not known before the run, and is sent with the call."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """A step with its settings and the shapes of what goes in and comes out.
-
-    Attributes:
-        number: its place in the plan.
-        name: the step's module and name.
-        step: the step.
-        arguments: shapes and types of its values, for one client.
-        reply: shapes and types of what it returns.
-        settings: leaves of the settings; ``Travels`` for those that are sent.
-        structure: of the settings.
-        has_key: whether the step draws random numbers.
-    """
-
-    number: int
-    name: str
-    step: Step
-    arguments: tuple[Tree, ...]
-    reply: Tree
-    settings: tuple[Any, ...]
-    structure: Any
-    has_key: bool
-    _compiling: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _warm: set[str] = field(default_factory=set, repr=False)
-
-    @property
-    def travelling(self) -> list[Travels]:
-        """The settings that are sent, in order."""
-        return [leaf for leaf in self.settings if isinstance(leaf, Travels)]
-
-    def run(
-        self, population: Population, id: int, key: Key | None, values: list, numbers: list
-    ) -> tuple[list, tuple]:
-        """The leaves of the reply and the work, of one client; compiled once and kept warm."""
-        arguments = (population, jnp.int32(id), key, values, numbers)
-        shapes = str([np.shape(leaf) for leaf in jax.tree.leaves(population)])
-        if shapes in self._warm:
-            return self._jitted(*arguments)
-        with self._compiling:  # clients in one process would all compile it at once
-            out = self._jitted(*arguments)
-            self._warm.add(shapes)
-            return out
-
-    @cached_property
-    def _jitted(self):
-        return jax.jit(self._traced)
-
-    def _traced(self, population, id, key, values, numbers):
-        sent = iter(numbers)
-        leaves = [next(sent) if isinstance(s, Travels) else s for s in self.settings]
-        settings = jax.tree.unflatten(self.structure, leaves)
-        arguments = jax.tree.unflatten(jax.tree.structure(self.arguments), values)
-        client = Client(population, id, key, _loop)
-        reply = self.step(client, *arguments, **settings)
-        return [jnp.asarray(leaf) for leaf in jax.tree.leaves(reply)], client.work
-
-
-class Plan:
-    """All calls of an algorithm, in the order of its first rehearsal."""
-
-    def __init__(self, calls: Sequence[Call]):
-        self.calls = tuple(calls)
-
-    def find(self, step: Step, arguments: list, settings: dict, has_key: bool) -> tuple[Call, list]:
-        """The call that a step with such values is, and its settings that have to be sent.
-
-        Args:
-            step: the step.
-            arguments: leaves with ``shape`` and ``dtype``, for one client.
-            settings: by keyword.
-            has_key: whether it has a key.
-        """
-        leaves, structure = jax.tree.flatten(settings)
-        name = step_name(step)
-        for call in self.calls:
-            if (call.name, call.has_key, call.structure) != (name, has_key, structure):
-                continue
-            if specs(call.arguments) != [spec(leaf) for leaf in arguments]:
-                continue
-            if all(_fits(want, leaf) for want, leaf in zip(call.settings, leaves, strict=True)):
-                sent = [
-                    np.asarray(leaf, want.dtype)
-                    for want, leaf in zip(call.settings, leaves, strict=True)
-                    if isinstance(want, Travels)
-                ]
-                return call, sent
-        raise ValueError(
-            f"the rehearsal of a round met no call of {name} with values "
-            f"{[spec(leaf) for leaf in arguments]} and these settings. Which steps a round makes, "
-            "and on which shapes, must not depend on the numbers that it meets."
-        )
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A digest of all calls, that two sides must have in common."""
-        content = [
-            [call.name, specs(call.arguments), specs(call.reply), call.has_key, _described(call)]
-            for call in self.calls
-        ]
-        return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()[:16]
+from rookery.remote.plan import Call, Plan, Travels, is_same, loop, step_name, struct_of
 
 
 def rehearse(
@@ -172,12 +56,6 @@ def rehearse(
     return Plan(calls)
 
 
-NO_POLL = (
-    "the remote engine runs synchronous programs; for asynchronous ones, such as AFBO, use "
-    "rookery.Compiled or rookery.Eager."
-)
-
-
 class _Rehearsal(AbstractFederation):
     """The words, traced on one client of a cohort; nothing is billed."""
 
@@ -190,15 +68,10 @@ class _Rehearsal(AbstractFederation):
     def map(self, step: Step, *values: Placed, key: Key | None = None, **settings: Any) -> Placed:
         """Trace the step on the first client, and note the call."""
         cohort = common_cohort(step, values)
-        check_step(step, settings)
-        occurrence = None if cohort.occurrence is None else cohort.occurrence[0]
-        own = client_key(key, cohort.ids[0], occurrence)
         arguments = tuple(
             jax.tree.map(lambda a: a[0], v.value) if v.is_stacked else v.value for v in values
         )
-        client = Client(self._population, cohort.ids[0], own, _loop)
-        reply = step(client, *arguments, **settings)
-        self._note(step, arguments, reply, settings, key is not None)
+        reply = self._trace(step, arguments, key, settings)
 
         def repeated(leaf):
             return jnp.broadcast_to(leaf, (len(cohort), *jnp.shape(leaf)))
@@ -223,13 +96,39 @@ class _Rehearsal(AbstractFederation):
         turn = (self.round * 0).astype(jnp.int32)  # traced, as its value differs from turn to turn
         return body(turn, init)
 
-    def poll(self, jobs, step, *values, **settings):
-        """Not yet."""
-        raise NotImplementedError(NO_POLL)
+    def poll(
+        self,
+        jobs: Jobs,
+        step: Step,
+        *values: Tree | Shared,
+        wait_for: Any,
+        key: Key,
+        staleness: Any = None,
+        at_once: int | None = None,
+        **settings: Any,
+    ) -> News:
+        """Trace the step on the first client; nobody else delivers anything."""
+        plain = plain_values(values)
+        check_poll(jobs, self.n_clients, plain, self.aggregate)
+        check_waiting(wait_for, staleness, self.n_clients)
+        reply = self._trace(step, plain, key, settings)
+        check_result(jobs, jax.tree.map(lambda a: jnp.asarray(a)[None], reply))
+        polls = jobs.polls + 1
+        news = replace(jobs, polls=polls)
+        return News(news, polls, self.weights[0], reply, reply, jobs.polls)
 
-    def ask(self, who, step, *values, **settings):
-        """Not yet."""
-        raise NotImplementedError(NO_POLL)
+    def ask(
+        self,
+        who: jax.Array,
+        step: Step,
+        *values: Tree | Shared,
+        key: Key,
+        at_once: int | None = None,
+        **settings: Any,
+    ) -> Tree:
+        """Trace the step on the first client; its reply is the mean."""
+        check_mean(self.aggregate)
+        return self._trace(step, plain_values(values), key, settings)
 
     def _hold(self, shared: Shared, holders: jax.Array) -> None:
         pass
@@ -243,6 +142,14 @@ class _Rehearsal(AbstractFederation):
     def _exchange(self, cohort: Cohort, nbytes: int) -> None:
         pass
 
+    def _trace(self, step: Step, arguments: tuple, key: Key | None, settings: dict) -> Tree:
+        """The reply of one client; the call is noted."""
+        check_step(step, settings)
+        client = Client(self._population, jnp.int32(0), client_key(key, 0, None), loop)
+        reply = step(client, *arguments, **settings)
+        self._note(step, arguments, reply, settings, key is not None)
+        return reply
+
     def _note(self, step, arguments, reply, settings, has_key) -> None:
         leaves, structure = jax.tree.flatten(settings)
         fixed = tuple(
@@ -253,61 +160,11 @@ class _Rehearsal(AbstractFederation):
             number=len(self._calls),
             name=step_name(step),
             step=step,
-            arguments=jax.tree.map(_struct, arguments),
-            reply=jax.tree.map(_struct, reply),
+            arguments=jax.tree.map(struct_of, arguments),
+            reply=jax.tree.map(struct_of, reply),
             settings=fixed,
             structure=structure,
             has_key=has_key,
         )
-        if not any(_same(call, other) for other in self._calls):
+        if not any(is_same(call, other) for other in self._calls):
             self._calls.append(call)
-
-
-def step_name(step: Step) -> str:
-    """The name that both sides know a step by."""
-    return f"{step.__module__}.{step.__qualname__}"
-
-
-def spec(leaf: Any) -> str:
-    """Type and shape of one array."""
-    return f"{leaf.dtype}{list(leaf.shape)}"
-
-
-def specs(tree: Tree) -> list[str]:
-    """Types and shapes of all arrays of a tree."""
-    return [spec(leaf) for leaf in jax.tree.leaves(tree)]
-
-
-def _struct(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.asarray(leaf).dtype)
-
-
-def _same(a: Call, b: Call) -> bool:
-    if (a.name, a.has_key, a.structure) != (b.name, b.has_key, b.structure):
-        return False
-    if specs(a.arguments) != specs(b.arguments):
-        return False
-    return all(_fits(u, w) for u, w in zip(a.settings, b.settings, strict=True))
-
-
-def _fits(want: Any, leaf: Any) -> bool:
-    """Whether a setting is the rehearsed one, or a number that is sent in its place."""
-    if isinstance(want, Travels):
-        if isinstance(leaf, Travels):
-            return want == leaf
-        is_number = isinstance(leaf, int | float | np.ndarray | np.generic | jax.Array)
-        return is_number and np.shape(leaf) == want.shape
-    if want is leaf:
-        return True
-    arrays = np.ndarray | jax.Array
-    if isinstance(want, arrays) and isinstance(leaf, arrays):
-        return want.dtype == leaf.dtype and np.array_equal(want, leaf)
-    return type(want) is type(leaf) and bool(want == leaf)
-
-
-def _described(call: Call) -> Any:
-    return describe(jax.tree.unflatten(call.structure, call.settings))
-
-
-def _loop(n, body, init):
-    return lax.fori_loop(0, n, body, init)

@@ -14,6 +14,8 @@ Ref = tuple[int, int]
 MOST = 1 << 20
 """Bytes of a script."""
 
+OWN_KEY = -2
+
 
 @dataclass(frozen=True)
 class Task:
@@ -22,7 +24,8 @@ class Task:
     Attributes:
         token: under which the reply is kept.
         call: its number in the plan.
-        occurrence: how often the client stood in earlier slots, or -1 where that cannot be.
+        occurrence: how often the client stood in earlier slots, or -1 where that cannot be;
+            ``OWN_KEY`` says that the key is the client's own and is taken as it is.
         values: the leaves of its arguments.
     """
 

@@ -2,68 +2,17 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from rookery.engines.engine import Event
 from rookery.remote import agreement, wire
+from rookery.remote.asking import Ask, Attempt, Reply, TooFew
+from rookery.remote.plan import spec
 from rookery.remote.policy import Policy, is_finite, norm
 from rookery.remote.port import Failure, Port
-from rookery.remote.rehearsal import spec
 from rookery.remote.wire import Kind, Message, WireError
 from rookery.remote.worker import ALL, nbytes
-
-
-class TooFew(RuntimeError):
-    """Fewer clients have answered than the policy asks for, and asking again did not help."""
-
-
-class MemoryLost(RuntimeError):
-    """A client was started anew, and what it had kept since the last checkpoint is gone."""
-
-
-@dataclass(frozen=True)
-class Ask:
-    """What one slot is asked for, made anew for every attempt, as a client may have forgotten.
-
-    Attributes:
-        client: the client's number.
-        build: the arrays of the message.
-        wanted: types and shapes of the leaves that are to come back.
-        is_billed: whether an algorithm asks; checkpoints are not billed.
-    """
-
-    client: int
-    build: Callable[[], Mapping[str, Any]]
-    wanted: list[str]
-    is_billed: bool = True
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What one slot gave."""
-
-    leaves: list[Any]
-    work: tuple[int, int] = (0, 0)
-
-
-@dataclass
-class _Attempt:
-    """Which slots an exchange still waits for, and what it has."""
-
-    asked: Mapping[int, Ask]
-    waiting: dict[int, Ask] = field(init=False)
-    replies: dict[int, Reply] = field(default_factory=dict)
-    spoiled: dict[int, Reply] = field(default_factory=dict)
-    """Replies that are not finite."""
-    failed: dict[int, str] = field(default_factory=dict)
-    lost: dict[int, int] = field(default_factory=dict)
-    """Slots whose client has lost values, or everything."""
-
-    def __post_init__(self):
-        self.waiting = dict(self.asked)
 
 
 class Session:
@@ -82,6 +31,8 @@ class Session:
         self.note: Callable[[Event], None] = lambda event: None
         self.forget: Callable[[int, bool], None] = lambda client, everything: None
         self._agreed = agreed
+        # by client and number, jobs whose replies nobody waits for yet, and what has come of them
+        self._under_way: dict[tuple[int, int], Message | Failure | None] = {}
         # a server that was started again must not use the numbers of the one before
         self._number = time.time_ns()
 
@@ -92,31 +43,52 @@ class Session:
         """
         self._number += 1
         asks = {c: Ask(c, lambda: agreement.write(self._agreed), []) for c in clients}
-        state = _Attempt(asks)
-        self._attempt(Kind.HELLO, "agreement", state)
+        state = Attempt(asks)
+        self._attempt(Kind.HELLO, "agreement", state, {})
         for client, reason in state.failed.items():
             self.say("agreement", client, reason)
 
-    def ask(self, step: str, asks: Mapping[int, Ask], *, needs_all: bool) -> dict[int, Reply]:
+    def begin(self, step: str, asks: Mapping[int, Ask]) -> int:
+        """Send and do not wait; the number under which the replies will come.
+
+        They are had from :meth:`ask` or :meth:`gather`, whenever that is.
+        """
+        self._number += 1
+        messages = [self._message(Kind.RUN, step, slot, ask) for slot, ask in asks.items()]
+        self._under_way |= {(ask.client, self._number): None for ask in asks.values()}
+        for client, arrival in self.port.exchange(step, messages, 0.0):
+            self._take(Kind.RUN, step, client, arrival, Attempt({}))
+        return self._number
+
+    def ask(
+        self,
+        step: str,
+        asks: Mapping[int, Ask],
+        *,
+        needs_all: bool,
+        begun: Mapping[int, int] | None = None,
+    ) -> dict[int, Reply]:
         """The replies by slot; those missing have been noted.
 
         Args:
             step: the name of the step, for the clients to check and for the notes.
             asks: by slot.
             needs_all: whether every slot must answer, whatever the policy says.
+            begun: by slot, the number of what was sent before, so that only the reply is missing.
         """
         if not asks:
             return {}
         least = len(asks) if needs_all else self.policy.needed(len(asks))
         self._number += 1
-        state, attempt, helped = _Attempt(asks), 0, set()
+        state, attempt, helped = Attempt(asks), 0, set()
         while True:
-            self._attempt(Kind.RUN, step, state)
+            self._attempt(Kind.RUN, step, state, begun or {})
+            begun = {}  # whoever is asked again is asked anew
             for slot, reason in state.failed.items():
                 self.say(step, asks[slot].client, reason)
             forgetful = {asks[slot].client: lost for slot, lost in state.lost.items()}
             if forgetful:
-                self._remind(forgetful)
+                self.remind(forgetful)
                 if set(forgetful) - helped:  # once for each of them, it costs no attempt
                     helped |= set(forgetful)
                     continue
@@ -128,66 +100,151 @@ class Session:
             if attempt >= self.policy.retries:
                 missing = sorted({asks[slot].client for slot in state.waiting})
                 raise TooFew(f"round {self.round}, {step}: {count}; {missing} did not.")
-            seconds = min(self.policy.back_off * 2**attempt, self.policy.wait_for)
+            seconds = self.policy.pause(attempt)
             attempt += 1
             self.say(step, None, f"{count}; asking again in {seconds:g} s")
             time.sleep(seconds)
 
-    def _remind(self, forgetful: Mapping[int, int]) -> None:
+    def gather(
+        self,
+        step: str,
+        asks: Mapping[int, Ask],
+        begun: Mapping[int, tuple[int, float]],
+        is_enough: Callable[[Collection[int], Collection[int]], bool],
+    ) -> Attempt:
+        """What has come of jobs when enough has, or when no more can.
+
+        A slot that is silent for longer than the policy allows, since its job began, has failed.
+
+        Args:
+            step: the name of the step.
+            asks: by slot.
+            begun: by slot, the number of its job, and when it began by the monotonic clock.
+            is_enough: of the slots that have answered and those that still may.
+        """
+        state = Attempt(asks, {slot: number for slot, (number, _) in begun.items()})
+        for slot, ask in asks.items():
+            self._take_early(Kind.RUN, step, ask.client, state.numbers[slot], state)
+        while True:
+            waiting = asks.keys() - state.replies.keys() - state.failed.keys()
+            is_over = not waiting or is_enough(state.replies, waiting)
+            until = min((begun[slot][1] for slot in waiting), default=0.0) + self.policy.wait_for
+            left = 0.0 if is_over else max(until - time.monotonic(), 0.0)
+            for client, arrival in self.port.exchange(step, [], left):
+                if self._take(Kind.RUN, step, client, arrival, state) and not is_over:
+                    break
+            else:
+                if is_over:  # with all that had come by then
+                    break
+                for slot in waiting:
+                    if time.monotonic() < until:
+                        state.failed[slot] = "no reply can come"
+                    elif begun[slot][1] + self.policy.wait_for <= until:
+                        state.failed[slot] = self._silent()
+        for slot in asks.keys() - state.replies.keys() - state.failed.keys():
+            self._under_way[asks[slot].client, state.numbers[slot]] = None
+        for slot, reason in state.failed.items():
+            self.say(step, asks[slot].client, reason)
+        return state
+
+    def remind(self, forgetful: Mapping[int, int]) -> None:
         """Agree again with clients that were started anew; all that they had is sent again."""
         for client, lost in forgetful.items():
             self.forget(client, lost == ALL)
         self.greet([client for client, lost in forgetful.items() if lost == ALL])
         self._number += 1  # what is sent now, clients have not answered before
 
-    def _attempt(self, kind: Kind, step: str, state: _Attempt) -> None:
+    def forget_jobs(self) -> None:
+        """Drop what comes back of jobs that were begun."""
+        self._under_way.clear()
+
+    def _attempt(self, kind: Kind, step: str, state: Attempt, begun: Mapping[int, int]) -> None:
         state.failed, state.lost = {}, {}
-        outstanding, messages = set(state.waiting), []
+        settled, messages = set[int](), []
         for slot, ask in state.waiting.items():
-            arrays = ask.build()
-            self.bytes_down += nbytes(arrays, "value")
-            message = Message(kind, step, ask.client, slot, self._number, arrays)
-            messages.append((ask.client, wire.encode(message)))
-        for client, arrival in self.port.exchange(step, messages, self.policy.wait_for):
-            if isinstance(arrival, Failure):
-                settled = dict.fromkeys(_slots(state, client), arrival.reason)
-                state.failed |= settled
-            else:
-                settled = self._arrived(kind, step, client, arrival, state)
-            outstanding -= set(settled)
+            state.numbers[slot] = begun.get(slot, self._number)
+            if slot not in begun:
+                messages.append(self._message(kind, step, slot, ask))
+        for slot, number in begun.items():
+            client = state.asked[slot].client
+            settled |= set(self._take_early(kind, step, client, number, state))
+        outstanding = set(state.waiting) - settled
+        arrivals = self.port.exchange(step, messages, self.policy.wait_for)
+        for client, arrival in arrivals if outstanding else ():
+            outstanding -= set(self._take(kind, step, client, arrival, state))
             if not outstanding:
                 break
         for slot in outstanding:
-            state.failed[slot] = f"no reply within {self.policy.wait_for:g} s"
+            state.failed[slot] = self._silent()
         for slot in state.replies:
             state.waiting.pop(slot, None)
 
-    def _arrived(
-        self, kind: Kind, step: str, client: int, data: bytes, state: _Attempt
+    def _message(self, kind: Kind, step: str, slot: int, ask: Ask) -> tuple[int, bytes]:
+        arrays = ask.build()
+        self.bytes_down += nbytes(arrays, "value")
+        message = Message(kind, step, ask.client, slot, self._number, arrays)
+        return ask.client, wire.encode(message)
+
+    def _take(
+        self, kind: Kind, step: str, client: int, arrival: bytes | Failure, state: Attempt
     ) -> Collection[int]:
-        """Take a reply, or say why not; the slots that need not be waited for any longer."""
+        """File what has come in; the slots that need not be waited for any longer."""
+        if isinstance(arrival, Failure):
+            return self._fail(client, arrival, state)
         try:
-            message = wire.decode(data)
+            message = wire.decode(arrival)
             if message.client != client:
                 raise WireError(f"it claims to be of client {message.client}")
-            is_late = message.exchange != self._number
-            if is_late and message.exchange == 0 and message.kind is Kind.FAILURE:
+            if message.exchange == 0 and message.kind is Kind.FAILURE:
                 # a client that could not read its request does not know the number either
                 raise WireError(wire.read_text(message.arrays.get("reason")))
-            if is_late:
-                self.say(step, client, f"late reply dropped, of {message.name}")
-                return ()
-            ask = state.asked.get(message.slot)
-            if ask is None or ask.client != client or message.name != step:
-                raise WireError(f"it is of {message.name}, slot {message.slot}")
-            if message.slot in state.replies:
-                self.say(step, client, f"double reply dropped, of {message.name}")
-                return ()
         except WireError as error:
-            slots = _slots(state, client)
-            state.failed |= dict.fromkeys(slots, f"reply refused: {error}")
-            return slots
-        slot = message.slot
+            return self._fail(client, Failure(f"reply refused: {error}"), state)
+        if (client, message.exchange) in self._under_way:
+            self._under_way[client, message.exchange] = message
+            return ()
+        return self._arrived(kind, step, client, message, state)
+
+    def _take_early(
+        self, kind: Kind, step: str, client: int, number: int, state: Attempt
+    ) -> Collection[int]:
+        """Take what came of a job before it was asked for; from now on somebody waits for it."""
+        early = self._under_way.pop((client, number), None)
+        if isinstance(early, Failure):
+            return self._fail(client, early, state)
+        return () if early is None else self._arrived(kind, step, client, early, state)
+
+    def _fail(self, client: int, failure: Failure, state: Attempt) -> Collection[int]:
+        """Nothing that a client was asked for will come, or nobody can tell what has come."""
+        for key, what in self._under_way.items():
+            if key[0] == client and what is None:
+                self._under_way[key] = failure
+        slots = [
+            slot
+            for slot, ask in state.waiting.items()
+            if ask.client == client and slot not in state.replies
+        ]
+        state.failed |= dict.fromkeys(slots, failure.reason)
+        return slots
+
+    def _silent(self) -> str:
+        return f"no reply within {self.policy.wait_for:g} s"
+
+    def _arrived(
+        self, kind: Kind, step: str, client: int, message: Message, state: Attempt
+    ) -> Collection[int]:
+        """Take a reply, or say why not; the slots that need not be waited for any longer."""
+        if message.exchange not in state.numbers.values():
+            self.say(step, client, f"late reply dropped, of {message.name}")
+            return ()
+        slot, ask = message.slot, state.asked.get(message.slot)
+        is_expected = state.numbers.get(slot) == message.exchange and message.name == step
+        if ask is None or ask.client != client or not is_expected:
+            reason = f"reply refused: it is of {message.name}, slot {message.slot}"
+            return self._fail(client, Failure(reason), state)
+        if slot in state.replies:
+            self.say(step, client, f"double reply dropped, of {message.name}")
+            return ()
         state.failed.pop(slot, None)
         try:
             reply = self._checked(kind, message, ask)
@@ -232,7 +289,3 @@ class Session:
     def say(self, step: str, client: int | None, reason: str) -> None:
         """Note something for the run's record."""
         self.note(Event(self.round, step, client, reason))
-
-
-def _slots(state: _Attempt, client: int) -> list[int]:
-    return [slot for slot, ask in state.waiting.items() if ask.client == client]

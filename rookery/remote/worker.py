@@ -12,7 +12,8 @@ from rookery.clients.population import Population
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.federation import client_key
 from rookery.remote import agreement, script, wire
-from rookery.remote.rehearsal import Call, Plan, rehearse, spec, specs
+from rookery.remote.plan import Call, Plan, spec, specs
+from rookery.remote.rehearsal import rehearse
 from rookery.remote.wire import Kind, Message, WireError
 
 _KEPT = 8  # replies that are sent again when their request comes again
@@ -129,8 +130,9 @@ class Worker:
         key = message.arrays.get(f"key/{i}")
         if (key is not None) != call.has_key:
             raise WireError(f"{call.name} has a key on one side and none on the other")
-        occurrence = None if task.occurrence < 0 else task.occurrence
-        own = client_key(key, self.id, occurrence)
+        own = key
+        if task.occurrence != script.OWN_KEY:
+            own = client_key(key, self.id, None if task.occurrence < 0 else task.occurrence)
         reply, work = call.run(self._population, self.id, own, values, numbers)
         self._values[task.token] = reply
         return np.array([int(w) for w in work], np.uint64)

@@ -84,8 +84,6 @@ def by_messages(name, which):
         **{name: {"bilevel"} for name in ("LFedNest", "StocBiO", "ALSET", "TTSA")},
         "AID": {"conjugate gradients"},
     }
-    if name in ("AFBO", "AFLBilevel"):  # messages do not poll yet
-        return False
     return os.environ.get("ROOKERY_REMOTE") == "all" or which not in slow.get(name, ())
 
 

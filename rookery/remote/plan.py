@@ -1,0 +1,184 @@
+"""The calls of an algorithm: its steps with their settings and the shapes that go in and out."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from rookery._types import Key, Tree
+from rookery.clients.client import Client
+from rookery.clients.population import Population
+from rookery.program.step import Step
+from rookery.run.describe import describe
+
+
+@dataclass(frozen=True)
+class Travels:
+    """A number among the settings that is not known before the run, and is sent with the call."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A step with its settings and the shapes of what goes in and comes out.
+
+    Attributes:
+        number: its place in the plan.
+        name: the step's module and name.
+        step: the step.
+        arguments: shapes and types of its values, for one client.
+        reply: shapes and types of what it returns.
+        settings: leaves of the settings; ``Travels`` for those that are sent.
+        structure: of the settings.
+        has_key: whether the step draws random numbers.
+    """
+
+    number: int
+    name: str
+    step: Step
+    arguments: tuple[Tree, ...]
+    reply: Tree
+    settings: tuple[Any, ...]
+    structure: Any
+    has_key: bool
+    _compiling: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _warm: set[str] = field(default_factory=set, repr=False)
+
+    @property
+    def travelling(self) -> list[Travels]:
+        """The settings that are sent, in order."""
+        return [leaf for leaf in self.settings if isinstance(leaf, Travels)]
+
+    def run(
+        self, population: Population, id: int, key: Key | None, values: list, numbers: list
+    ) -> tuple[list, tuple]:
+        """The leaves of the reply and the work, of one client; compiled once and kept warm."""
+        arguments = (population, jnp.int32(id), key, values, numbers)
+        shapes = str([np.shape(leaf) for leaf in jax.tree.leaves(population)])
+        if shapes in self._warm:
+            return self._jitted(*arguments)
+        with self._compiling:  # clients in one process would all compile it at once
+            out = self._jitted(*arguments)
+            self._warm.add(shapes)
+            return out
+
+    @cached_property
+    def _jitted(self):
+        return jax.jit(self._traced)
+
+    def _traced(self, population, id, key, values, numbers):
+        sent = iter(numbers)
+        leaves = [next(sent) if isinstance(s, Travels) else s for s in self.settings]
+        settings = jax.tree.unflatten(self.structure, leaves)
+        arguments = jax.tree.unflatten(jax.tree.structure(self.arguments), values)
+        client = Client(population, id, key, loop)
+        reply = self.step(client, *arguments, **settings)
+        return [jnp.asarray(leaf) for leaf in jax.tree.leaves(reply)], client.work
+
+
+class Plan:
+    """All calls of an algorithm, in the order of its first rehearsal."""
+
+    def __init__(self, calls: Sequence[Call]):
+        self.calls = tuple(calls)
+
+    def find(self, step: Step, arguments: list, settings: dict, has_key: bool) -> tuple[Call, list]:
+        """The call that a step with such values is, and its settings that have to be sent.
+
+        Args:
+            step: the step.
+            arguments: leaves with ``shape`` and ``dtype``, for one client.
+            settings: by keyword.
+            has_key: whether it has a key.
+        """
+        leaves, structure = jax.tree.flatten(settings)
+        name = step_name(step)
+        for call in self.calls:
+            if (call.name, call.has_key, call.structure) != (name, has_key, structure):
+                continue
+            if specs(call.arguments) != [spec(leaf) for leaf in arguments]:
+                continue
+            if all(_fits(want, leaf) for want, leaf in zip(call.settings, leaves, strict=True)):
+                sent = [
+                    np.asarray(leaf, want.dtype)
+                    for want, leaf in zip(call.settings, leaves, strict=True)
+                    if isinstance(want, Travels)
+                ]
+                return call, sent
+        raise ValueError(
+            f"the rehearsal of a round met no call of {name} with values "
+            f"{[spec(leaf) for leaf in arguments]} and these settings. Which steps a round makes, "
+            "and on which shapes, must not depend on the numbers that it meets."
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of all calls, that two sides must have in common."""
+        content = [
+            [call.name, specs(call.arguments), specs(call.reply), call.has_key, _described(call)]
+            for call in self.calls
+        ]
+        return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()[:16]
+
+
+def step_name(step: Step) -> str:
+    """The name that both sides know a step by."""
+    return f"{step.__module__}.{step.__qualname__}"
+
+
+def spec(leaf: Any) -> str:
+    """Type and shape of one array."""
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def specs(tree: Tree) -> list[str]:
+    """Types and shapes of all arrays of a tree."""
+    return [spec(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def struct_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Type and shape of a number or an array, for JAX."""
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.asarray(leaf).dtype)
+
+
+def is_same(a: Call, b: Call) -> bool:
+    """Whether two calls differ in nothing but their place."""
+    if (a.name, a.has_key, a.structure) != (b.name, b.has_key, b.structure):
+        return False
+    if specs(a.arguments) != specs(b.arguments):
+        return False
+    return all(_fits(u, w) for u, w in zip(a.settings, b.settings, strict=True))
+
+
+def _fits(want: Any, leaf: Any) -> bool:
+    """Whether a setting is the rehearsed one, or a number that is sent in its place."""
+    if isinstance(want, Travels):
+        if isinstance(leaf, Travels):
+            return want == leaf
+        is_number = isinstance(leaf, int | float | np.ndarray | np.generic | jax.Array)
+        return is_number and np.shape(leaf) == want.shape
+    if want is leaf:
+        return True
+    arrays = np.ndarray | jax.Array
+    if isinstance(want, arrays) and isinstance(leaf, arrays):
+        return want.dtype == leaf.dtype and np.array_equal(want, leaf)
+    return type(want) is type(leaf) and bool(want == leaf)
+
+
+def _described(call: Call) -> Any:
+    return describe(jax.tree.unflatten(call.structure, call.settings))
+
+
+def loop(n, body, init):
+    """A loop of a step on a client."""
+    return lax.fori_loop(0, n, body, init)
