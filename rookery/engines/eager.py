@@ -32,7 +32,7 @@ from rookery.program.jobs import News, all_finite, later
 from rookery.program.ledger import Ledger
 from rookery.program.memory import Memory, check_keep, check_recall
 
-POLL_ARGUMENTS = ("wait_for", "staleness", "key", "at_once")
+POLL_ARGUMENTS = ("wait_for", "staleness", "key", "at_once", "discount")
 
 
 class EagerFederation(AbstractFederation):

@@ -59,6 +59,7 @@ def poll(
     key: Key,
     staleness: Any = None,
     at_once: int | None = None,
+    discount: Callable[[jax.Array], jax.Array] | None = None,
     **settings: Any,
 ) -> News:
     """See :meth:`~rookery.program.federation.AbstractFederation.poll`."""
@@ -87,7 +88,7 @@ def poll(
         seconds=table.now - fed.now,
     )
     fed.now = table.now
-    return delivered(jobs, replies, fed.weights, table.now)
+    return delivered(jobs, replies, fed.weights, table.now, discount)
 
 
 def timetable(
@@ -166,7 +167,13 @@ def begun(jobs: Jobs, table: Timetable, key: Key, values: tuple[Tree, ...]) -> J
     )
 
 
-def delivered(jobs: Jobs, replies: Mapping[int, Tree], weights: jax.Array, now: float) -> News:
+def delivered(
+    jobs: Jobs,
+    replies: Mapping[int, Tree],
+    weights: jax.Array,
+    now: float,
+    discount: Callable[[jax.Array], jax.Array] | None,
+) -> News:
     """What a poll has brought, when clients have replied, at a time since the round began."""
     arrived, version, versions = sorted(replies), int(jobs.polls), jobs.version.tolist()
     results, start, diary = jobs.results, jobs.start, jobs.diary
@@ -174,7 +181,8 @@ def delivered(jobs: Jobs, replies: Mapping[int, Tree], weights: jax.Array, now: 
     for i in arrived:
         reply = replies[i]
         check_result(jobs, jax.tree.map(lambda a: jnp.asarray(a)[None], reply))
-        total = _tree.axpy(weights[i], reply, total)
+        factor = 1.0 if discount is None else discount(jnp.int32(version - versions[i]))
+        total = _tree.axpy(weights[i] * factor, reply, total)
         before = jax.tree.map(lambda a, i=i: a[i], results)
         change = _tree.axpy(weights[i], _tree.sub(reply, before), change)
         results = jax.tree.map(lambda a, r, i=i: a.at[i].set(r), results, reply)

@@ -47,6 +47,7 @@ def poll(
     key: Key,
     staleness: Any = None,
     at_once: int | None = None,
+    discount: Callable[[jax.Array], jax.Array] | None = None,
     **settings: Any,
 ) -> News:
     """See :meth:`~rookery.program.federation.AbstractFederation.poll`."""
@@ -102,7 +103,8 @@ def poll(
     )
 
     # the results
-    results, total, change = _deliver(fed, jobs, step, is_in, settings, width)
+    counts = fed.weights if discount is None else fed.weights * discount(jobs.polls - 1 - version)
+    results, total, change = _deliver(fed, jobs, step, is_in, counts, settings, width)
     arrivals = jnp.sum(is_in, dtype=jnp.uint32)
     fed.books = fed.books._replace(
         exchanges=fed.books.exchanges + jnp.uint32(1),
@@ -147,7 +149,7 @@ def ask(
         total, slowest, work = carry
         replies, more = jax.vmap(one)(ids)
         lasts = fed.clock.exchange_seconds(fed.kind, fed.round, exchange, ids, active, nbytes[ids])
-        total = _tree.add(total, _weighted_sum(fed, ids, active, replies))
+        total = _tree.add(total, _weighted_sum(fed.weights, ids, active, replies))
         return total, jnp.maximum(slowest, lasts), _worked(work, active, more)
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shape)
@@ -213,7 +215,7 @@ def _noted(fed, jobs: Jobs, is_in, width: int, start, finish, now, version) -> D
     return _visit(fed, is_in, width, visit, jobs.diary)
 
 
-def _deliver(fed, jobs: Jobs, step: Step, is_in: jax.Array, settings, width: int):
+def _deliver(fed, jobs: Jobs, step: Step, is_in: jax.Array, counts, settings, width: int):
     """The new table of results, and the two sums of a :class:`News`."""
 
     def visit(ids, active, carry):
@@ -225,13 +227,14 @@ def _deliver(fed, jobs: Jobs, step: Step, is_in: jax.Array, settings, width: int
         results, total, change, work = carry
         replies, more = jax.vmap(one)(ids)
         check_result(jobs, replies)
-        new = _weighted_sum(fed, ids, active, replies)
         results = _written(results, ids, active, replies)
-        return results, _tree.add(total, new), _tree.add(change, new), _worked(work, active, more)
+        total = _tree.add(total, _weighted_sum(counts, ids, active, replies))
+        change = _tree.add(change, _weighted_sum(fed.weights, ids, active, replies))
+        return results, total, change, _worked(work, active, more)
 
     def look_up(ids, active, change):
         before = jax.tree.map(lambda a: a[ids], jobs.results)
-        return _tree.sub(change, _weighted_sum(fed, ids, active, before))
+        return _tree.sub(change, _weighted_sum(fed.weights, ids, active, before))
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), jobs.results)
     # one loop that reads a table and writes it, or two of which neither must be first, would have
@@ -280,8 +283,8 @@ def _written(table: Tree, ids, active, rows: Tree) -> Tree:
     return jax.tree.map(write, table, rows)
 
 
-def _weighted_sum(fed: TracedFederation, ids, active, rows: Tree) -> Tree:
-    weights = jnp.where(active, fed.weights[ids], 0.0)
+def _weighted_sum(weights: jax.Array, ids, active, rows: Tree) -> Tree:
+    weights = jnp.where(active, weights[ids], 0.0)
     return jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), rows)
 
 

@@ -186,6 +186,7 @@ class AbstractFederation(abc.ABC):
         key: Key,
         staleness: Any = None,
         at_once: int | None = None,
+        discount: Callable[[jax.Array], jax.Array] | None = None,
         **settings: Any,
     ) -> News:
         """Let idle clients begin a job, and wait for results. One exchange.
@@ -207,6 +208,8 @@ class AbstractFederation(abc.ABC):
             key: of the jobs that begin.
             staleness: the largest that a result may have; None is any, 0 waits for all at work.
             at_once: results computed side by side; their number is rounded up to a multiple.
+            discount: the factor of a result in ``News.sum``, as a function of its staleness; None
+                is one for all.
             settings: configuration that both sides know.
         """
 

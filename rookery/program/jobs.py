@@ -96,7 +96,7 @@ class News(NamedTuple):
         jobs: the jobs after the poll; its ``results`` are the latest of all clients.
         arrivals: how many results arrived.
         weight: the sum of the weights of their clients.
-        sum: the sum of the results.
+        sum: the sum of the results, each times its discount if the poll was given one.
         change: the sum of the results minus those that the same clients had delivered before. The
             mean over all clients' latest results moves by it.
         stalest: the largest staleness among them, in versions of the server.

@@ -8,6 +8,7 @@ the order is that of the messages.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,7 @@ def poll(
     key: Key,
     staleness: Any = None,
     at_once: int | None = None,
+    discount: Callable[[jax.Array], jax.Array] | None = None,
     **settings: Any,
 ) -> News:
     """See :meth:`~rookery.program.federation.AbstractFederation.poll`."""
@@ -113,7 +115,7 @@ def poll(
         client: jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in reply.leaves])
         for client, reply in replies.items()
     }
-    news = delivered(jobs, results, fed.weights, bills.now)
+    news = delivered(jobs, results, fed.weights, bills.now, discount)
     return news._replace(jobs=_given_back(news.jobs, missing, bills.now))
 
 

@@ -92,6 +92,19 @@ def test_only_idle_clients_are_sent_anything_and_only_arrivals_are_billed():
     assert fed.ledger == rk.Ledger(2, 8, 5 * 8, 4 * 8, seconds=2.0)
 
 
+def test_a_discount_scales_a_result_in_the_sum_by_its_own_staleness_and_nowhere_else():
+    fed, now, sums, changes = federation(), jobs(), [], []
+    for _ in range(3):
+        news = poll(fed, now, 1.0, discount=lambda staleness: 1 / (1.0 + staleness.astype(float)))
+        now = news.jobs
+        sums.append(float(news.sum))
+        changes.append(float(news.change))
+    assert sums == pytest.approx([11 / 3, 11 / 3, 100 / 3 / 3])  # fresh, fresh, of staleness 2
+    assert changes == pytest.approx([11 / 3, 0, 100 / 3])
+    assert now.results.tolist() == [1, 10, 100]
+    assert fed.ledger == rk.Ledger(3, 10, 7 * 8, 5 * 8, seconds=2.5)
+
+
 @pytest.mark.parametrize(("bound", "waits"), [(0, 2.5), (1, 2.5), (2, 3.0), (None, 3.0)])
 def test_the_server_waits_for_who_would_be_too_stale(bound, waits):
     fed, news = federation(rk.Clock(rk.Stragglers(rk.ConstantDelay(1.0), (2,), 2.5))), None
