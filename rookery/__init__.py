@@ -8,6 +8,8 @@ from rookery import remote as remote
 from rookery import tasks as tasks
 from rookery import tracking as tracking
 from rookery.algorithms.afbo import AFBO as AFBO
+from rookery.algorithms.afl import AFACD as AFACD
+from rookery.algorithms.afl import AFACS as AFACS
 from rookery.algorithms.afl import AFLBilevel as AFLBilevel
 from rookery.algorithms.agnostic import AgnosticFL as AgnosticFL
 from rookery.algorithms.centralised import AID as AID
@@ -20,6 +22,7 @@ from rookery.algorithms.compositional import SCGD as SCGD
 from rookery.algorithms.compositional import ComposedSGD as ComposedSGD
 from rookery.algorithms.drfa import DRFA as DRFA
 from rookery.algorithms.fedavg import FedAvg as FedAvg
+from rookery.algorithms.fedbuff import FedBuff as FedBuff
 from rookery.algorithms.fedmbo import FedMBO as FedMBO
 from rookery.algorithms.fedmsa import FedMSA as FedMSA
 from rookery.algorithms.fednest import FedNest as FedNest

@@ -2,6 +2,8 @@
 
 from rookery.algorithms import parts as parts
 from rookery.algorithms.afbo import AFBO as AFBO
+from rookery.algorithms.afl import AFACD as AFACD
+from rookery.algorithms.afl import AFACS as AFACS
 from rookery.algorithms.afl import AFLBilevel as AFLBilevel
 from rookery.algorithms.agnostic import AgnosticFL as AgnosticFL
 from rookery.algorithms.centralised import AID as AID
@@ -14,6 +16,7 @@ from rookery.algorithms.compositional import SCGD as SCGD
 from rookery.algorithms.compositional import ComposedSGD as ComposedSGD
 from rookery.algorithms.drfa import DRFA as DRFA
 from rookery.algorithms.fedavg import FedAvg as FedAvg
+from rookery.algorithms.fedbuff import FedBuff as FedBuff
 from rookery.algorithms.fedmbo import FedMBO as FedMBO
 from rookery.algorithms.fedmsa import FedMSA as FedMSA
 from rookery.algorithms.fednest import FedNest as FedNest
@@ -35,6 +38,8 @@ from rookery.algorithms.stochastic_approximation import SOBA as SOBA
 from rookery.algorithms.stochastic_approximation import STSA as STSA
 
 __all__ = [
+    "AFACD",
+    "AFACS",
     "AFBO",
     "AID",
     "ALSET",
@@ -53,6 +58,7 @@ __all__ = [
     "Extragradient",
     "FedAvg",
     "FedAvgS",
+    "FedBuff",
     "FedMBO",
     "FedMSA",
     "FedNest",

@@ -1,34 +1,198 @@
-"""AFL on bilevel problems: anarchic federated learning at both levels, each client on its own.
+"""AFL: anarchic federated learning, and its use on bilevel problems, each client on its own.
 
-H. Yang, X. Zhang, P. Khanduri, J. Liu. Anarchic federated learning. ICML 2022.
+H. Yang, X. Zhang, P. Khanduri, J. Liu. Anarchic federated learning. ICML 2022, arXiv:2108.09875.
 
     paper   code                        meaning
-    w       y, and x                    what is learnt; here twice, the inner and the outer variable
-    η       inner_lr, outer_lr          step sizes of the server
-    K_i     inner_steps                 local steps of a job, given or random
-    η_L     local_step                  their size
-    G_i     inner, outer (results)      a job's mean gradient; the server keeps the latest of all
+    x       w; y, and x                 what is learnt; on bilevel problems the inner and the outer
+    η       server_lr; inner_lr, outer_lr   step sizes of the server
+    K_i     local_steps; inner_steps    local steps of a job, given or random
+    η_L     lr; local_step              their size
+    G_i     jobs.results                a job's mean gradient, whatever the number of its steps
+    m       wait_for                    results that the server waits for
+    τ       staleness                   largest staleness, 0 for a fresh result
 
-The method is AFA-CS: the server keeps the latest result of every client and steps along their mean.
-Anarchic papers compare with it on bilevel problems and do not say how. Here it learns y along inner
-gradients and x along every client's own hypergradient  f_x - g_xy [g_yy]^{-1} f_y,  by a Neumann
-series on the client. The mean of these is not the hypergradient of the means, so it comes to rest
-beside the solution where clients differ.
+A client begins when it likes with the model of then, takes as many local steps as it likes and
+returns the mean of their gradients. AFA-CD steps along the mean of what has just arrived, so a
+client counts as often as it delivers: where clients differ, the fast ones pull w beside the
+minimiser. AFA-CS keeps the latest result of every client and steps along the mean of all; with one
+local step each it ends at the minimiser, however unequal the delays.
 
-Cost of a round: K + 1 exchanges. It is :class:`AFBO` with :class:`LocalHessians`.
+Cost of a round of either: 1 exchange, w down to who begins and G_i up from who arrives. Departures
+from the paper: clients count by their weights; results that are ready at the same moment arrive
+together, so that there may be more than were waited for; before its first step the server of AFA-CS
+waits for everyone. The pseudo-code is reconstructed from the idea of the paper.
+
+Anarchic papers compare with AFL on bilevel problems and do not say how. Here, :class:`AFLBilevel`,
+AFA-CS learns y along inner gradients and x along every client's own hypergradient
+f_x - g_xy [g_yy]^{-1} f_y,  by a Neumann series on the client. The mean of these is not the
+hypergradient of the means, so it comes to rest beside the solution where clients differ. Cost of a
+round: K + 1 exchanges. It is :class:`AFBO` with :class:`LocalHessians`.
 """
 
-import equinox as eqx
+from typing import Any, NamedTuple
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import _check, _tree
 from rookery._types import Key, Tree
 from rookery.algorithms.afbo import AFBO, AFBOState
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.aphe import AbstractAPHE, APHESum
 from rookery.algorithms.parts.hessians import LocalHessians
 from rookery.algorithms.parts.lipschitz import REMEDY
+from rookery.algorithms.parts.model import AsyncModelState, check_single_level
 from rookery.problem.bilevel import Bilevel
+from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.federation import AbstractFederation
+from rookery.program.federation import AbstractFederation, Client
+from rookery.program.jobs import Jobs
+
+
+class AFACSState(NamedTuple):
+    """The model, the mean of all clients' latest results, and the jobs that bring them."""
+
+    w: Tree
+    g: Tree
+    jobs: Jobs
+
+
+class AFACD(AbstractAlgorithm):
+    """AFA-CD: steps of the server along the mean of the results that have just arrived.
+
+    Args:
+        lr: η_L, of every local step, or of a whole job (:class:`PerCall`).
+        server_lr: η.
+        local_steps: K_i, one number, one per client, or :class:`Between` two, drawn for each job.
+        wait_for: how many results the server waits for at least; None is half of the clients.
+        staleness: the largest of a result, in steps of the server; None is any.
+        batch_size: rows per local step; None is all.
+    """
+
+    lr: local.LearningRate = eqx.field(converter=local.number)
+    server_lr: float = eqx.field(converter=local.number)
+    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
+    wait_for: int | None = None
+    staleness: int | None = None
+    batch_size: int | None = None
+
+    def __check_init__(self):
+        _check_settings(self)
+
+    def check(self, problem: SingleLevel, n_clients: int) -> None:
+        """Raise unless the problem is single-level and enough clients are there to wait for."""
+        _check_fits(self, problem, n_clients)
+
+    def init(self, problem: SingleLevel, w: Tree) -> AsyncModelState:
+        """The given model; no job has begun."""
+        return AsyncModelState(w, Jobs.of("inner", (w,), _tree.zeros_like(w)))
+
+    def round(
+        self, fed: AbstractFederation, problem: SingleLevel, state: AsyncModelState, key: Key
+    ) -> AsyncModelState:
+        """One step of the server."""
+        w, jobs = state
+        settings = {"problem": problem, "algorithm": self, "staleness": self.staleness}
+        wait_for = _usual(self, fed)
+        news = fed.poll(jobs, mean_gradient, w, wait_for=wait_for, key=key, **settings)
+        w = _tree.axpy(-self.server_lr / news.weight, news.sum, w)  # -------- down  w  up  G_i
+        return AsyncModelState(w, news.jobs)
+
+    def solution(self, state: AsyncModelState) -> tuple[Tree]:
+        """(w,)."""
+        return (state.w,)
+
+
+class AFACS(AbstractAlgorithm):
+    """AFA-CS: steps of the server along the mean of all clients' latest results, however old.
+
+    Args:
+        lr: η_L, of every local step, or of a whole job (:class:`PerCall`).
+        server_lr: η.
+        local_steps: K_i, one number, one per client, or :class:`Between` two, drawn for each job.
+        wait_for: how many results the server waits for at least; None is half of the clients.
+        first_wait_for: the same before its first step; None is everyone. What has not come then
+            counts as zero.
+        staleness: the largest of a result, in steps of the server; None is any.
+        batch_size: rows per local step; None is all.
+    """
+
+    lr: local.LearningRate = eqx.field(converter=local.number)
+    server_lr: float = eqx.field(converter=local.number)
+    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
+    wait_for: int | None = None
+    first_wait_for: int | None = None
+    staleness: int | None = None
+    batch_size: int | None = None
+
+    def __check_init__(self):
+        _check_settings(self)
+
+    def check(self, problem: SingleLevel, n_clients: int) -> None:
+        """Raise unless the problem is single-level and enough clients are there to wait for."""
+        _check_fits(self, problem, n_clients)
+
+    def init(self, problem: SingleLevel, w: Tree) -> AFACSState:
+        """The given model; no result has been delivered, no job begun."""
+        g = _tree.zeros_like(w)
+        return AFACSState(w, g, Jobs.of("inner", (w,), g))
+
+    def round(
+        self, fed: AbstractFederation, problem: SingleLevel, state: AFACSState, key: Key
+    ) -> AFACSState:
+        """One step of the server."""
+        w, g, jobs = state
+        settings = {"problem": problem, "algorithm": self, "staleness": self.staleness}
+        usual = _usual(self, fed)
+        wait_for = jnp.where(jobs.polls == 0, self.first_wait_for or fed.n_clients, usual)
+        settings["at_once"] = min(usual, 32)  # a number that is traced cannot say it
+        news = fed.poll(jobs, mean_gradient, w, wait_for=wait_for, key=key, **settings)
+        g = _tree.add(g, news.change)  # ------------------------------------- down  w  up  G_i
+        return AFACSState(_tree.axpy(-self.server_lr, g, w), g, news.jobs)
+
+    def solution(self, state: AFACSState) -> tuple[Tree]:
+        """(w,)."""
+        return (state.w,)
+
+
+def mean_gradient(
+    client: Client, w: Tree, *, problem: SingleLevel, algorithm: AFACD | AFACS
+) -> Tree:
+    """G_i, the mean of the gradients along the client's local steps from w."""
+    count_key, key = jax.random.split(client.key)
+    steps = local.steps_of(client, algorithm.local_steps, count_key)
+    size = local.step_size(algorithm.lr, steps)
+
+    def step(k, carry):
+        w_i, total = carry
+        sample = client.draw(problem.split, algorithm.batch_size, jax.random.fold_in(key, k))
+        g = problem.gradient(w_i, sample)
+        return _tree.axpy(-size, g, w_i), _tree.add(total, g)
+
+    _, total = client.repeat(steps, step, (w, _tree.zeros_like(w)))
+    return _tree.scale(1 / jnp.asarray(steps).astype(float), total)
+
+
+def _usual(algorithm: AFACD | AFACS, fed: AbstractFederation) -> int:
+    return algorithm.wait_for or -(-fed.n_clients // 2)
+
+
+def _check_settings(algorithm: Any) -> None:
+    local.check_fields(algorithm)
+    for name, least in (("wait_for", 1), ("first_wait_for", 1), ("staleness", 0)):
+        if getattr(algorithm, name, None) is not None:
+            _check.count(name, getattr(algorithm, name), least=least)
+
+
+def _check_fits(algorithm: Any, problem: Any, n_clients: int) -> None:
+    check_single_level(type(algorithm).__name__, problem)
+    local.check_fields(algorithm, n_clients)
+    for name in ("wait_for", "first_wait_for"):
+        if (getattr(algorithm, name, None) or 1) > n_clients:
+            raise ValueError(
+                f"{name}={getattr(algorithm, name)} results cannot come from {n_clients} clients."
+            )
 
 
 class AFLBilevel(AbstractAlgorithm):

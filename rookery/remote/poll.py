@@ -115,6 +115,10 @@ def poll(
         client: jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in reply.leaves])
         for client, reply in replies.items()
     }
+    if fed.in_real_time:  # how long a job took is only known now
+        took = jnp.asarray(bills.now, jobs.start.dtype) - jobs.start
+        answered = jnp.asarray([client in replies for client in range(fed.n_clients)])
+        jobs = replace(jobs, seconds=jnp.where(answered, took, jobs.seconds))
     news = delivered(jobs, results, fed.weights, bills.now, discount)
     return news._replace(jobs=_given_back(news.jobs, missing, bills.now))
 

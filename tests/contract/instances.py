@@ -129,6 +129,14 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
             rk.AFLBilevel(0.05, 0.1, 1, rk.APHEPaper(2, 5.0), wait_for=1, first_wait_for=1),
         )
     },
+    "AFACD": {
+        "random local steps": (
+            LOSSES,
+            rk.AFACD(0.1, 0.2, rk.Between(1, 3), wait_for=1, staleness=1, batch_size=2),
+        )
+    },
+    "AFACS": {"unequal local steps": (LOSSES, rk.AFACS(0.1, 0.2, (1, 2, 3), batch_size=2))},
+    "FedBuff": {"unequal local steps": (LOSSES, rk.FedBuff(0.1, 2, (1, 2, 3), 0.9, batch_size=2))},
     "Nested": {
         "PHE with FedInn": (
             TINY,

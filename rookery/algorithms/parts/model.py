@@ -6,6 +6,7 @@ from rookery._types import Tree
 from rookery.algorithms.parts import local
 from rookery.problem.single_level import SingleLevel
 from rookery.program.federation import Client
+from rookery.program.jobs import Jobs
 from rookery.program.memory import Shares
 
 
@@ -13,6 +14,13 @@ class ModelState(NamedTuple):
     """The iterate."""
 
     w: Tree
+
+
+class AsyncModelState(NamedTuple):
+    """The iterate, and the jobs whose results move it."""
+
+    w: Tree
+    jobs: Jobs
 
 
 class RobustState(NamedTuple):
