@@ -123,6 +123,7 @@ from rookery.program.jobs import Jobs as Jobs
 from rookery.program.jobs import News as News
 from rookery.program.ledger import Ledger as Ledger
 from rookery.program.memory import Memory as Memory
+from rookery.program.memory import PerClient as PerClient
 from rookery.program.memory import Shares as Shares
 from rookery.program.robust import Krum as Krum
 from rookery.program.robust import Median as Median

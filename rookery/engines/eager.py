@@ -30,7 +30,7 @@ from rookery.program.federation import (
 )
 from rookery.program.jobs import News, all_finite, later
 from rookery.program.ledger import Ledger
-from rookery.program.memory import Memory, check_keep, check_recall
+from rookery.program.memory import Memory, PerClient, check_keep, check_recall
 
 POLL_ARGUMENTS = ("wait_for", "staleness", "key", "at_once", "discount")
 
@@ -158,7 +158,9 @@ def check_step(step: Step, settings: dict[str, Any]) -> None:
             "know it by its name, and it cannot hide a server value in a closure."
         )
     for setting, value in settings.items():
-        if isinstance(value, eqx.Module) and not isinstance(value, Placed | Shared | Memory):
+        if isinstance(value, eqx.Module) and not isinstance(
+            value, Placed | Shared | Memory | PerClient
+        ):
             continue  # a problem or a part, which both sides have
         if any(np.ndim(leaf) > 0 for leaf in jax.tree.leaves(value)) or isinstance(value, Placed):
             raise ValueError(

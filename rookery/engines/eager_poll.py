@@ -18,11 +18,13 @@ from rookery.program.jobs import (
     SIMULTANEOUS,
     Jobs,
     News,
-    check_mean,
+    check_ask,
     check_poll,
     check_result,
     check_waiting,
     job_key,
+    nbytes_of,
+    received,
 )
 from rookery.program.ledger import Ledger
 
@@ -153,7 +155,7 @@ def begun(jobs: Jobs, table: Timetable, key: Key, values: tuple[Tree, ...]) -> J
     keys, held = jobs.keys, jobs.values
     for i in table.begins:
         keys = keys.at[i].set(jax.random.key_data(job_key(key, i, jobs.begun[i])))
-        held = jax.tree.map(lambda a, v, i=i: a.at[i].set(v), held, values)
+        held = jax.tree.map(lambda a, v, i=i: a.at[i].set(v), held, received(values, i))
     begins = _mask(jobs, table.begins)
     return replace(
         jobs,
@@ -231,13 +233,13 @@ def ask(
     **settings: Any,
 ) -> Tree:
     """See :meth:`~rookery.program.federation.AbstractFederation.ask`."""
-    check_mean(fed.aggregate)
     plain = plain_values(values)
+    check_ask(fed.n_clients, plain, fed.aggregate)
     asked = [i for i, is_asked in enumerate(who.tolist()) if is_asked]
     weight = sum(float(fed.weights[i]) for i in asked)
     exchange, slowest, mean = fed.ledger.exchanges, 0.0, None
     for i in asked:
-        reply, work = fed.run(i, client_key(key, i, None), step, plain, settings)
+        reply, work = fed.run(i, client_key(key, i, None), step, received(plain, i), settings)
         down, up = _send(fed, i, values), _tree.nbytes(reply)
         id, active = jnp.array([i], jnp.int32), jnp.array([True])
         nbytes = jnp.array([float(down + up)])
@@ -256,7 +258,7 @@ def _to_send(fed: EagerFederation, client: int, values: tuple[Tree | Shared, ...
     nbytes = 0
     for value in values:
         if not isinstance(value, Shared):
-            nbytes += _tree.nbytes(value)
+            nbytes += nbytes_of(value)
         elif client not in fed.holders[value.token]:
             nbytes += _tree.nbytes(value.value)
     return nbytes

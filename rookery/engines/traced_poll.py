@@ -24,11 +24,13 @@ from rookery.program.jobs import (
     SIMULTANEOUS,
     Jobs,
     News,
-    check_mean,
+    check_ask,
     check_poll,
     check_result,
     check_waiting,
     job_key,
+    nbytes_of,
+    received,
 )
 
 if TYPE_CHECKING:
@@ -133,12 +135,12 @@ def ask(
     **settings: Any,
 ) -> Tree:
     """See :meth:`~rookery.program.federation.AbstractFederation.ask`."""
-    check_mean(fed.aggregate)
     plain = tuple(v.value if isinstance(v, Shared) else v for v in values)
+    check_ask(fed.n_clients, plain, fed.aggregate)
 
     def one(id):
         client = Client(fed.population, id, client_key(key, id, None), _loop)
-        return step(client, *plain, **settings), client.work
+        return step(client, *received(plain, id), **settings), client.work
 
     shape = jax.eval_shape(one, jax.ShapeDtypeStruct((), jnp.int32))[0]
     nbytes_up = _tree.nbytes(shape)
@@ -190,11 +192,9 @@ def _draw(fed: TracedFederation, jobs: Jobs, width: int) -> Jobs:
 def _begin(fed, jobs: Jobs, values, begins: jax.Array, key: Key, width: int) -> Jobs:
     def visit(ids, active, carry):
         def one(id):
-            return jax.random.key_data(job_key(key, id, jobs.begun[id]))
+            return received(values, id), jax.random.key_data(job_key(key, id, jobs.begun[id]))
 
-        held, keys = carry
-        same = jax.tree.map(lambda a: jnp.broadcast_to(a, (width, *jnp.shape(a))), values)
-        return _written(held, ids, active, same), _written(keys, ids, active, jax.vmap(one)(ids))
+        return _written(carry, ids, active, jax.vmap(one)(ids))
 
     held, keys = _visit(fed, begins, width, visit, (jobs.values, jobs.keys))
     return replace(jobs, values=held, keys=keys)
@@ -300,16 +300,16 @@ def _bytes_down(fed: TracedFederation, values: tuple[Tree | Shared, ...]) -> jax
         if isinstance(value, Shared):
             nbytes = nbytes + jnp.where(fed.holders(value), 0.0, _tree.nbytes(value.value))
         else:
-            nbytes = nbytes + _tree.nbytes(value)
+            nbytes = nbytes + nbytes_of(value)
     return nbytes
 
 
 def _send(fed: TracedFederation, values: tuple[Tree | Shared, ...], who: jax.Array) -> None:
     for value in values:
-        taking, nbytes = who, _tree.nbytes(value)
+        taking, nbytes = who, nbytes_of(value.value if isinstance(value, Shared) else value)
         if isinstance(value, Shared):
             holders = fed.holders(value)
-            taking, nbytes = who & ~holders, _tree.nbytes(value.value)
+            taking = who & ~holders
             fed._hold(value, holders | who)
         times = jnp.sum(taking, dtype=jnp.uint32)
         down = counters.add(fed.books.bytes_down, nbytes, times, fed.n_clients)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from rookery._types import Key, Tree
 from rookery.program.federation import AbstractFederation
 from rookery.program.jobs import Jobs
-from rookery.program.memory import Memory, Shares
+from rookery.program.memory import Memory, PerClient, Shares
 
 
 class AbstractAlgorithm(eqx.Module):
@@ -27,8 +27,8 @@ class AbstractAlgorithm(eqx.Module):
     def init(self, problem: Any, *variables: Any, **named: Any) -> Tree:
         """The state before round 0, from the problem's variables.
 
-        It need not know the clients: a :class:`Memory` and :class:`Jobs` in it get their rows from
-        ``first_state``.
+        It need not know the clients: a :class:`Memory`, a :class:`PerClient` and :class:`Jobs` in
+        it get their rows from ``first_state``.
         """
 
     @abc.abstractmethod
@@ -47,15 +47,15 @@ class AbstractAlgorithm(eqx.Module):
 def first_state(
     algorithm: AbstractAlgorithm, problem: Any, n_clients: int, start: tuple[Tree, ...]
 ) -> Tree:
-    """The state before round 0, with a row for each client in every memory and all jobs."""
+    """The state before round 0, with a row for each client in all that is kept per client."""
     return jax.tree.map(jnp.asarray, with_rows(algorithm.init(problem, *start), n_clients))
 
 
 def with_rows(state: Tree, n_clients: int) -> Tree:
-    """A state whose memories, shares and jobs have a row for each client."""
+    """A state whose memories, rows, shares and jobs have a row for each client."""
 
     def has_rows(leaf):
-        return isinstance(leaf, Memory | Shares | Jobs)
+        return isinstance(leaf, Memory | PerClient | Shares | Jobs)
 
     return jax.tree.map(
         lambda leaf: leaf.for_clients(n_clients) if has_rows(leaf) else leaf,

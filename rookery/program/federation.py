@@ -23,7 +23,7 @@ from rookery._types import Key, Tree
 from rookery.program.aggregate import Aggregate
 from rookery.program.cohort import AbstractParticipation, Cohort
 from rookery.program.jobs import Jobs, News
-from rookery.program.memory import Memory
+from rookery.program.memory import Memory, PerClient
 from rookery.program.step import Client as Client
 from rookery.program.step import Step as Step
 from rookery.program.step import client_key as client_key
@@ -181,7 +181,7 @@ class AbstractFederation(abc.ABC):
         self,
         jobs: Jobs,
         step: Step,
-        *values: Tree | Shared,
+        *values: Tree | Shared | PerClient,
         wait_for: Any,
         key: Key,
         staleness: Any = None,
@@ -203,7 +203,8 @@ class AbstractFederation(abc.ABC):
         Args:
             jobs: of the state.
             step: what a job computes.
-            values: what a job is sent, of the shapes that the jobs were made with.
+            values: what a job is sent, of the shapes that the jobs were made with. Of a
+                :class:`PerClient` every client is sent its own row, and only that is billed.
             wait_for: the least number of results; may be traced.
             key: of the jobs that begin.
             staleness: the largest that a result may have; None is any, 0 waits for all at work.
@@ -218,7 +219,7 @@ class AbstractFederation(abc.ABC):
         self,
         who: jax.Array,
         step: Step,
-        *values: Tree | Shared,
+        *values: Tree | Shared | PerClient,
         key: Key,
         at_once: int | None = None,
         **settings: Any,
@@ -226,7 +227,8 @@ class AbstractFederation(abc.ABC):
         """The mean, by their weights, of what the clients where ``who`` is true reply.
 
         One synchronous exchange, as broadcast, map and mean are, with a set whose size is not known
-        beforehand: its cost grows with the set and not with the number of all clients.
+        beforehand: its cost grows with the set and not with the number of all clients. Of a
+        :class:`PerClient` every client is sent its own row.
         """
 
     # ---- loops

@@ -12,6 +12,7 @@ from rookery._types import Key, Tree
 from rookery.program.aggregate import Aggregate, Mean
 from rookery.program.clock import KINDS
 from rookery.program.diary import Diary
+from rookery.program.memory import PerClient
 
 SIMULTANEOUS = 8
 """Events that are closer than so many rounding errors are one: 0.1 + 0.2 is 0.3."""
@@ -63,7 +64,7 @@ class Jobs(eqx.Module):
 
         Args:
             kind: ``inner`` or ``outer``.
-            values: what a job is sent, for its shapes alone.
+            values: what a job is sent, for its shapes alone; one row of what is per client.
             result: what counts as every client's latest result before it has delivered one.
         """
         _check.one_of("kind of jobs", kind, KINDS)
@@ -115,6 +116,22 @@ def job_key(key: Key, client: Any, number: Any) -> Key:
     return jax.random.fold_in(jax.random.fold_in(key, client), number)
 
 
+def received(values: tuple, client: Any) -> tuple[Tree, ...]:
+    """What a client is sent: its own row of values that are :class:`PerClient`, all of others."""
+    return tuple(
+        jax.tree.map(lambda a: a[client], value.rows) if isinstance(value, PerClient) else value
+        for value in values
+    )
+
+
+def nbytes_of(value: Tree) -> int:
+    """Bytes of a value on its way to one client."""
+    if not isinstance(value, PerClient):
+        return _tree.nbytes(value)
+    leaves = jax.tree.leaves(value.rows)
+    return _tree.nbytes(leaves) // jnp.shape(leaves[0])[0] if leaves else 0
+
+
 def later(state: Tree, seconds: jax.Array) -> Tree:
     """A state whose jobs count time from so many seconds later, when the next round begins."""
 
@@ -151,17 +168,27 @@ def check_poll(jobs: Jobs, n_clients: int, values: tuple, aggregate: Aggregate) 
             f"the jobs have rows for {jobs.n_clients} clients, and there are {n_clients}. "
             "Make the state with rookery.program.algorithm.first_state, which knows how many."
         )
-    wanted, got = (
-        jax.tree.map(lambda a, s=skip: f"{jnp.result_type(a)}{[*jnp.shape(a)[s:]]}", tree)
-        for tree, skip in ((jobs.values, 1), (values, 0))
-    )
+    check_ask(n_clients, values, aggregate)
+    wanted = tuple(_shapes(value, 1) for value in jobs.values)
+    got = tuple(_shapes(v.rows, 1) if isinstance(v, PerClient) else _shapes(v) for v in values)
     if wanted != got:
         raise ValueError(f"these jobs are sent {wanted}, got {got}.")
-    check_mean(aggregate)
 
 
-def check_mean(aggregate: Aggregate) -> None:
-    """Raise unless the run's aggregation rule is the mean, the only one that can be kept up."""
+def check_ask(n_clients: int, values: tuple, aggregate: Aggregate) -> None:
+    """Raise unless a PerClient has a row for each client and the run's rule is the mean.
+
+    The mean is the only rule that can be kept up while results come one by one.
+    """
+    for value in values:
+        if not isinstance(value, PerClient):
+            continue
+        lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(value.rows)}
+        if not value.has_rows or lengths - {(n_clients,)}:
+            raise ValueError(
+                f"a PerClient needs {n_clients} rows along its first axis, one for each client, "
+                f"got {_shapes(value.rows)}."
+            )
     if not isinstance(aggregate, Mean):
         raise ValueError(
             "asynchronous programs keep a running mean of what clients have sent; "
@@ -171,10 +198,7 @@ def check_mean(aggregate: Aggregate) -> None:
 
 def check_result(jobs: Jobs, rows: Tree) -> None:
     """Raise unless results, one row each, are like those that the jobs were made with."""
-    wanted, got = (
-        jax.tree.map(lambda a: f"{jnp.result_type(a)}{[*jnp.shape(a)[1:]]}", tree)
-        for tree in (jobs.results, rows)
-    )
+    wanted, got = _shapes(jobs.results, 1), _shapes(rows, 1)
     if wanted != got:
         raise ValueError(f"a job of these gives {wanted}, got {got}.")
 
@@ -191,3 +215,7 @@ def check_waiting(wait_for: Any, staleness: Any, n_clients: int) -> None:
 
 def _is_jobs(leaf: Any) -> bool:
     return isinstance(leaf, Jobs)
+
+
+def _shapes(tree: Tree, skip: int = 0) -> Tree:
+    return jax.tree.map(lambda a: f"{jnp.result_type(a)}{[*jnp.shape(a)[skip:]]}", tree)

@@ -35,11 +35,35 @@ class Memory(eqx.Module):
         """The same with a row for each client."""
         if self.n_clients is not None:
             raise ValueError(f"this memory already has rows, for {self.n_clients} clients.")
+        return Memory(_repeated(self.rows, n_clients), n_clients)
 
-        def repeat(leaf):
-            return jnp.repeat(jnp.asarray(leaf)[None], n_clients, axis=0)
 
-        return Memory(jax.tree.map(repeat, self.rows), n_clients)
+class PerClient(eqx.Module):
+    """One value per client that the *server* keeps, and may send: to each client its own row.
+
+    Among the values of ``fed.poll`` and ``fed.ask`` it stands for one row, and one row is billed.
+    Rows can be wrapped where they are needed, ``PerClient(rows)``; as a field of a state they
+    outlive the round, and are read and written plainly.
+
+    Attributes:
+        rows: one row per client along the first axis; before the rows are made, the value that
+            every client's begins with.
+        has_rows: whether the rows have been made.
+    """
+
+    rows: Tree
+    has_rows: bool = eqx.field(static=True, default=True)
+
+    @classmethod
+    def of(cls, value: Tree) -> "PerClient":
+        """Rows that begin equal, to be made in ``init``."""
+        return cls(value, has_rows=False)
+
+    def for_clients(self, n_clients: int) -> "PerClient":
+        """The same with a row for each client."""
+        if self.has_rows:
+            raise ValueError("this value already has a row for each client.")
+        return PerClient(_repeated(self.rows, n_clients))
 
 
 class Shares(eqx.Module):
@@ -94,3 +118,7 @@ def check_rule(name: str, rule: AbstractParticipation) -> None:
             f"{name} keeps something on every client, so a cohort must not hold a client twice; "
             f"got {type(rule).__name__}. Use a number of clients, Fixed or Everyone."
         )
+
+
+def _repeated(value: Tree, n_clients: int) -> Tree:
+    return jax.tree.map(lambda a: jnp.repeat(jnp.asarray(a)[None], n_clients, axis=0), value)

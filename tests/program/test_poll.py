@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.engines import counters
 from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
+from rookery.engines.traced import TracedFederation
 from rookery.program.diary import ROWS as DIARY_ROWS
 from rookery.program.diary import Diary
 
@@ -175,3 +177,85 @@ def test_errors_say_what_to_do():
         rk.Jobs.of("iner", (), 0.0)
     with pytest.raises(ValueError, match="Leave it at Mean"):
         poll(federation(aggregate=lambda replies, weights: replies), jobs(), 1.0)
+
+
+# ---- values that differ between clients
+
+
+def shifted(client, own, w):
+    """The client's number times what all were sent, plus what it alone was sent."""
+    return scaled(client, w) + own["first"] + own["second"][1]
+
+
+def own_rows(n=3):
+    return rk.PerClient(
+        {"first": jnp.arange(1.0 * n) / 10, "second": jnp.arange(2.0 * n).reshape(n, 2)}
+    )
+
+
+def own_jobs():
+    row = {"first": jnp.zeros(()), "second": jnp.zeros(2)}
+    return rk.Jobs.of("inner", (row, jnp.zeros(())), jnp.zeros(())).for_clients(3)
+
+
+def test_each_client_is_sent_its_own_row_and_one_row_is_billed():
+    fed = federation()
+    at = {"wait_for": 1, "key": jax.random.key(0)}
+    news = fed.poll(own_jobs(), shifted, own_rows(), jnp.ones(()), **at)
+    assert news.jobs.results.tolist() == [1 + 1, 10 + 0.1 + 3, 0]
+    assert (fed.ledger.bytes_down, fed.ledger.bytes_up) == (3 * 4 * 8, 2 * 8)
+    poison = jax.tree.map(lambda a: a * jnp.nan, own_rows())
+    for _ in range(2):  # the third still works with the row of then
+        news = fed.poll(news.jobs, shifted, poison, jnp.ones(()), **at)
+    assert float(news.jobs.results[2]) == 100 + 0.2 + 5
+    who = jnp.array([False, True, True])
+    down = fed.ledger.bytes_down
+    mean = fed.ask(who, shifted, own_rows(), jnp.zeros(()), key=jax.random.key(0))
+    assert float(mean) == pytest.approx((0.1 + 3 + 0.2 + 5) / 2)
+    assert fed.ledger.bytes_down - down == 2 * 4 * 8
+
+
+def test_both_engines_send_the_same_rows():
+    population = jax.tree.map(jnp.asarray, rk.Population.stacked(ROWS))
+    clock = rk.Clock(rk.LogNormalDelay(1.0), bandwidth=100.0, seed=5)
+    program = Program(None, population, clock, rk.Mean())
+    key = jax.random.key(1)
+
+    def polls(fed):
+        jobs, rows = own_jobs(), own_rows()
+        for _ in range(3):
+            news = fed.poll(jobs, shifted, rows, jnp.ones(()), wait_for=2, key=key)
+            jobs = news.jobs
+            rows = jax.tree.map(lambda a, s=news.sum: a + s, rows)
+        asked = fed.ask(jobs.has_arrived, shifted, rows, jnp.ones(()), key=key)
+        return jobs, asked
+
+    eager = EagerFederation(program, 0)
+
+    @jax.jit
+    def compiled():
+        fed = TracedFederation(program, 0, None)
+        return polls(fed), fed.books
+
+    got, books = compiled()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-12, 1e-12), got, polls(eager))
+    assert counters.read(books.bytes_down) == eager.ledger.bytes_down
+    assert float(books.seconds) == pytest.approx(eager.now, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (own_rows(2), r"a PerClient needs 3 rows along its first axis.*float64\[2, 2\]"),
+        (rk.PerClient.of({"first": 0.0}), "a PerClient needs 3 rows"),
+        (rk.PerClient({"first": jnp.zeros(3), "second": jnp.zeros((3, 4))}), "these jobs are sent"),
+        (own_rows().rows, "these jobs are sent"),
+    ],
+)
+def test_rows_of_a_wrong_shape_are_refused(rows, words):
+    with pytest.raises(ValueError, match=words):
+        federation().poll(
+            own_jobs(), shifted, rows, jnp.ones(()), wait_for=1, key=jax.random.key(0)
+        )
+    with pytest.raises(ValueError, match="already has a row for each client"):
+        own_rows().for_clients(3)
