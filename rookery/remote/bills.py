@@ -10,6 +10,7 @@ from rookery._types import Tree
 from rookery.program.clock import Clock, NoDelay
 from rookery.program.cohort import Cohort
 from rookery.program.federation import Shared
+from rookery.program.jobs import nbytes_of
 from rookery.program.ledger import Ledger
 
 
@@ -55,7 +56,7 @@ class Bills:
     def to_send(self, client: int, values: Sequence[Tree | Shared]) -> int:
         """Bytes of the values that a client does not hold."""
         return sum(
-            _tree.nbytes(value.value if isinstance(value, Shared) else value)
+            nbytes_of(value.value if isinstance(value, Shared) else value)
             for value in values
             if not isinstance(value, Shared) or client not in self._holders.get(value.token, ())
         )

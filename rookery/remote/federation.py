@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery._types import Key, Tree
+from rookery.engines.eager_poll import plain_values
 from rookery.engines.engine import Program
 from rookery.program.cohort import Cohort
 from rookery.program.federation import AbstractFederation, Placed, Shared, Step, common_cohort
-from rookery.program.jobs import News, check_mean
-from rookery.program.memory import Memory, check_recall
+from rookery.program.jobs import News, check_ask
+from rookery.program.memory import Memory, PerClient, check_recall
 from rookery.remote.asking import Ask
 from rookery.remote.bills import Bills
 from rookery.remote.draft import Draft, Holdings
@@ -129,12 +130,17 @@ class RemoteFederation(AbstractFederation):
 
     def ask(self, who, step, *values, key, at_once=None, **settings) -> Tree:
         """An exchange with a cohort of those asked."""
-        check_mean(self.aggregate)
+        check_ask(self.n_clients, plain_values(values), self.aggregate)
         ids = np.flatnonzero(np.asarray(who))
         if not ids.size:
             raise ValueError(f"{step.__name__}: nobody is asked, so there is no mean.")
         cohort = Cohort(jnp.asarray(ids, jnp.int32), jnp.ones(ids.size, bool))
-        placed = [self.broadcast(cohort, value) for value in values]
+        placed = [
+            self.scatter(cohort, jax.tree.map(lambda a: a[ids], value.rows))
+            if isinstance(value, PerClient)
+            else self.broadcast(cohort, value)
+            for value in values
+        ]
         return self.mean(self.map(step, *placed, key=key, **settings))
 
     # ---- for engines

@@ -20,7 +20,8 @@ from rookery import _tree
 from rookery._types import Key, Tree
 from rookery.engines.eager_poll import Timetable, begun, delivered, plain_values, timetable
 from rookery.program.federation import Shared, Step
-from rookery.program.jobs import Jobs, News, check_poll, check_waiting
+from rookery.program.jobs import Jobs, News, check_poll, check_waiting, received
+from rookery.program.memory import PerClient
 from rookery.remote.asking import Ask, Reply, TooFew
 from rookery.remote.draft import Draft, Holdings
 from rookery.remote.handles import Computed, Handle, handles_of
@@ -76,8 +77,15 @@ def poll(
     plain, bills = plain_values(values), fed.bills
     check_poll(jobs, fed.n_clients, plain, fed.aggregate)
     check_waiting(wait_for, staleness, fed.n_clients)
-    handles = jax.tree.leaves([fed.handles(value) for value in values])
-    call, numbers = fed.plan.find(step, handles, settings, True)
+    common = [None if isinstance(v, PerClient) else fed.handles(v) for v in values]
+
+    def handles(client: int) -> list[Handle]:
+        """Of what a client is sent: its own row of some values, and what all have of others."""
+        own = received(values, client)
+        pairs = zip(common, own, strict=True)
+        return jax.tree.leaves([fed.sent(row) if same is None else same for same, row in pairs])
+
+    call, numbers = fed.plan.find(step, handles(0), settings, True)
     if numbers:
         raise ValueError(
             f"{call.name}: a setting of a job is only known during the run. A job may outlive its "
@@ -95,7 +103,7 @@ def poll(
     for client in table.begins:
         bills.send_job(client, values)
     jobs = begun(jobs, table, key, plain)
-    errands = _errands(fed, jobs, call, dict.fromkeys(table.begins, handles))
+    errands = _errands(fed, jobs, call, {client: handles(client) for client in table.begins})
     if fed.in_real_time:
         replies, missing = _first(fed, jobs, call.name, errands, int(wait_for), staleness)
     else:

@@ -30,7 +30,15 @@ from rookery.program.federation import (
     client_key,
     common_cohort,
 )
-from rookery.program.jobs import Jobs, News, check_mean, check_poll, check_result, check_waiting
+from rookery.program.jobs import (
+    Jobs,
+    News,
+    check_ask,
+    check_poll,
+    check_result,
+    check_waiting,
+    received,
+)
 from rookery.program.memory import Memory, check_keep, check_recall
 from rookery.remote.plan import Call, Plan, Travels, is_same, loop, step_name, struct_of
 
@@ -105,13 +113,14 @@ class _Rehearsal(AbstractFederation):
         key: Key,
         staleness: Any = None,
         at_once: int | None = None,
+        discount: Any = None,
         **settings: Any,
     ) -> News:
         """Trace the step on the first client; nobody else delivers anything."""
         plain = plain_values(values)
         check_poll(jobs, self.n_clients, plain, self.aggregate)
         check_waiting(wait_for, staleness, self.n_clients)
-        reply = self._trace(step, plain, key, settings)
+        reply = self._trace(step, received(plain, 0), key, settings)
         check_result(jobs, jax.tree.map(lambda a: jnp.asarray(a)[None], reply))
         polls = jobs.polls + 1
         news = replace(jobs, polls=polls)
@@ -127,8 +136,9 @@ class _Rehearsal(AbstractFederation):
         **settings: Any,
     ) -> Tree:
         """Trace the step on the first client; its reply is the mean."""
-        check_mean(self.aggregate)
-        return self._trace(step, plain_values(values), key, settings)
+        plain = plain_values(values)
+        check_ask(self.n_clients, plain, self.aggregate)
+        return self._trace(step, received(plain, 0), key, settings)
 
     def _hold(self, shared: Shared, holders: jax.Array) -> None:
         pass
