@@ -7,6 +7,8 @@ from rookery import algorithms as algorithms
 from rookery import remote as remote
 from rookery import tasks as tasks
 from rookery import tracking as tracking
+from rookery.algorithms.adbo import ADBO as ADBO
+from rookery.algorithms.adbo import SDBO as SDBO
 from rookery.algorithms.afbo import AFBO as AFBO
 from rookery.algorithms.afl import AFACD as AFACD
 from rookery.algorithms.afl import AFACS as AFACS
@@ -35,6 +37,7 @@ from rookery.algorithms.lfednest import LFedNest as LFedNest
 from rookery.algorithms.lfednest import LFedNestNonAlt as LFedNestNonAlt
 from rookery.algorithms.lfednest import LFedNestSVRG as LFedNestSVRG
 from rookery.algorithms.nested import Nested as Nested
+from rookery.algorithms.parts import ADMM as ADMM
 from rookery.algorithms.parts import PHE as PHE
 from rookery.algorithms.parts import ActiveHessians as ActiveHessians
 from rookery.algorithms.parts import AdjointView as AdjointView

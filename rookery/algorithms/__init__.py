@@ -1,6 +1,8 @@
 """One paper, one file."""
 
 from rookery.algorithms import parts as parts
+from rookery.algorithms.adbo import ADBO as ADBO
+from rookery.algorithms.adbo import SDBO as SDBO
 from rookery.algorithms.afbo import AFBO as AFBO
 from rookery.algorithms.afl import AFACD as AFACD
 from rookery.algorithms.afl import AFACS as AFACS
@@ -38,6 +40,7 @@ from rookery.algorithms.stochastic_approximation import SOBA as SOBA
 from rookery.algorithms.stochastic_approximation import STSA as STSA
 
 __all__ = [
+    "ADBO",
     "AFACD",
     "AFACS",
     "AFBO",
@@ -47,6 +50,7 @@ __all__ = [
     "GDA",
     "NASA",
     "SCGD",
+    "SDBO",
     "SOBA",
     "STSA",
     "TTSA",

@@ -77,7 +77,7 @@ class Naive:
                 time, i, what = heapq.heappop(events)
                 w = workers[i]
                 if what == "begin":
-                    copies = [np.array(v) for v in values]
+                    copies = [np.array(v) for v in values(i)]
                     end = time + w.delay + nbytes(i) * self.seconds_per_byte
                     w.job = {"values": copies, "version": version, "end": end}
                     w.number += 1
@@ -98,17 +98,23 @@ class Naive:
             self.staleness.append(version - w.job["version"])
             w.job, w.is_new, w.comes = None, True, self.now
         self.versions[kind], self.arrived[kind] = version + 1, finished
-        zero = np.zeros_like(values[0] if kind == "outer" else values[1])
-        return sum(zero if w.latest is None else w.latest for w in workers) / self.m
+
+    def mean_of_latest(self, kind, like):
+        latest = [w.latest for w in self.workers[kind]]
+        return sum(np.zeros_like(like) if one is None else one for one in latest) / self.m
 
     def ask(self, who, exchange, reply, nbytes):
+        self.spend(who, exchange, nbytes)
+        return np.mean([reply(i) for i in who], axis=0)
+
+    def spend(self, who, exchange, nbytes):
+        """The time of a synchronous exchange."""
         slowest = 0.0
         for i in who:
             arguments = (jnp.array([i], jnp.int32), jnp.array([True]), jnp.array([float(nbytes)]))
             seconds = self.clock.exchange_seconds("inner", self.round, exchange, *arguments)
             slowest = max(slowest, float(seconds))
         self.now += slowest
-        return np.mean([reply(i) for i in who], axis=0)
 
     @property
     def seconds_per_byte(self):
@@ -121,10 +127,10 @@ class Naive:
         first = a.first_wait_for or m
         for _ in range(a.inner_rounds):
             k = half if self.versions["inner"] else first
-            values, up_and_down = (self.x, self.y), (lambda i: p + q + q)
+            values, nbytes = (self.x, self.y), (lambda i: p + q + q)
             bound = a.inner_staleness
-            g = self.poll("inner", values, self.inner_result, up_and_down, k, bound)
-            self.y = self.y - a.inner_lr * g
+            self.poll("inner", lambda i, v=values: v, self.inner_result, nbytes, k, bound)
+            self.y = self.y - a.inner_lr * self.mean_of_latest("inner", self.y)
         x, y, L, who = self.x, self.y, a.aphe.lipschitz, sorted(self.arrived["outer"])
         exchange = a.inner_rounds
         t = self.ask(
@@ -137,6 +143,6 @@ class Naive:
             v = v + t
         k = half if self.versions["outer"] else first
         nbytes = lambda i: q + p + (0 if i in who else p + q)  # noqa: E731
-        h = self.poll("outer", (x, y, v), self.outer_result, nbytes, k, a.outer_staleness)
-        self.x = x - a.outer_lr * h
+        self.poll("outer", lambda i: (x, y, v), self.outer_result, nbytes, k, a.outer_staleness)
+        self.x = x - a.outer_lr * self.mean_of_latest("outer", x)
         self.round += 1

@@ -137,6 +137,13 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
     },
     "AFACS": {"unequal local steps": (LOSSES, rk.AFACS(0.1, 0.2, (1, 2, 3), batch_size=2))},
     "FedBuff": {"unequal local steps": (LOSSES, rk.FedBuff(0.1, 2, (1, 2, 3), 0.9, batch_size=2))},
+    "ADBO": {
+        "mini-batch, half are waited for": (
+            TINY,
+            rk.ADBO(0.05, 0.1, admm=rk.ADMM(2), cut_every=2, max_cuts=2, staleness=1, batch_size=2),
+        )
+    },
+    "SDBO": {"full batch": (TINY, rk.SDBO(0.05, 0.1, admm=rk.ADMM(1), cut_every=2, max_cuts=1))},
     "Nested": {
         "PHE with FedInn": (
             TINY,

@@ -1,5 +1,6 @@
 """Procedures that algorithms are put together from."""
 
+from rookery.algorithms.parts.admm import ADMM as ADMM
 from rookery.algorithms.parts.aphe import APHEPaper as APHEPaper
 from rookery.algorithms.parts.aphe import APHERandom as APHERandom
 from rookery.algorithms.parts.aphe import APHESum as APHESum
@@ -44,6 +45,7 @@ from rookery.problem.views import ProductView as ProductView
 from rookery.problem.views import SequencesView as SequencesView
 
 __all__ = [
+    "ADMM",
     "PHE",
     "APHEPaper",
     "APHERandom",
