@@ -48,6 +48,7 @@ from rookery.algorithms.parts import APHESum as APHESum
 from rookery.algorithms.parts import Between as Between
 from rookery.algorithms.parts import BilevelView as BilevelView
 from rookery.algorithms.parts import BilevelWarmUp as BilevelWarmUp
+from rookery.algorithms.parts import Complete as Complete
 from rookery.algorithms.parts import CompositionWarmUp as CompositionWarmUp
 from rookery.algorithms.parts import Decay as Decay
 from rookery.algorithms.parts import ExactHessian as ExactHessian
@@ -67,6 +68,7 @@ from rookery.algorithms.parts import LocalHessians as LocalHessians
 from rookery.algorithms.parts import LocalNeumann as LocalNeumann
 from rookery.algorithms.parts import LocalNeumannSum as LocalNeumannSum
 from rookery.algorithms.parts import MinimaxView as MinimaxView
+from rookery.algorithms.parts import MixingMatrix as MixingMatrix
 from rookery.algorithms.parts import Normalised as Normalised
 from rookery.algorithms.parts import PerCall as PerCall
 from rookery.algorithms.parts import PHESum as PHESum
@@ -74,6 +76,7 @@ from rookery.algorithms.parts import PowerDecay as PowerDecay
 from rookery.algorithms.parts import PowerIteration as PowerIteration
 from rookery.algorithms.parts import ProductView as ProductView
 from rookery.algorithms.parts import RandomIterate as RandomIterate
+from rookery.algorithms.parts import Ring as Ring
 from rookery.algorithms.parts import SequencesView as SequencesView
 from rookery.algorithms.parts import ServerSGD as ServerSGD
 from rookery.algorithms.parts import ServerStep as ServerStep
@@ -81,6 +84,7 @@ from rookery.algorithms.parts import Shifted as Shifted
 from rookery.algorithms.parts import Simultaneous as Simultaneous
 from rookery.algorithms.parts import StaleHessians as StaleHessians
 from rookery.algorithms.perfedavg import PerFedAvg as PerFedAvg
+from rookery.algorithms.prometheus import Prometheus as Prometheus
 from rookery.algorithms.qfedavg import QFedAvg as QFedAvg
 from rookery.algorithms.scaffold import Scaffold as Scaffold
 from rookery.algorithms.scaffold import ScaffoldS as ScaffoldS

@@ -32,6 +32,7 @@ from rookery.algorithms.lfednest import LFedNestNonAlt as LFedNestNonAlt
 from rookery.algorithms.lfednest import LFedNestSVRG as LFedNestSVRG
 from rookery.algorithms.nested import Nested as Nested
 from rookery.algorithms.perfedavg import PerFedAvg as PerFedAvg
+from rookery.algorithms.prometheus import Prometheus as Prometheus
 from rookery.algorithms.qfedavg import QFedAvg as QFedAvg
 from rookery.algorithms.scaffold import Scaffold as Scaffold
 from rookery.algorithms.scaffold import ScaffoldS as ScaffoldS
@@ -73,6 +74,7 @@ __all__ = [
     "LFedNestSVRG",
     "Nested",
     "PerFedAvg",
+    "Prometheus",
     "QFedAvg",
     "Scaffold",
     "ScaffoldS",

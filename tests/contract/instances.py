@@ -144,6 +144,12 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
         )
     },
     "SDBO": {"full batch": (TINY, rk.SDBO(0.05, 0.1, admm=rk.ADMM(1), cut_every=2, max_cuts=1))},
+    "Prometheus": {
+        "ring, mini-batch": (
+            TINY,
+            rk.Prometheus(0.05, 0.1, adjoint=rk.LocalNeumannSum(2, 5.0), batch_size=2),
+        )
+    },
     "Nested": {
         "PHE with FedInn": (
             TINY,

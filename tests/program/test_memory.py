@@ -101,3 +101,11 @@ def test_what_slots_count_in_a_mean(engine):
     np.testing.assert_allclose(fed.shares(some), [0.8, 0.2, 0])
     drawn = fed.sample(rk.Weighted(5), jax.random.key(0))
     np.testing.assert_allclose(fed.shares(drawn), [0.2] * 5)
+
+
+def test_what_the_server_keeps_per_client_gets_its_rows_with_the_clients():
+    state = with_rows((rk.PerClient.of(jnp.array([1.0, 2.0])), 3), 4)
+    assert state[0].rows.tolist() == [[1.0, 2.0]] * 4
+    assert (state[0].has_rows, state[1]) == (True, 3)
+    with pytest.raises(ValueError, match="this value already has a row for each client"):
+        state[0].for_clients(4)

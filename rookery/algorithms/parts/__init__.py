@@ -22,6 +22,9 @@ from rookery.algorithms.parts.lfedout import LocalNeumannSum as LocalNeumannSum
 from rookery.algorithms.parts.lipschitz import PowerIteration as PowerIteration
 from rookery.algorithms.parts.local import Between as Between
 from rookery.algorithms.parts.local import PerCall as PerCall
+from rookery.algorithms.parts.mixing import Complete as Complete
+from rookery.algorithms.parts.mixing import MixingMatrix as MixingMatrix
+from rookery.algorithms.parts.mixing import Ring as Ring
 from rookery.algorithms.parts.order import Alternating as Alternating
 from rookery.algorithms.parts.order import Simultaneous as Simultaneous
 from rookery.algorithms.parts.output import LastIterate as LastIterate
@@ -56,6 +59,7 @@ __all__ = [
     "Between",
     "BilevelView",
     "BilevelWarmUp",
+    "Complete",
     "CompositionWarmUp",
     "Decay",
     "ExactHessian",
@@ -75,6 +79,7 @@ __all__ = [
     "LocalNeumann",
     "LocalNeumannSum",
     "MinimaxView",
+    "MixingMatrix",
     "Normalised",
     "PHESum",
     "PerCall",
@@ -82,6 +87,7 @@ __all__ = [
     "PowerIteration",
     "ProductView",
     "RandomIterate",
+    "Ring",
     "SequencesView",
     "ServerSGD",
     "ServerStep",
