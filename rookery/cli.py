@@ -19,7 +19,11 @@ from rookery.report.comparison import Comparison
 from rookery.report.tables import cost_table, final_table, paired_table
 
 app = tyro.extras.SubcommandApp()
-Overrides = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="TABLE.KEY=VALUE")]
+Overrides = Annotated[
+    tuple[tuple[str, ...], ...],
+    tyro.conf.arg(name="set", metavar="TABLE.KEY=VALUE"),
+    tyro.conf.UseAppendAction,  # said twice, all of it counts
+]
 
 
 @app.command(name="demo")
@@ -56,7 +60,7 @@ def run(
         overrides: settings that replace the file's, as algorithm.outer_lr=0.02 run.rounds=50.
         overwrite: begin afresh in a directory that holds another run.
     """
-    _run([config.load(experiment, overrides)], out, data, overwrite)
+    _run([config.load(experiment, sum(overrides, ()))], out, data, overwrite)
 
 
 @app.command(name="compare")
@@ -81,7 +85,7 @@ def compare(
     """
     if not experiments:
         raise ValueError("name at least one experiment file.")
-    loaded = [config.load(path, overrides) for path in experiments]
+    loaded = [config.load(path, sum(overrides, ())) for path in experiments]
     if vary is not None:
         loaded = [desk.varied(one, vary) for one in loaded]
     _run(loaded, out, data, overwrite)
@@ -103,7 +107,7 @@ def tune(
         overrides: settings that replace the file's.
     """
     console = Console()
-    loaded = config.load(experiment, overrides)
+    loaded = config.load(experiment, sum(overrides, ()))
     report = desk.tune(loaded, data=data, console=console)
     metric = report["declared"]["metric"]
     table = Table("curve", "setting", f"mean {metric}", "chosen", title=loaded.title)
@@ -130,7 +134,7 @@ def show(experiment: tyro.conf.Positional[Path], overrides: Overrides = ()) -> N
         overrides: settings that replace the file's.
     """
     console = Console()
-    loaded = config.load(experiment, overrides)
+    loaded = config.load(experiment, sum(overrides, ()))
     console.print(f"[bold]{loaded.title}[/]\n{loaded.claim}\n")
     console.print_json(data={"run": loaded.run, **({"tune": loaded.tune} if loaded.tune else {})})
     table = Table("curve", "exchanges", "MB down", "MB up", title="cost of a round")

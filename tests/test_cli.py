@@ -103,7 +103,7 @@ def test_the_same_command_again_goes_on_and_ends_with_the_same_numbers(desk):
 
 def test_what_is_set_by_hand_goes_over_what_was_chosen(desk):
     folder, _, _ = desk
-    by_hand = ("--set", "algorithm.outer_lr=0.3", "run.rounds=1", "run.seeds=[0]")
+    by_hand = ("--set", "algorithm.outer_lr=0.3", "run.rounds=1", "--set", "run.seeds=[0]")
     done = rookery("run", "small.toml", "--out", "by-hand", *by_hand, cwd=folder)
     assert done.returncode == 0, done.stderr
     config = json.loads((folder / "by-hand" / "FedNest" / "seed-0" / "config.json").read_text())
