@@ -153,10 +153,10 @@ def test_a_naive_simulation_gives_the_same_trajectory_and_the_same_clock(name):
             assert ledger.seconds == pytest.approx(naive.now - before, abs=1e-12)
         got = (state.v, state.z, state.theta.rows, *state.jobs.results)
         want = (naive.v, naive.z, naive.theta, naive.xs, naive.ys)
-        assert_close(got, want, rtol=1e-11, atol=1e-11)
+        assert_close(got, want, rtol=1e-12, atol=1e-12)
         multipliers = sorted(cut.multiplier for cut in naive.cuts)
         used = np.sort(state.cuts.multipliers[state.cuts.is_used])
-        np.testing.assert_allclose(used, multipliers, rtol=1e-11, atol=1e-11)
+        np.testing.assert_allclose(used, multipliers, rtol=1e-12, atol=1e-12)
         assert state.jobs.begun.tolist() == [w.number for w in naive.workers["outer"]]
     assert len(naive.cuts) == 2
     assert max(naive.staleness) == (0 if algorithm.wait_for == 4 else algorithm.staleness)
