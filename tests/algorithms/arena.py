@@ -91,9 +91,9 @@ def round_by_round(zoo, algorithm, rounds, engine, seed=0):
         state = new.state
 
 
-def advance(zoo, algorithm, rounds, engine=None, seed=0, clock=None):
+def advance(zoo, algorithm, rounds, engine=None, seed=0, clock=None, weights=None):
     """The state after some rounds, and their ledgers."""
-    population = rk.Population.stacked(zoo.data)
+    population = rk.Population.stacked(zoo.data, weights=weights)
     program = Program(zoo.problem, population, clock or rk.Clock(), rk.Mean())
     algorithm.check(zoo.problem, population.n_clients)
     state = first_state(algorithm, zoo.problem, population.n_clients, zoo.start)

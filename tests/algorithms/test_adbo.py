@@ -39,16 +39,24 @@ def three_workers():
     )
 
 
-@pytest.mark.parametrize("delay", [rk.NoDelay(), SLOW.delay])
-def test_three_workers_find_the_solution_with_and_without_delays(delay):
-    zoo = three_workers()
-    np.testing.assert_allclose(zoo.solution()[0], 2 / 4.1)
+EQUAL = np.full(3, 1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("delay", "weights"),
+    [(rk.NoDelay(), EQUAL), (SLOW.delay, EQUAL), (SLOW.delay, np.array([0.5, 0.3, 0.2]))],
+)
+def test_three_workers_find_the_solution_whatever_their_delays_and_weights(delay, weights):
+    zoo, mean = three_workers(), weights @ [1.0, 2.0, 3.0]
+    x = mean / (mean**2 + 0.1)
     admm = rk.ADMM(30, 0.3, 0.3, 0.3)
     algorithm = rk.ADBO(**BRISK, admm=admm, cut_every=20, max_cuts=30, wait_for=1, staleness=4)
-    engine = rk.Compiled(rounds_per_call=5000)
-    state, ledgers = advance(zoo, algorithm, 5000, engine, clock=rk.Clock(delay))
-    assert abs(float(state.v[0]) - 0.4878) < 0.003
-    assert abs(float(state.z[0]) - 0.9756) < 0.01
+    engine, clock = rk.Compiled(rounds_per_call=5000), rk.Clock(delay)
+    state, ledgers = advance(zoo, algorithm, 5000, engine, clock=clock, weights=weights)
+    if weights is EQUAL:
+        assert x == pytest.approx(zoo.solution()[0][0]) == pytest.approx(0.4878, abs=1e-4)
+    assert abs(float(state.v[0]) - x) < 0.003
+    assert abs(float(state.z[0]) - mean * x) < 0.015
     if isinstance(delay, rk.NoDelay):
         assert {ledger.messages for ledger in ledgers} == {6, 6 + 60 * 6}
     else:  # about one of three delivers
