@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types unit test-remote test-tracking bench clean
+.PHONY: demo test lint types unit test-remote test-tracking test-ray bench bench-remote clean
 
 demo: $(READY)
 	$(BIN)/rookery demo
@@ -29,10 +29,17 @@ test-remote: $(READY)
 test-tracking: $(VENV)-tracking/.ready
 	$(VENV)-tracking/bin/pytest -rs tests/tracking rookery/tracking
 
+# clients in processes of a local Ray cluster, some of which are killed
+test-ray: $(VENV)-ray/.ready
+	$(VENV)-ray/bin/pytest -rs tests/remote/test_ray.py
+
 bench: $(READY)
 	$(BIN)/python benchmarks/fednest_round.py
 	$(BIN)/python benchmarks/maml_step.py
 	$(BIN)/python benchmarks/server_step.py
+
+bench-remote: $(VENV)-ray/.ready
+	$(VENV)-ray/bin/python benchmarks/remote_exchange.py
 
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -46,5 +53,11 @@ $(VENV)-tracking/.ready: requirements-tracking.txt requirements.txt pyproject.to
 	$(VENV)-tracking/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
+$(VENV)-ray/.ready: requirements-ray.txt requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)-ray
+	$(VENV)-ray/bin/python -m pip install --quiet -r requirements-ray.txt
+	$(VENV)-ray/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-tracking runs
+	rm -rf $(VENV) $(VENV)-tracking $(VENV)-ray runs

@@ -125,6 +125,49 @@ class Population(eqx.Module):
             largest=self.largest,
         )
 
+    def without_rows(self) -> "Population":
+        """The same population with no row at all, for a client that has its own."""
+        none = np.zeros_like(np.asarray(self.counts))
+        data = jax.tree.map(lambda a: np.asarray(a[:0]), self.data)
+        return Population(data, none, none, np.asarray(self.weights), self.splits, self.largest)
+
+    def with_rows(self, client: int, rows: Mapping[str, Tree]) -> "Population":
+        """The same population as one client holds it, with rows that it has loaded itself.
+
+        Args:
+            client: its number.
+            rows: by split, pytrees of arrays like those of the population.
+        """
+        if set(rows) != set(self.splits):
+            raise ValueError(f"client {client} needs rows of {self.splits}, got {tuple(rows)}.")
+        counts = [_common_length(rows[split]) for split in self.splits]
+        for split, count, most in zip(self.splits, counts, self.largest, strict=True):
+            if count > most:
+                raise ValueError(
+                    f"client {client} has {count} rows of {split}, and the largest client was to "
+                    f"have {most}. The server must know the sizes."
+                )
+
+        def joined(like, *parts):
+            data = np.concatenate([np.asarray(part) for part in parts])
+            if (data.dtype, data.shape[1:]) != (like.dtype, like.shape[1:]):
+                raise ValueError(
+                    f"client {client} has rows of {data.dtype}{list(data.shape[1:])}, and "
+                    f"{like.dtype}{list(like.shape[1:])} was wanted."
+                )
+            return data
+
+        mine = np.arange(self.n_clients) == client
+        here = np.array(counts, np.int32)[:, None]
+        return Population(
+            data=jax.tree.map(joined, self.data, *(rows[split] for split in self.splits)),
+            offsets=np.where(mine, np.cumsum(here, axis=0) - here, 0).astype(np.int32),
+            counts=np.where(mine, here, 0).astype(np.int32),
+            weights=np.asarray(self.weights),
+            splits=self.splits,
+            largest=self.largest,
+        )
+
 
 def _common_length(data: Tree) -> int:
     lengths = {np.shape(a)[0] if np.ndim(a) else None for a in jax.tree.leaves(data)}

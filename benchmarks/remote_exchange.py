@@ -1,0 +1,193 @@
+"""What the remote engine adds to Ray: an exchange that does nothing, and one of FedNest.
+
+An empty exchange sends an array to every client and has it back. Through the engine that is a
+broadcast, a step and a stack; the raw call hands a buffer of the same size to an actor that returns
+it. Both take turns, so that a slow moment meets both. Wanted: at most 1.3 times the raw call, at
+1 KB and at 1 MB, with 4 clients.
+
+For FedNest, the time of a round on Ray is held against that of the same messages answered in this
+thread, one client after another, and against the compiled engine, which is the computation alone.
+
+Run it with ``make bench-remote``.
+"""
+
+import platform
+import statistics
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import ray  # pyright: ignore[reportMissingImports]
+
+import rookery as rk
+from rookery.engines.engine import Program
+from rookery.program.algorithm import first_state, numbers_to_arrays
+from rookery.program.cohort import Everyone
+from rookery.remote import Policy, Remote, Worker
+from rookery.remote.draft import Holdings
+from rookery.remote.federation import RemoteFederation
+from rookery.remote.inprocess import own_worker
+from rookery.remote.ray import Ray
+
+CLIENTS, WANTED = 4, 1.3
+REPEATS = {1_000: 200, 1_000_000: 60}
+SMALL: dict[str, Any] = {"cpus_per_actor": 0.25, "object_store_memory": 400_000_000}
+
+
+class State(NamedTuple):
+    """What goes to and fro."""
+
+    value: Any
+
+
+class Echo(rk.AbstractAlgorithm):
+    """One empty exchange per round."""
+
+    def check(self, problem, n_clients):
+        """Anything goes."""
+
+    def init(self, problem, value):
+        """The value."""
+        return State(value)
+
+    def round(self, fed, problem, state, key):
+        """There and back."""
+        cohort = fed.sample(Everyone(), key)
+        rows = fed.stack(fed.map(same, fed.broadcast(cohort, state.value)))
+        return State(rows[0])
+
+    def solution(self, state):
+        """The value."""
+        return (state.value,)
+
+
+def same(client, value):
+    """What came."""
+    return value
+
+
+class Raw:
+    """An actor that returns a buffer."""
+
+    def answer(self, client: int, message: bytes) -> bytes:
+        """The same bytes."""
+        return message
+
+
+def raw_exchange(actors: list, buffer: bytes) -> None:
+    waiting = [actor.answer.remote(i, buffer) for i, actor in enumerate(actors)]
+    while waiting:
+        ready, waiting = ray.wait(waiting, num_returns=1)
+        ray.get(ready[0])
+
+
+def engine_exchange(size: int):
+    """A call that makes one empty exchange through the engine, and the runner to close."""
+    zoo = rk.zoo.quadratic_losses(n_clients=CLIENTS, size=2, rows=1)
+    people = rk.Population.stacked(zoo.data)
+    program = Program(zoo.problem, people, rk.Clock(), rk.Mean())
+    state = State(jnp.zeros(size // 4, jnp.float32))
+    runner: Any = Remote(Ray(**SMALL), Policy(wait_for=600.0)).prepare(program, [Echo()])
+    runner.advance([state], [jax.random.key(0)], 0, [3])
+    plan, session = runner._opened
+    holdings, buffer, cohort = Holdings(), np.ones(size // 4, np.float32), None
+    cohort = Everyone().draw(jax.random.key(0), CLIENTS, people.weights)
+
+    def exchange() -> None:
+        holdings.values.clear()
+        fed = RemoteFederation(program, 0, session, plan, holdings, False)
+        jax.block_until_ready(fed.stack(fed.map(same, fed.broadcast(cohort, buffer))))
+
+    return exchange, runner
+
+
+def empty_exchanges() -> None:
+    for size, repeats in REPEATS.items():
+        exchange, runner = engine_exchange(size)
+        actors = [ray.remote(num_cpus=0.25)(Raw).remote() for _ in range(CLIENTS)]
+        buffer = np.random.default_rng(0).bytes(size)
+        ours, raw = [], []
+        for i in range(repeats + 10):
+            moments = [time.perf_counter()]
+            exchange()
+            moments.append(time.perf_counter())
+            raw_exchange(actors, buffer)
+            moments.append(time.perf_counter())
+            if i >= 10:
+                ours.append(moments[1] - moments[0])
+                raw.append(moments[2] - moments[1])
+        runner.close()
+        for actor in actors:
+            ray.kill(actor)
+        a, b = statistics.median(ours), statistics.median(raw)
+        print(
+            f"  {size:>9,} bytes: engine {a * 1e3:.2f} ms, raw {b * 1e3:.2f} ms, "
+            f"ratio {a / b:.2f} (wanted: at most {WANTED})"
+        )
+
+
+class Inline:
+    """Clients in this thread: what the steps and messages take without a network."""
+
+    def open(self, program, algorithm, state, plan):
+        """One worker for each."""
+        everyone = range(program.population.n_clients)
+        return _Inline([own_worker(i, program, algorithm, state, plan) for i in everyone])
+
+
+class _Inline:
+    def __init__(self, workers: list[Worker]):
+        self._workers = workers
+
+    def alive(self):
+        return frozenset(range(len(self._workers)))
+
+    def exchange(self, step, messages, wait_for):
+        for client, message in messages:
+            yield client, self._workers[client].answer(message)
+
+    def close(self):
+        pass
+
+
+def fednest() -> None:
+    zoo = rk.zoo.quadratic_bilevel(n_clients=CLIENTS, x_size=20, y_size=20, rows=50, noise=0.1)
+    algorithm = rk.FedNest(0.01, 0.05, inner_steps=5, ihgp=rk.FedIHGPSum(5, 5.0), batch_size=8)
+    people = rk.Population.stacked(zoo.data)
+    program = Program(zoo.problem, people, rk.Clock(), rk.Mean())
+    state = first_state(numbers_to_arrays(algorithm), zoo.problem, CLIENTS, zoo.start)
+    key, rounds, times, exchanges = jax.random.key(0), 5, ([], [], []), 1
+    remote = [Remote(t, Policy(wait_for=600.0)) for t in (Ray(**SMALL), Inline())]
+    runners = [engine.prepare(program, [algorithm]) for engine in (*remote, rk.Compiled())]
+    for i in range(6):
+        for runner, mine in zip(runners, times, strict=True):
+            began = time.perf_counter()
+            (progress,) = runner.advance([state], [key], 0, [rounds])
+            if i:  # the first compiles
+                mine.append((time.perf_counter() - began) / rounds)
+            exchanges = progress.ledgers[0].exchanges
+    for runner in runners:
+        runner.close()
+    far, near, alone = (statistics.median(mine) / exchanges * 1e3 for mine in times)
+    print(
+        f"  FedNest, {exchanges} exchanges a round, ms per exchange: {far:.2f} on Ray, "
+        f"{near:.2f} in this thread, {alone:.3f} compiled"
+    )
+
+
+def main() -> None:
+    print(
+        f"jax {jax.__version__}, ray {ray.__version__}, Python {platform.python_version()}, "
+        f"{platform.machine()}, {CLIENTS} clients"
+    )
+    transport = Ray(**SMALL)
+    transport._join(ray, 2 * CLIENTS)
+    empty_exchanges()
+    fednest()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

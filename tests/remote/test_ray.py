@@ -1,0 +1,243 @@
+"""The same program on Ray, with real processes that are killed, slow or mad."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+import ray_program
+import ray_rows
+from world import FEDAVG, PEOPLE, ZOO, only, reasons
+
+import rookery as rk
+from rookery.engines.engine import Program
+from rookery.program.algorithm import first_state
+from rookery.remote import Failure, Policy, Remote
+from rookery.remote.engine import RemoteRunner
+
+sys.path.append(str(Path(__file__).parents[1] / "contract"))
+from instances import INSTANCES  # pyright: ignore[reportMissingImports]
+
+pytest.importorskip("ray", reason="Ray has an environment of its own: make test-ray")
+
+from rookery.remote.ray import Ray
+
+LONG = Policy(wait_for=300.0)
+SMALL: dict[str, Any] = {"cpus_per_actor": 0.1, "object_store_memory": 100_000_000}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """A small cluster that all tests use and none of them stops."""
+    transport = Ray(**SMALL)
+    ray = transport._ray()
+    transport._join(ray, 10)
+    yield ray
+    ray.shutdown()
+
+
+CASES = {
+    "FedNest": (INSTANCES["FedNest"]["random length, partial, mini-batch"], 1),
+    "FedMBO": (next(iter(INSTANCES["FedMBO"].values())), 2),
+    "FedMSA": (next(iter(INSTANCES["FedMSA"].values())), 3),
+    "Scaffold": (next(iter(INSTANCES["Scaffold"].values())), 2),
+    "AFBO": (INSTANCES["AFBO"]["active, random local iterations"], 3),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_and_ledgers_are_those_of_the_compiled_engine(name):
+    (zoo, algorithm), per_actor = CASES[name]
+    clock = rk.Clock(rk.LogNormalDelay(0.1), bandwidth=1e4, seed=3)
+    people = rk.Population.stacked(zoo.data)
+    program = Program(zoo.problem, people, clock, rk.Mean())
+    state, key = first_state(algorithm, zoo.problem, people.n_clients, zoo.start), jax.random.key(7)
+    (want,) = rk.Compiled().prepare(program, [algorithm]).advance([state], [key], 0, [3])
+    runner = Remote(Ray(clients_per_actor=per_actor, **SMALL), LONG).prepare(program, [algorithm])
+    assert isinstance(runner, RemoteRunner)
+    with closing(runner):
+        (got,) = runner.advance([state], [key], 0, [3])
+        carried = runner.session.bytes_down, runner.session.bytes_up
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-12, 1e-12), got.state, want.state)
+    for a, b in zip(got.ledgers, want.ledgers, strict=True):
+        assert a.values()[:-1] == b.values()[:-1]
+        assert a.seconds == pytest.approx(b.seconds, rel=1e-12)
+    down, up = (sum(getattr(b, f"bytes_{way}") for b in want.ledgers) for way in ("down", "up"))
+    assert carried == (down, up)
+
+
+class Watched(eqx.Module):
+    """Ray, with a note of the processes and of when failures were seen."""
+
+    inner: Ray
+    processes: dict = eqx.field(default_factory=dict)
+    failures: list = eqx.field(default_factory=list)
+
+    def open(self, *arguments):
+        port: Any = self.inner.open(*arguments)
+        self.processes.update(port.processes())
+        return WatchedPort(port, self.failures)
+
+
+class WatchedPort:
+    """The port, with a note of when failures were seen."""
+
+    def __init__(self, port, failures):
+        self._port, self._failures = port, failures
+        self.alive, self.close = port.alive, port.close
+
+    def exchange(self, step, messages, wait_for):
+        for client, arrival in self._port.exchange(step, messages, wait_for):
+            if isinstance(arrival, Failure):
+                self._failures.append((client, time.monotonic()))
+            yield client, arrival
+
+
+def go(transport, policy, directory, rounds=8):
+    began = time.monotonic()
+    result = rk.run(
+        FEDAVG, ZOO.problem, PEOPLE, ZOO.start, rounds=rounds, engine=Remote(transport, policy),
+        evaluate=[rk.OfSolution(size)], evaluate_every=1, checkpoint_every=1, directory=directory,
+    )  # fmt: skip
+    lines = (directory / "history.jsonl").read_text().splitlines()
+    assert [int(row["round"]) for row in result.history] == list(range(rounds + 1))
+    assert len(lines) == rounds + 1  # no line of metrics is lost
+    return result, time.monotonic() - began
+
+
+def size(w):
+    """Norm of the model."""
+    return {"size": jax.numpy.linalg.norm(w)}
+
+
+def when_lines(directory, count, then):
+    """Do something as soon as so many lines of metrics are written."""
+
+    def watch():
+        path = directory / "history.jsonl"
+        while not path.exists() or path.read_text().count("\n") < count:
+            time.sleep(0.01)
+        then()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_clients_load_their_own_rows_and_a_killed_one_is_started_again(tmp_path, capsys):
+    clean, _ = go(Ray(load=ray_rows.own, **SMALL), LONG, tmp_path / "clean")
+    watched, killed = Watched(Ray(load=ray_rows.own_but_slow_at_1, **SMALL)), []
+
+    def kill():  # client 1 takes two seconds for an answer, so it is in the middle of one
+        killed.append(time.monotonic())
+        os.kill(watched.processes[1], signal.SIGKILL)
+
+    thread = when_lines(tmp_path / "killed", 3, kill)
+    policy = Policy(wait_for=120.0, back_off=0.01)
+    result, took = go(watched, policy, tmp_path / "killed")
+    thread.join()
+    assert not Path(f"/proc/{watched.processes[1]}").exists()
+    pairs = zip(jax.tree.leaves(result.state), jax.tree.leaves(clean.state), strict=True)
+    assert all(bool((a == b).all()) for a, b in pairs)
+    assert "client 1: its process is gone" in reasons(result)
+    assert "client 1: the client has no agreement with this server" in reasons(result)
+    ((client, seen),) = watched.failures
+    assert client == 1 and seen - killed[0] < 10
+    with capsys.disabled():
+        print(f"\nkill -9 seen after {seen - killed[0]:.2f} s, no round lost; run of {took:.1f} s")
+
+
+def test_a_slow_client_is_left_out_by_the_deadline(tmp_path, capsys):
+    transport = Ray(load=ray_rows.own_but_slow_at_1, **SMALL)
+    go(Ray(load=ray_rows.own, **SMALL), LONG, tmp_path / "warm", 1)
+    policy = Policy(wait_for=1.0, min_replies=0.8, back_off=0.01, retries=20)
+    result, took = go(transport, policy, tmp_path / "slow")
+    missing = {e.round for e in result.events if "no reply within 1 s" in e.reason}
+    late = [e for e in result.events if "late reply dropped" in e.reason]
+    assert {e.client for e in late} == {1} and 1 in {e.client for e in result.events}
+    assert missing == set(range(8))
+    with capsys.disabled():
+        print(f"\nslow client: {len(missing)} of 8 rounds without it, run of {took:.1f} s")
+
+
+def test_nan_is_refused_by_name(tmp_path):
+    policy = Policy(wait_for=120.0, min_replies=0.8)
+    result, _ = go(Ray(load=ray_rows.own_but_nan_at_4, **SMALL), policy, tmp_path, 4)
+    np.testing.assert_allclose(result.state.w, only(0, 1, 2, 3).state.w, rtol=1e-12)
+    assert {e.client for e in result.events} == {4}
+    assert "NaN or infinity" in reasons(result)
+
+
+def test_a_third_of_the_clients_dead(tmp_path, capsys):
+    watched, killed = Watched(Ray(restarts=0, **SMALL)), []
+
+    def kill():
+        killed.append(time.monotonic())
+        for client in (0, 3):
+            os.kill(watched.processes[client], signal.SIGKILL)
+
+    thread = when_lines(tmp_path, 2, kill)
+    policy = Policy(wait_for=120.0, min_replies=0.6, back_off=0.01)
+    result, took = go(watched, policy, tmp_path)
+    thread.join()
+    gone = {(e.client, e.round) for e in result.events if "its process is gone" in e.reason}
+    assert {client for client, _ in gone} == {0, 3}
+    assert {round for _, round in gone} >= set(range(3, 8))
+    seconds = max(min(t for c, t in watched.failures if c == i) for i in (0, 3)) - killed[0]
+    with capsys.disabled():
+        print(
+            f"\n2 of 5 dead: both seen within {seconds:.2f} s, no round lost; {took:.1f} s in all"
+        )
+
+
+def test_a_killed_server_goes_on_exactly_and_leaves_no_process(tmp_path, capsys):
+    program = str(Path(__file__).with_name("ray_program.py"))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, program, str(tmp_path)]
+    lines = tmp_path / "history.jsonl"
+    server = subprocess.Popen(command, env=environment)
+    try:
+        until = time.monotonic() + 240
+        while not lines.exists() or lines.read_text().count("\n") < 4:
+            assert server.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+        started = descendants(server.pid)
+    finally:
+        server.kill()
+        server.wait()
+    assert len(started) > 3  # Ray's and the actors'
+    until = time.monotonic() + 60
+    while left := [pid for pid in started if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < until, f"{left} live on"
+        time.sleep(0.1)
+    done = lines.read_text().count("\n")
+    subprocess.run(command, env=environment, check=True, timeout=400)
+    want = rk.run(**ray_program.settings(None), engine=rk.Compiled())
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [row["round"] for row in rows] == list(range(31))
+    sizes = [row["size"] for row in rows]
+    np.testing.assert_allclose(sizes, want.history["size"], rtol=1e-12)
+    with capsys.disabled():
+        print(f"\nserver killed after {done} lines of metrics; resumed to {len(rows)}")
+
+
+def descendants(pid):
+    """The processes that a process has started, and those that they have."""
+    found, parents = [], [pid]
+    while parents:
+        children = Path(f"/proc/{parents[0]}/task")
+        for task in children.iterdir() if children.exists() else ():
+            new = [int(child) for child in (task / "children").read_text().split()]
+            found, parents = found + new, parents + new
+        parents = parents[1:]
+    return found
