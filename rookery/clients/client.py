@@ -47,7 +47,7 @@ class Client:
         s = self._population.split_index(split)
         start = jnp.asarray(self._population.offsets)[s, self.id]
         count = jnp.asarray(self._population.counts)[s, self.id]
-        largest = self._population.largest[s]
+        largest = max(self._population.largest[s], 1)  # where rows are elsewhere, shapes are traced
         if size is None or size >= largest:
             return _Whole(self, start, count, min(largest, BLOCK), largest)
         return _Drawn(self, start, count, size, key)

@@ -1,6 +1,7 @@
 """All clients' data in flat arrays, with offsets and counts per client and split."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,7 +14,8 @@ from rookery._types import Tree
 class Population(eqx.Module):
     """The rows of all clients, sorted by client; no padding, however unequal the clients are.
 
-    Build one with :meth:`from_parts` or :meth:`stacked`.
+    Build one with :meth:`from_parts` or :meth:`stacked`; with :meth:`elsewhere` at a server whose
+    clients keep their rows.
 
     Attributes:
         data: pytree of arrays [all rows, ...].
@@ -93,6 +95,121 @@ class Population(eqx.Module):
         lists = list(np.arange(n_clients * rows).reshape(n_clients, rows))
         return cls.from_parts(flat, {split: lists}, weights=weights)
 
+    @classmethod
+    def elsewhere(
+        cls,
+        example: Tree,
+        n_clients: int,
+        *,
+        splits: Sequence[str] = ("train",),
+        weights: Sequence[float] | np.ndarray | None = None,
+    ) -> "Population":
+        """What a server knows of clients that keep their rows: how many, and the form of a row.
+
+        Args:
+            example: one row, or anything with the shapes and types of one.
+            n_clients: how many clients there are.
+            splits: names of the splits that every client has.
+            weights: of the clients in every mean; equal if not given.
+
+        >>> import numpy as np
+        >>> p = Population.elsewhere({"input": np.zeros(3), "label": np.int32(0)}, 2)
+        >>> p.n_clients, p.has_rows, p.example("train")["input"].shape
+        (2, False, (3,))
+        """
+        _check.count("the number of clients", n_clients)
+        if not splits:
+            raise ValueError("splits is empty; name at least one, such as 'train'.")
+        nothing = np.zeros((len(splits), n_clients), np.int32)
+        return cls(
+            data=jax.tree.map(_one_row, example),
+            offsets=nothing,
+            counts=nothing,
+            weights=_normalised(weights, n_clients),
+            splits=tuple(splits),
+            largest=(0,) * len(splits),
+        )
+
+    @classmethod
+    def joined(
+        cls,
+        parts: "Sequence[Population]",
+        *,
+        weights: Sequence[float] | np.ndarray | None = None,
+    ) -> "Population":
+        """The clients of several populations as those of one, numbered on from part to part.
+
+        Args:
+            parts: of the same splits and the same form of rows.
+            weights: of all clients in every mean; equal if not given.
+        """
+        if not parts:
+            raise ValueError("there is nothing to join; give at least one population.")
+        for part in parts[1:]:
+            part.check_form(parts[0])
+        begins = np.cumsum([0, *(_common_length(part.data) for part in parts)])
+        moved = [np.asarray(p.offsets) + b for p, b in zip(parts, begins[:-1], strict=True)]
+        counts = np.concatenate([np.asarray(part.counts) for part in parts], axis=1)
+        return cls(
+            data=jax.tree.map(lambda *leaves: np.concatenate(leaves), *(p.data for p in parts)),
+            offsets=np.concatenate(moved, axis=1).astype(np.int32),
+            counts=counts.astype(np.int32),
+            weights=_normalised(weights, counts.shape[1]),
+            splits=parts[0].splits,
+            largest=tuple(int(c) for c in counts.max(axis=1)),
+        )
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows are here; a server's :meth:`elsewhere` has none."""
+        return max(self.largest) > 0
+
+    def check_rows(self, who: str) -> None:
+        """Raise unless the rows are here."""
+        if not self.has_rows:
+            raise ValueError(
+                f"{who} needs the clients' rows, and this population is made by "
+                "Population.elsewhere, which has none. Give it one with rows, or use the remote "
+                "engine with clients that have theirs."
+            )
+
+    def check_form(self, other: "Population") -> None:
+        """Raise unless splits and the form of a row are those of another population."""
+        mine, theirs = (
+            (p.splits, str(jax.tree.map(lambda a: f"{a.dtype}{list(a.shape[1:])}", p.data)))
+            for p in (self, other)
+        )
+        if mine != theirs:
+            raise ValueError(f"splits and rows are {mine}, wanted {theirs}.")
+
+    def among(self, whole: "Population", first: int) -> "Population":
+        """These clients as some of many, of which the others have no rows here.
+
+        Args:
+            whole: all clients; its rows are not used.
+            first: the number that the first of these clients has there.
+        """
+        self.check_form(whole)
+        last = first + self.n_clients
+        if not 0 <= first < last <= whole.n_clients:
+            raise ValueError(
+                f"clients {first} to {last - 1} are not among {whole.n_clients} clients."
+            )
+
+        def wide(array):
+            all = np.zeros((len(self.splits), whole.n_clients), np.int32)
+            all[:, first:last] = array
+            return all
+
+        return Population(
+            data=self.data,
+            offsets=wide(self.offsets),
+            counts=wide(self.counts),
+            weights=np.asarray(whole.weights),
+            splits=self.splits,
+            largest=self.largest,
+        )
+
     def split_index(self, split: str) -> int:
         """The position of a split, or an error with the nearest valid name."""
         return self.splits.index(_check.one_of("split", split, self.splits))
@@ -167,6 +284,12 @@ class Population(eqx.Module):
             splits=self.splits,
             largest=self.largest,
         )
+
+
+def _one_row(one: Any) -> np.ndarray:
+    """A row that is no client's: steps are traced on its shape."""
+    one = one if isinstance(one, jax.ShapeDtypeStruct) else np.asarray(one)
+    return np.zeros((1, *one.shape), one.dtype)
 
 
 def _common_length(data: Tree) -> int:

@@ -41,6 +41,7 @@ class Compiled(AbstractEngine):
 
     def prepare(self, program: Program, algorithms: Sequence[AbstractAlgorithm]) -> AbstractRunner:
         """Make ready; compilation happens at the first call."""
+        program.population.check_rows("the compiled engine")
         return _CompiledRunner(program, algorithms, self.clients_at_once, self.rounds_per_call)
 
 

@@ -209,4 +209,5 @@ class Eager(AbstractEngine):
 
     def prepare(self, program: Program, algorithms: Sequence[AbstractAlgorithm]) -> AbstractRunner:
         """Make ready."""
+        program.population.check_rows("the eager engine")
         return _EagerRunner(program, algorithms)

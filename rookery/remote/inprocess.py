@@ -72,7 +72,10 @@ class InProcess(eqx.Module):
 
     def open(self, program: Program, algorithm: AbstractAlgorithm, state: Tree, plan: Plan) -> Port:
         """Start the threads."""
-        make = self.make_worker if self.make_worker is not None else own_worker
+        make = self.make_worker
+        if make is None:
+            program.population.check_rows("a client in this process")
+            make = own_worker
 
         def worker(client: int) -> Worker:
             return make(client, program, algorithm, state, plan)

@@ -92,6 +92,7 @@ class OnClients(AbstractEvaluation):
 
     def __call__(self, solution, population, key):
         """Four numbers for every metric."""
+        population.check_rows("OnClients")
         metrics = {**self.scores, **self.losses}
 
         def of_client(id):

@@ -103,3 +103,56 @@ def test_other_bad_input():
         ragged()[2].example("trian")
     with pytest.raises(ValueError, match=r"axes \[clients, rows\]"):
         rk.Population.stacked(np.zeros(3))
+
+
+def test_a_population_elsewhere_has_the_form_of_rows_and_none_of_them():
+    _, _, here = ragged()
+    there = rk.Population.elsewhere(here.example("train"), 3, splits=("train", "validation"))
+    assert there.example("validation") == here.example("validation")
+    assert here.has_rows and not there.has_rows
+    there.check_form(here)
+    assert there.counts.sum() == 0
+
+
+@pytest.mark.parametrize("engine", [rk.Compiled(), rk.Eager(), rk.remote.Remote()])
+def test_engines_that_need_rows_say_so(engine):
+    zoo = rk.zoo.quadratic_losses(n_clients=2, size=2, rows=3)
+    people = rk.Population.elsewhere(rk.Population.stacked(zoo.data).example("train"), 2)
+    with pytest.raises(ValueError, match=r"needs the clients' rows.*Population\.elsewhere"):
+        rk.run(rk.FedAvg(0.1, 2), zoo.problem, people, zoo.start, rounds=1, engine=engine)
+
+
+def test_joined_populations_number_on_and_keep_every_row():
+    _, parts, first = ragged()
+    _, _, second = ragged()
+    both = rk.Population.joined([first, second], weights=[1, 1, 1, 1, 1, 5])
+    assert both.n_clients == 6 and both.largest == first.largest
+    assert both.weights.tolist() == pytest.approx([0.1] * 5 + [0.5])
+    for client in range(6):
+        for split in parts:
+            mine, same = both.rows(client, split), first.rows(client % 3, split)
+            jax.tree.map(np.testing.assert_array_equal, mine, same)
+
+
+def test_some_clients_among_many_keep_their_rows():
+    _, parts, mine = ragged()
+    whole = rk.Population.elsewhere(mine.example("train"), 5, splits=mine.splits)
+    placed = mine.among(whole, 2)
+    assert placed.n_clients == 5 and placed.counts[:, :2].sum() == 0
+    for client in range(3):
+        for split in parts:
+            jax.tree.map(
+                np.testing.assert_array_equal,
+                placed.only(client + 2).rows(client + 2, split),
+                mine.rows(client, split),
+            )
+    with pytest.raises(ValueError, match="clients 3 to 5 are not among 5"):
+        mine.among(whole, 3)
+
+
+def test_populations_of_another_form_do_not_go_together():
+    _, _, mine = ragged()
+    with pytest.raises(ValueError, match="wanted"):
+        mine.check_form(rk.Population.elsewhere(np.zeros(3), 3, splits=mine.splits))
+    with pytest.raises(ValueError, match="wanted"):
+        mine.check_form(rk.Population.elsewhere(mine.example("train"), 3))

@@ -1,0 +1,117 @@
+"""A study that several parties carry out: one module, which each of them has a copy of.
+
+It is an ordinary module with these names:
+
+    problem      what is solved
+    algorithm    the server program
+    start        initial values of the problem's variables
+    sites        names of the parties that have data: a tuple if each is one client, or else a
+                 dictionary with the number of clients of each
+    population   what the server knows of the clients: ``Population.elsewhere(...)``
+    load(site)   a site's own rows, as a population of its clients; called at that site alone
+    main(engine, directory)
+                 what the server does: ``rk.run(..., engine=engine, directory=directory)``
+    policy       what to do about clients that do not answer; may be left out
+
+Server and sites read the module on their own, and agree on a fingerprint of it before the first
+step: neither code nor data of a party goes to another.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery import _check
+from rookery._types import Tree
+from rookery.clients.population import Population
+from rookery.program.algorithm import AbstractAlgorithm, first_state, numbers_to_arrays
+from rookery.remote.policy import Policy
+from rookery.remote.rehearsal import rehearse
+from rookery.remote.worker import Worker
+
+NAMES = ("problem", "algorithm", "start", "sites", "population", "load", "main")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What the module of a study holds, checked.
+
+    Attributes:
+        sites: by site, the numbers of its clients.
+    """
+
+    name: str
+    problem: Any
+    algorithm: AbstractAlgorithm
+    start: tuple[Tree, ...]
+    sites: Mapping[str, range]
+    population: Population
+    load: Callable[[str], Population]
+    main: Callable[..., Any]
+    policy: Policy
+
+    @classmethod
+    def read(cls, name: str) -> "Study":
+        """Import a module and check it, or raise and say what it lacks."""
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name.partition(".")[0]:
+                raise
+            raise ValueError(
+                f"there is no module {name!r} here. Every party needs a copy where its Python "
+                "looks for modules, on PYTHONPATH for example."
+            ) from error
+        if missing := [wanted for wanted in NAMES if not hasattr(module, wanted)]:
+            raise ValueError(
+                f"the study {name!r} has no {', '.join(missing)}. A study needs "
+                f"{', '.join(NAMES)}; see rookery.remote.study."
+            )
+        sites = _numbered(module.sites)
+        population, start = module.population, jax.tree.map(jnp.asarray, tuple(module.start))
+        n_clients = sum(map(len, sites.values()))
+        if population.n_clients != n_clients:
+            raise ValueError(
+                f"the sites of {name!r} have {n_clients} clients, its population "
+                f"{population.n_clients}."
+            )
+        module.algorithm.check(module.problem, n_clients)
+        module.problem.check(start, population.example)
+        policy = getattr(module, "policy", None)
+        return cls(
+            name, module.problem, module.algorithm, start, sites, population, module.load,
+            module.main, policy if policy is not None else Policy(),
+        )  # fmt: skip
+
+    def workers(self, site: str) -> dict[int, Worker]:
+        """The clients of a site, with its rows."""
+        mine = self.sites[_check.one_of("site", site, tuple(self.sites))]
+        rows = self.load(site)
+        if rows.n_clients != len(mine):
+            raise ValueError(
+                f"load({site!r}) gave {rows.n_clients} clients; by the study it has {len(mine)}."
+            )
+        rows.check_rows(f"site {site!r}")
+        rows = rows.among(self.population, mine.start)
+        state = first_state(self.algorithm, self.problem, self.population.n_clients, self.start)
+        plan = rehearse(numbers_to_arrays(self.algorithm), self.problem, rows, state)
+        return {
+            client: Worker(client, self.problem, self.algorithm, rows.only(client), state, plan)
+            for client in mine
+        }
+
+
+def _numbered(sites: Any) -> dict[str, range]:
+    counts = dict(sites) if isinstance(sites, Mapping) else dict.fromkeys(sites, 1)
+    if not counts or isinstance(sites, str):
+        raise ValueError(f"sites must name at least one site, as ('site-1',), got {sites!r}.")
+    numbered, first = {}, 0
+    for site, count in counts.items():
+        _check.count(f"the number of clients of {site!r}", count)
+        numbered[site] = range(first, first + count)
+        first += count
+    return numbered
