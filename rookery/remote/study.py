@@ -18,8 +18,10 @@ step: neither code nor data of a party goes to another.
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,6 +36,10 @@ from rookery.remote.rehearsal import rehearse
 from rookery.remote.worker import Worker
 
 NAMES = ("problem", "algorithm", "start", "sites", "population", "load", "main")
+
+
+class JobFailed(RuntimeError):
+    """A study that the parties did not finish; what was done until then is kept."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,19 @@ class Study:
     policy: Policy
 
     @classmethod
-    def read(cls, name: str) -> "Study":
-        """Import a module and check it, or raise and say what it lacks."""
+    def read(cls, study: str | Path) -> "Study":
+        """Import a study and check it, or raise and say what it lacks.
+
+        Args:
+            study: the module's name, or its file, whose folder is then looked in for modules.
+        """
+        name = str(study)
+        if name.endswith(".py"):
+            file = Path(name).resolve()
+            if not file.is_file():
+                raise ValueError(f"there is no file {name}.")
+            sys.path.insert(0, str(file.parent))
+            name = file.stem
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:

@@ -11,8 +11,8 @@ from rookery import _check
 from rookery._types import Tree
 from rookery.engines.engine import Program
 from rookery.program.algorithm import AbstractAlgorithm
+from rookery.remote.plan import Plan
 from rookery.remote.port import Failure, Port, Transport
-from rookery.remote.rehearsal import Plan
 
 
 class Watched(eqx.Module):

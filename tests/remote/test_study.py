@@ -1,0 +1,134 @@
+"""A study as its parties read it; their messages go over threads here."""
+
+import io
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+import rookery as rk
+from rookery.remote import Faults, InProcess, Policy, Remote
+from rookery.remote.study import NAMES, Study
+from rookery.remote.watched import Watched
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "contract"))
+
+
+def study() -> Study:
+    return Study.read("flare_study")
+
+
+def by_sites(client, program, algorithm, state, plan):
+    """A client made by its site alone, as on another machine."""
+    (site,) = [s for s, clients in study().sites.items() if client in clients]
+    return study().workers(site)[client]
+
+
+def test_a_server_without_rows_and_sites_with_theirs_give_the_compiled_numbers(tmp_path):
+    import flare_study
+
+    engine = Remote(InProcess(Faults(), by_sites), Policy(wait_for=300.0))
+    got = flare_study.main(engine, tmp_path / "sites")
+    want = flare_study.main(rk.Compiled(), tmp_path / "compiled", flare_study.EVERYONE)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-12, 1e-12), got.state, want.state)
+    assert got.ledger == want.ledger
+
+
+def test_sites_number_their_clients_on():
+    assert study().sites == {"site-1": range(0, 3), "site-2": range(3, 4)}
+
+
+GOOD = """
+import numpy as np
+import rookery as rk
+zoo = rk.zoo.quadratic_losses(n_clients=2, size=2, rows=3)
+problem, algorithm, start = zoo.problem, rk.FedAvg(0.1, 2), zoo.start
+sites = ("a", "b")
+everyone = rk.Population.stacked(zoo.data)
+population = rk.Population.elsewhere(everyone.example("train"), 2)
+def load(site):
+    return rk.Population.stacked({k: v[:1] for k, v in zoo.data.items()})
+def main(engine, directory):
+    pass
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """A study in a file, which is forgotten after the test."""
+
+    def written(*changes):
+        text = GOOD
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        file = tmp_path / "some_study.py"
+        file.write_text(text)
+        return file
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield written
+    sys.modules.pop("some_study", None)
+
+
+def test_a_study_can_be_named_by_its_file(write):
+    assert Study.read(write()).name == "some_study"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ("def main", "def other", "has no main"),
+        ('("a", "b")', '("a",)', "have 1 clients, its population 2"),
+        ('("a", "b")', '"ab"', "name at least one site"),
+        ('("a", "b")', '{"a": 0, "b": 2}', "must be at least 1"),
+        ("rk.FedAvg(0.1, 2)", "rk.FedNest(0.1, 0.1)", "FedNest"),
+    ],
+)
+def test_what_is_wrong_with_a_study_is_said_at_once(write, old, new, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        Study.read(write((old, new)))
+
+
+def test_a_study_that_is_not_here_is_missed_by_name():
+    with pytest.raises(ValueError, match="no module 'nowhere'"):
+        Study.read("nowhere")
+    with pytest.raises(ValueError, match=r"no file nowhere\.py"):
+        Study.read("nowhere.py")
+    assert "load" in NAMES
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ("v[:1]", "v[:2]", "gave 2 clients; by the study it has 1"),
+        ("v[:1]", "v[:1].astype(np.float16)", "float16.*wanted"),
+    ],
+)
+def test_a_site_whose_rows_are_otherwise_says_so(write, old, new, match):
+    with pytest.raises(ValueError, match=match):
+        Study.read(write((old, new))).workers("a")
+
+
+def test_an_unknown_site_is_refused(write):
+    with pytest.raises(ValueError, match="'c'"):
+        Study.read(write()).workers("c")
+
+
+def test_traffic_is_shown_with_names_bytes_and_those_missing():
+    zoo = rk.zoo.quadratic_losses(n_clients=3, size=2, rows=3)
+    console = Console(record=True, file=io.StringIO(), width=200)
+    transport = Watched(InProcess(Faults(crashes={1: 2})), console, {0: "north"}, every=1e-6)
+    rk.run(
+        rk.FedAvg(0.1, 2), zoo.problem, rk.Population.stacked(zoo.data), zoo.start, rounds=3,
+        engine=Remote(transport, Policy(60.0, 0.5, back_off=0.01)),
+    )  # fmt: skip
+    text = console.export_text()
+    assert "Before gradient_steps, 3 of 3 clients alive:" in text
+    *_, end, north, crashed, _ = text.splitlines()
+    assert end == "At the end, 2 of 3 clients alive:"
+    assert "north: 4 of 4 answered, in" in north and "kB down" in north and "kB up" in north
+    assert "client 1: 2 of 4 answered" in crashed and "its process is gone" in crashed
