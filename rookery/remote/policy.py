@@ -69,7 +69,8 @@ def norm(leaves: list[np.ndarray]) -> float:
     for leaf in leaves:
         if _is_inexact(leaf):
             wide = np.abs(leaf).astype(np.float64).ravel()
-            total += float(wide @ wide)
+            with np.errstate(over="ignore"):  # infinity is what such a norm is taken for
+                total += float(wide @ wide)
     return math.sqrt(total)
 
 

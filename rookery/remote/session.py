@@ -151,7 +151,10 @@ class Session:
         """Agree again with clients that were started anew; all that they had is sent again."""
         for client, lost in forgetful.items():
             self.forget(client, lost == ALL)
-        self.greet([client for client, lost in forgetful.items() if lost == ALL])
+            try:
+                self.greet([client] if lost == ALL else [])
+            except agreement.Disagreement as error:  # one client's, and no reason to stop the run
+                self.say("agreement", client, str(error))
         self._number += 1  # what is sent now, clients have not answered before
 
     def forget_jobs(self) -> None:
