@@ -1,0 +1,159 @@
+"""Accuracy of AFBO after a fixed time, against delay, number of clients and local iterations.
+
+A quadratic bilevel problem whose hypergradient is known exactly; every evaluation on a client sees
+one noisy row. At each point an algorithm takes the best steps of one grid. Writes delay.json and
+delay.png beside itself:
+
+    python experiments/theory_delay/measure.py
+"""
+
+import itertools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+
+import rookery as rk
+from rookery.report.statistics import interval
+from rookery.tasks.distance import GradientNorm
+
+HERE = Path(__file__).parent
+SEEDS = range(5)
+DELAYS = (0.05, 0.1, 0.2, 0.4)  # medians, of log-normal delays with sigma 1
+SECONDS = 100.0
+CLIENTS = (4, 16, 64)
+ROUNDS = 200
+SPREADS = {"5": 5, "3 to 7": rk.Between(3, 7), "1 to 9": rk.Between(1, 9)}
+UNEQUAL = "1 or 9, always the same"
+X_STEPS = (0.01, 0.03, 0.1, 0.3)
+Y_STEPS = (0.03, 0.1, 0.3)
+CONDITION, TERMS = 4.0, 8
+NOISE, ROWS = 0.5, 50
+
+
+def problem(n_clients: int, heterogeneity: float = 0.0):
+    """Clients whose rows scatter around the same matrices, or around matrices of their own."""
+    return rk.zoo.quadratic_bilevel(
+        n_clients=n_clients,
+        heterogeneity=heterogeneity,
+        condition=CONDITION,
+        rows=ROWS,
+        noise=NOISE,
+    )
+
+
+def afbo(alpha: float, beta: float, **changes):
+    """Half of the clients are waited for; five inner steps of the server in a round."""
+    settings = {"inner_rounds": 5, "aphe": rk.APHESum(TERMS, CONDITION), "batch_size": 1}
+    return rk.AFBO(alpha, beta, **(settings | changes))
+
+
+def fednest(alpha: float, beta: float):
+    """Everyone is waited for in every exchange."""
+    ihgp = rk.FedIHGPSum(TERMS, lipschitz=CONDITION)
+    return rk.FedNest(alpha, beta, 5, ihgp=ihgp, batch_size=1)
+
+
+def main() -> None:
+    """Measure and draw."""
+    jax.config.update("jax_enable_x64", True)
+    began = time.monotonic()
+    found = {"delay": [], "clients": [], "local iterations": []}
+
+    def measure(part: str, point: dict, *arguments, **settings) -> None:
+        found[part].append(point | best(*arguments, **settings))
+        print(part, found[part][-1], f"{time.monotonic() - began:.0f} s", flush=True)
+
+    for make, median in itertools.product((afbo, fednest), DELAYS):
+        clock = rk.Clock(rk.LogNormalDelay(median))
+        point = {"algorithm": {afbo: "AFBO", fednest: "FedNest"}[make], "median": median}
+        measure("delay", point, make, problem(16), clock, rounds=20_000, seconds=SECONDS)
+    clock = rk.Clock(rk.LogNormalDelay(1.0))
+    for m in CLIENTS:
+        measure("clients", {"clients": m}, afbo, problem(m), clock, rounds=ROUNDS)
+    for heterogeneity in (0.0, 1.0):
+        zoo = problem(16, heterogeneity)
+        for name, steps in (SPREADS | {UNEQUAL: (1, 9) * 8}).items():
+            point = {"steps": name, "heterogeneity": heterogeneity}
+
+            def make(alpha, beta, steps=steps):
+                return afbo(alpha, beta, inner_steps=steps, hessians=rk.StaleHessians())
+
+            measure("local iterations", point, make, zoo, clock, rounds=ROUNDS)
+    size = {"seeds": len(SEEDS), "x steps": X_STEPS, "y steps": Y_STEPS, "rounds": ROUNDS}
+    size |= {"seconds": SECONDS, "slope in clients": slope(found["clients"], "clients")}
+    (HERE / "delay.json").write_text(json.dumps({"size": size, "found": found}, indent=1) + "\n")
+    draw(found)
+
+
+def best(make: Callable, zoo, clock: rk.Clock, **settings) -> dict:
+    """The least mean over seeds of the squared outer gradient, averaged over the last third."""
+    grid = list(itertools.product(X_STEPS, Y_STEPS))
+    jobs = [rk.Job(make(a, b), zoo.start, seed=seed) for a, b in grid for seed in SEEDS]
+    results = rk.sweep(
+        jobs, zoo.problem, rk.Population.stacked(zoo.data), clock=clock, lanes=len(jobs),
+        evaluate=(rk.OfSolution(GradientNorm(*zoo.affine_hypergradient())),), evaluate_every=5,
+        **settings,
+    )  # fmt: skip
+    each = np.array([last_third(r.history) for r in results]).reshape(len(grid), -1)
+    mean = np.where(np.isfinite(each).all(1), each.mean(1), np.inf)
+    i = int(mean.argmin())
+    spread, rounds = interval(each[i]), [r.rounds for r in results][i * len(SEEDS)]
+    low, high = float(spread.low), float(spread.high)
+    return {
+        "error": float(mean[i]), "low": low, "high": high, "setting": grid[i], "rounds": rounds
+    }  # fmt: skip
+
+
+def last_third(history) -> float:
+    """The mean of the squared gradient over the last third of the measurements."""
+    squares = np.asarray(history["gradient_norm"]) ** 2
+    return float(squares[-max(1, len(squares) // 3) :].mean())
+
+
+def slope(points: list[dict], axis: str) -> float:
+    """Of log error against log axis."""
+    x, y = (np.log([p[name] for p in points]) for name in (axis, "error"))
+    return float(np.polyfit(x, y, 1)[0])
+
+
+def draw(found: dict[str, list[dict]]) -> None:
+    """One panel for each question."""
+    figure, panels = plt.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
+    for i, name in enumerate(("AFBO", "FedNest")):
+        own = [p for p in found["delay"] if p["algorithm"] == name]
+        bars(panels[0], [p["median"] for p in own], own, f"C{i}", name)
+    panels[0].set(xlabel=f"median delay, {SECONDS:.0f} virtual seconds", xscale="log")
+    bars(panels[1], list(CLIENTS), found["clients"], "C0", "AFBO")
+    half = [found["clients"][0]["error"] * (CLIENTS[0] / m) ** 0.5 for m in CLIENTS]
+    panels[1].plot(CLIENTS, half, color="black", lw=0.8, ls=":", label="one over the root")
+    panels[1].set(xlabel=f"clients, {ROUNDS} rounds", xscale="log")
+    panels[1].set_xticks(CLIENTS, [str(m) for m in CLIENTS], minor=False)
+    for i, heterogeneity in enumerate((0.0, 1.0)):
+        own = [p for p in found["local iterations"] if p["heterogeneity"] == heterogeneity]
+        label = "clients alike" if heterogeneity == 0 else "clients that differ"
+        bars(panels[2], list(range(len(own))), own, f"C{i}", label)
+        panels[2].set_xticks(range(len(own)), [p["steps"] for p in own], fontsize=8)
+    panels[2].set(xlabel=f"local iterations of a job, {ROUNDS} rounds")
+    for panel in panels:
+        panel.set_yscale("log")
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=8)
+    panels[0].set_ylabel("squared outer gradient, last third")
+    figure.savefig(HERE / "delay.png", dpi=150)
+
+
+def bars(panel, at: list, points: list[dict], color: str, label: str) -> None:
+    """One line with its intervals over seeds; a bound below zero is not drawn."""
+    mean = np.array([p["error"] for p in points])
+    low, high = (np.array([p[k] for p in points]) for k in ("low", "high"))
+    reach = [mean - np.maximum(low, mean / 20), high - mean]
+    panel.errorbar(at, mean, reach, color=color, marker="o", capsize=3, label=label)
+
+
+if __name__ == "__main__":
+    main()
