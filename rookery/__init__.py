@@ -139,8 +139,8 @@ from rookery.run.evaluate import OfSolution as OfSolution
 from rookery.run.evaluate import OnClients as OnClients
 from rookery.run.evaluate import OnServer as OnServer
 from rookery.run.history import History as History
-from rookery.run.lanes import Job as Job
-from rookery.run.lanes import Result as Result
+from rookery.run.lane import Job as Job
+from rookery.run.lane import Result as Result
 from rookery.run.loop import run as run
 from rookery.run.loop import sweep as sweep
 from rookery.run.track import Tracker as Tracker

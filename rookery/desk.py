@@ -23,7 +23,7 @@ from rookery.program.ledger import Ledger
 from rookery.report.comparison import Comparison, Curve
 from rookery.run.book import versions
 from rookery.run.history import replace_file, to_json
-from rookery.run.lanes import Job, Result
+from rookery.run.lane import Job, Result
 from rookery.run.loop import sweep
 from rookery.tasks.task import Task
 

@@ -18,6 +18,7 @@ from rookery import _tree
 from rookery._types import Key, Tree
 from rookery.clients.client import Client
 from rookery.engines import counters
+from rookery.engines.visits import visit_some, weighted_sum, width_of, worked, written
 from rookery.program.diary import Diary
 from rookery.program.federation import Shared, Step, client_key
 from rookery.program.jobs import (
@@ -35,8 +36,6 @@ from rookery.program.jobs import (
 
 if TYPE_CHECKING:
     from rookery.engines.traced import TracedFederation
-
-AT_ONCE = 32  # clients that are visited side by side, at most, if nothing else is asked for
 
 
 def poll(
@@ -58,7 +57,7 @@ def poll(
     check_waiting(wait_for, staleness, fed.n_clients)
     if at_once is None and isinstance(wait_for, int):
         at_once = wait_for
-    width = _width(fed, at_once)
+    width = width_of(fed, at_once)
     everyone, now = jnp.arange(fed.n_clients, dtype=jnp.int32), fed.books.seconds
 
     # who has just become idle: when it will come, and how long it will take
@@ -151,13 +150,13 @@ def ask(
         total, slowest, work = carry
         replies, more = jax.vmap(one)(ids)
         lasts = fed.clock.exchange_seconds(fed.kind, fed.round, exchange, ids, active, nbytes[ids])
-        total = _tree.add(total, _weighted_sum(fed.weights, ids, active, replies))
-        return total, jnp.maximum(slowest, lasts), _worked(work, active, more)
+        total = _tree.add(total, weighted_sum(fed.weights, ids, active, replies))
+        return total, jnp.maximum(slowest, lasts), worked(work, active, more)
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shape)
     work = (fed.books.gradients, fed.books.hessian_vectors)
     carry = (zeros, jnp.zeros(()), work)
-    total, slowest, work = _visit(fed, who, _width(fed, at_once), visit, carry)
+    total, slowest, work = visit_some(fed, who, width_of(fed, at_once), visit, carry)
     _send(fed, values, who)
     asked = jnp.sum(who, dtype=jnp.uint32)
     fed.books = fed.books._replace(
@@ -181,11 +180,11 @@ def _draw(fed: TracedFederation, jobs: Jobs, width: int) -> Jobs:
 
         rows = jax.vmap(one)(ids)
         return tuple(
-            _written(table, ids, active, new) for table, new in zip(carry, rows, strict=True)
+            written(table, ids, active, new) for table, new in zip(carry, rows, strict=True)
         )
 
     carry = (jobs.start, jobs.seconds)
-    start, seconds = _visit(fed, jobs.has_arrived, width, visit, carry)
+    start, seconds = visit_some(fed, jobs.has_arrived, width, visit, carry)
     return replace(jobs, start=start, seconds=seconds)
 
 
@@ -194,9 +193,9 @@ def _begin(fed, jobs: Jobs, values, begins: jax.Array, key: Key, width: int) -> 
         def one(id):
             return received(values, id), jax.random.key_data(job_key(key, id, jobs.begun[id]))
 
-        return _written(carry, ids, active, jax.vmap(one)(ids))
+        return written(carry, ids, active, jax.vmap(one)(ids))
 
-    held, keys = _visit(fed, begins, width, visit, (jobs.values, jobs.keys))
+    held, keys = visit_some(fed, begins, width, visit, (jobs.values, jobs.keys))
     return replace(jobs, values=held, keys=keys)
 
 
@@ -212,7 +211,7 @@ def _noted(fed, jobs: Jobs, is_in, width: int, start, finish, now, version) -> D
             used_in=jobs.polls,
         )
 
-    return _visit(fed, is_in, width, visit, jobs.diary)
+    return visit_some(fed, is_in, width, visit, jobs.diary)
 
 
 def _deliver(fed, jobs: Jobs, step: Step, is_in: jax.Array, counts, settings, width: int):
@@ -227,70 +226,24 @@ def _deliver(fed, jobs: Jobs, step: Step, is_in: jax.Array, counts, settings, wi
         results, total, change, work = carry
         replies, more = jax.vmap(one)(ids)
         check_result(jobs, replies)
-        results = _written(results, ids, active, replies)
-        total = _tree.add(total, _weighted_sum(counts, ids, active, replies))
-        change = _tree.add(change, _weighted_sum(fed.weights, ids, active, replies))
-        return results, total, change, _worked(work, active, more)
+        results = written(results, ids, active, replies)
+        total = _tree.add(total, weighted_sum(counts, ids, active, replies))
+        change = _tree.add(change, weighted_sum(fed.weights, ids, active, replies))
+        return results, total, change, worked(work, active, more)
 
     def look_up(ids, active, change):
         before = jax.tree.map(lambda a: a[ids], jobs.results)
-        return _tree.sub(change, _weighted_sum(fed.weights, ids, active, before))
+        return _tree.sub(change, weighted_sum(fed.weights, ids, active, before))
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), jobs.results)
     # one loop that reads a table and writes it, or two of which neither must be first, would have
     # XLA copy the whole table
-    change = _visit(fed, is_in, width, look_up, zeros)
+    change = visit_some(fed, is_in, width, look_up, zeros)
     work = (fed.books.gradients, fed.books.hessian_vectors)
     carry = (jobs.results, zeros, change, work)
-    results, total, change, work = _visit(fed, is_in, width, visit, carry)
+    results, total, change, work = visit_some(fed, is_in, width, visit, carry)
     fed.books = fed.books._replace(gradients=work[0], hessian_vectors=work[1])
     return results, total, change
-
-
-def _visit(
-    fed: TracedFederation, who: jax.Array, width: int, visit: Callable[..., Tree], carry: Tree
-) -> Tree:
-    """``visit(ids, active, carry)`` until all clients where ``who`` is true have had their turn."""
-    n = fed.n_clients
-    numbers = jnp.arange(n, dtype=jnp.int32)
-
-    def once(_, carry):
-        last, value = carry
-
-        def pick(slot, carry):  # one minimum for each: a sort of all would cost far more
-            last, ids = carry
-            found = jnp.min(jnp.where(who & (numbers > last), numbers, n))
-            return found, ids.at[slot].set(found)
-
-        last, ids = lax.fori_loop(0, width, pick, (last, jnp.zeros(width, jnp.int32)))
-        return last, visit(jnp.minimum(ids, n - 1), ids < n, value)
-
-    turns = -(-jnp.sum(who, dtype=jnp.int32) // width)
-    return lax.fori_loop(0, turns, once, (jnp.int32(-1), carry))[1]
-
-
-def _width(fed: TracedFederation, at_once: int | None) -> int:
-    return min(at_once or AT_ONCE, fed.clients_at_once or AT_ONCE, fed.n_clients)
-
-
-def _written(table: Tree, ids, active, rows: Tree) -> Tree:
-    """The table with new rows; those of slots that are switched off aim past the end."""
-
-    def write(all, new):
-        at = jnp.where(active, ids, all.shape[0])
-        return all.at[at].set(new, mode="drop")
-
-    return jax.tree.map(write, table, rows)
-
-
-def _weighted_sum(weights: jax.Array, ids, active, rows: Tree) -> Tree:
-    weights = jnp.where(active, weights[ids], 0.0)
-    return jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), rows)
-
-
-def _worked(counted, active, work):
-    more = (jnp.where(active, w, jnp.uint32(0)) for w in work)
-    return tuple(counters.add_all(c, m) for c, m in zip(counted, more, strict=True))
 
 
 def _bytes_down(fed: TracedFederation, values: tuple[Tree | Shared, ...]) -> jax.Array:

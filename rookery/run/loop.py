@@ -26,7 +26,8 @@ from rookery.program.clock import Clock
 from rookery.program.robust import AbstractRobust
 from rookery.run.describe import fingerprint
 from rookery.run.evaluate import AbstractEvaluation
-from rookery.run.lanes import Job, Lane, Lanes, Result
+from rookery.run.lane import Job, Lane, Result
+from rookery.run.lanes import Lanes
 from rookery.run.progress import SILENT, RunProgress
 from rookery.run.track import Tracker
 

@@ -1,0 +1,103 @@
+"""One run: what is asked for, where it stands, what it has come to."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rookery._types import Tree
+from rookery.engines.engine import Event
+from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.jobs import diaries
+from rookery.program.ledger import Ledger
+from rookery.run.book import Book
+from rookery.run.checkpoint import Checkpoint
+from rookery.run.history import History
+from rookery.run.track import Tracker
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep: what it does not share with the others.
+
+    Attributes:
+        algorithm: the server program.
+        start: initial values of the problem's variables.
+        seed: of all randomness except the delays.
+        directory: where configuration, history and checkpoints are kept; nothing if None.
+        title: what the progress bar says.
+        tracker: what follows the run, besides its history; each run needs one of its own.
+    """
+
+    algorithm: AbstractAlgorithm
+    start: tuple[Tree, ...]
+    seed: int = 0
+    directory: str | Path | None = None
+    title: str = ""
+    tracker: Tracker | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has come to.
+
+    Attributes:
+        status: ``finished``, or ``diverged`` if a round left something that is not finite.
+        rounds: how many rounds were done.
+        solution: the problem's variables.
+        state: the algorithm's state, of which the solution is a part.
+        history: what was measured.
+        ledger: what it cost.
+        message: why a run that diverged has stopped, and what to try; empty if it finished.
+        events: what befell clients, on engines where something can.
+        diaries: of an asynchronous algorithm, by kind of jobs: who worked when on which version.
+    """
+
+    status: str
+    rounds: int
+    solution: tuple[Tree, ...]
+    state: Tree
+    history: History
+    ledger: Ledger
+    message: str = ""
+    events: tuple[Event, ...] = ()
+    diaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass
+class Lane:
+    """A job with its book and its state, begun or read back from its directory."""
+
+    job: Job
+    book: Book
+    state: Tree
+    found: dict[int, Checkpoint]
+    status: str = "finished"
+    end: int = 0
+    is_over: bool = False
+
+    @property
+    def name(self) -> str:
+        """The job's title, or else its algorithm."""
+        return self.job.title or type(self.job.algorithm).__name__
+
+    @property
+    def message(self) -> str:
+        """Why the run has stopped before its last round, if it has."""
+        if self.status == "finished":
+            return ""
+        return (
+            f"{self.name} stopped in round {self.end - 1}: a value is no longer finite. "
+            f"{self.job.algorithm.remedy()}"
+        )
+
+    def close(self) -> None:
+        """Write the summary."""
+        self.book.close(self.status, self.end, self.message, diaries(self.state))
+
+    def result(self) -> Result:
+        """What the run has come to."""
+        solution, book = self.job.algorithm.solution(self.state), self.book
+        return Result(
+            self.status, self.end, solution, self.state, book.history, book.ledger, self.message,
+            tuple(book.events), diaries(self.state),
+        )  # fmt: skip
