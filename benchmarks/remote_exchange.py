@@ -92,13 +92,13 @@ def engine_exchange(size: int):
     runner: Any = Remote(Ray(**SMALL), Policy(wait_for=600.0)).prepare(program, [Echo()])
     runner.advance([state], [jax.random.key(0)], 0, [3])
     plan, session = runner._opened
-    holdings, buffer, cohort = Holdings(), np.ones(size // 4, np.float32), None
-    cohort = Everyone().draw(jax.random.key(0), CLIENTS, people.weights)
+    holdings, value = Holdings(), jax.block_until_ready(jnp.ones(size // 4, jnp.float32))
+    fed = RemoteFederation(program, 0, session, plan, holdings, False)
+    cohort = fed.sample(Everyone(), jax.random.key(0))
 
     def exchange() -> None:
         holdings.values.clear()
-        fed = RemoteFederation(program, 0, session, plan, holdings, False)
-        jax.block_until_ready(fed.stack(fed.map(same, fed.broadcast(cohort, buffer))))
+        jax.block_until_ready(fed.stack(fed.map(same, fed.broadcast(cohort, value))))
 
     return exchange, runner
 

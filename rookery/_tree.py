@@ -72,9 +72,13 @@ def size(a: Tree) -> int:
 
 def nbytes(a: Tree) -> int:
     """How many bytes the tree's arrays take on a wire."""
-    return sum(
-        math.prod(jnp.shape(leaf)) * jnp.result_type(leaf).itemsize for leaf in jax.tree.leaves(a)
-    )
+
+    def of(leaf):
+        if isinstance(leaf, jax.Array):  # far quicker, and most are
+            return leaf.size * leaf.dtype.itemsize
+        return math.prod(jnp.shape(leaf)) * jnp.result_type(leaf).itemsize
+
+    return sum(of(leaf) for leaf in jax.tree.leaves(a))
 
 
 def all_finite(a: Tree) -> jax.Array:

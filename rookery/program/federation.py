@@ -107,14 +107,12 @@ class AbstractFederation(abc.ABC):
 
     def broadcast(self, cohort: Cohort, *values: Tree | Shared) -> Any:
         """Send server values to a cohort: the same to each client, and to each client once."""
-        placed = []
         for value in values:
             if isinstance(value, Shared):
                 self._send_to_newcomers(cohort, value)
-                placed.append(Placed(cohort, value.value, is_stacked=False))
             else:
                 self._send(cohort, cohort.distinct, _tree.nbytes(value))
-                placed.append(Placed(cohort, value, is_stacked=False))
+        placed = [Placed(cohort, self._sent(value), is_stacked=False) for value in values]
         return placed[0] if len(placed) == 1 else tuple(placed)
 
     def scatter(self, cohort: Cohort, rows: Tree) -> Placed:
@@ -258,6 +256,10 @@ class AbstractFederation(abc.ABC):
     @abc.abstractmethod
     def _exchange(self, cohort: Cohort, nbytes: int) -> None:
         """Bill one exchange in which every active client sends so many bytes."""
+
+    def _sent(self, value: Tree | Shared) -> Tree:
+        """A value of the server as clients have it once it was sent."""
+        return value.value if isinstance(value, Shared) else value
 
     def _replies(self, placed: Placed) -> tuple[Tree, Cohort]:
         if not isinstance(placed, Placed):

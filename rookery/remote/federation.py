@@ -5,6 +5,7 @@ out in one message per client when a word that goes up asks for it: one exchange
 and one up, however many steps lie between.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -51,12 +52,6 @@ class RemoteFederation(AbstractFederation):
         self._needs_all = False
 
     # ---- down
-
-    def broadcast(self, cohort: Cohort, *values: Tree | Shared) -> Any:
-        """Bill the values; they travel when they are first needed."""
-        super().broadcast(cohort, *values)
-        placed = [Placed(cohort, self.handles(value), is_stacked=False) for value in values]
-        return placed[0] if len(placed) == 1 else tuple(placed)
 
     def scatter(self, cohort: Cohort, rows: Tree) -> Placed:
         """Bill the rows; they travel when they are first needed."""
@@ -184,9 +179,10 @@ class RemoteFederation(AbstractFederation):
             self.bills.work(*reply.work)
         given = {slot: reply.leaves for slot, reply in replies.items()}
         leaves = [_stacked(given, i, handle, len(cohort)) for i, handle in enumerate(handles)]
-        answered = np.array([slot in replies for slot in range(len(cohort))])
-        active = jnp.asarray(np.asarray(cohort.active) & answered)
-        cohort = Cohort(cohort.ids, active, cohort.occurrence, cohort.token, cohort.is_weighted)
+        if len(replies) < len(asks):
+            answered = np.array([slot in replies for slot in range(len(cohort))])
+            active = jnp.asarray(np.asarray(cohort.active) & answered)
+            cohort = Cohort(cohort.ids, active, cohort.occurrence, cohort.token, cohort.is_weighted)
         return jax.tree.unflatten(structure, leaves), cohort
 
     def handles(self, value: Tree | Shared) -> Tree:
@@ -196,6 +192,9 @@ class RemoteFederation(AbstractFederation):
         if value.token not in self._shared:
             self._shared[value.token] = self.sent(value.value)
         return self._shared[value.token]
+
+    def _sent(self, value: Tree | Shared) -> Tree:
+        return self.handles(value)  # they travel when they are first needed
 
     def sent(self, value: Tree, slots: int | None = None, is_billed: bool = True) -> Tree:
         """Handles of a value that will be sent: the same to all, or a row to each of some slots."""
@@ -259,7 +258,7 @@ def _is_row(rows: np.ndarray, handle: Handle) -> np.ndarray:
 def _plain(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
-    return np.asarray(jnp.asarray(leaf))
+    return np.asarray(leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf))
 
 
 def _own_rows(source: Sent, leaf: int, slots: int) -> jax.Array:
@@ -272,7 +271,15 @@ def _stacked(given: dict[int, list], leaf: int, handle: Handle, slots: int) -> j
     if jnp.issubdtype(handle.dtype, jax.dtypes.prng_key):
         some = next(iter(given.values()))
         return jnp.stack([given.get(slot, some)[leaf] for slot in range(slots)])
-    out = np.zeros((slots, *handle.shape), handle.dtype)
-    for slot, leaves in given.items():
-        out[slot] = leaves[leaf]
-    return jnp.asarray(out)
+    out = _empty((slots, *handle.shape), np.dtype(handle.dtype))
+    for slot in range(slots):
+        out[slot] = given[slot][leaf] if slot in given else 0
+    return jax.device_put(out)
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array that JAX takes as it is, without a copy, where it lies at a multiple of 64."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw = np.empty(nbytes + 64, np.uint8)
+    begin = -raw.ctypes.data % 64
+    return raw[begin : begin + nbytes].view(dtype).reshape(shape)

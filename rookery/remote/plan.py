@@ -1,11 +1,12 @@
 """The calls of an algorithm: its steps with their settings and the shapes that go in and out."""
 
+import builtins
 import hashlib
 import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
@@ -52,7 +53,7 @@ class Call:
     structure: Any
     has_key: bool
     _compiling: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _warm: set[str] = field(default_factory=set, repr=False)
+    _warm: set[int] = field(default_factory=set, repr=False)
 
     @property
     def travelling(self) -> list[Travels]:
@@ -60,30 +61,49 @@ class Call:
         return [leaf for leaf in self.settings if isinstance(leaf, Travels)]
 
     def run(
-        self, population: Population, id: int, key: Key | None, values: list, numbers: list
-    ) -> tuple[list, tuple]:
-        """The leaves of the reply and the work, of one client; compiled once and kept warm."""
-        arguments = (population, jnp.int32(id), key, values, numbers)
-        shapes = str([np.shape(leaf) for leaf in jax.tree.leaves(population)])
-        if shapes in self._warm:
+        self,
+        population: Population,
+        id: int,
+        key: Key | None,
+        folds: tuple[int, ...],
+        values: list,
+        numbers: list,
+    ) -> tuple[list, Any]:
+        """The leaves of the reply and the work, of one client; compiled once and kept warm.
+
+        Args:
+            population: with the client's rows.
+            id: the client.
+            key: of the step.
+            folds: numbers to fold into the key, in order, which make it the client's own.
+            values: leaves of the arguments.
+            numbers: settings that came along.
+        """
+        arguments = (
+            population, np.int32(id), key, tuple(np.uint32(n) for n in folds), values, numbers
+        )  # fmt: skip
+        if builtins.id(population) in self._warm:
             return self._jitted(*arguments)
         with self._compiling:  # clients in one process would all compile it at once
             out = self._jitted(*arguments)
-            self._warm.add(shapes)
+            self._warm.add(builtins.id(population))
             return out
 
     @cached_property
     def _jitted(self):
         return jax.jit(self._traced)
 
-    def _traced(self, population, id, key, values, numbers):
+    def _traced(self, population, id, key, folds, values, numbers):
+        for number in folds:
+            key = jax.random.fold_in(key, number)
         sent = iter(numbers)
         leaves = [next(sent) if isinstance(s, Travels) else s for s in self.settings]
         settings = jax.tree.unflatten(self.structure, leaves)
         arguments = jax.tree.unflatten(jax.tree.structure(self.arguments), values)
         client = Client(population, id, key, loop)
         reply = self.step(client, *arguments, **settings)
-        return [jnp.asarray(leaf) for leaf in jax.tree.leaves(reply)], client.work
+        work = jnp.stack([jnp.asarray(w).astype(jnp.uint32) for w in client.work])
+        return [jnp.asarray(leaf) for leaf in jax.tree.leaves(reply)], work
 
 
 class Plan:
@@ -138,7 +158,12 @@ def step_name(step: Step) -> str:
 
 def spec(leaf: Any) -> str:
     """Type and shape of one array."""
-    return f"{leaf.dtype}{list(leaf.shape)}"
+    return _spec(leaf.dtype, tuple(leaf.shape))
+
+
+@lru_cache(10_000)
+def _spec(dtype: Any, shape: tuple[int, ...]) -> str:
+    return f"{dtype}{list(shape)}"
 
 
 def specs(tree: Tree) -> list[str]:

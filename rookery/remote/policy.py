@@ -63,8 +63,10 @@ def is_finite(leaves: list[np.ndarray]) -> bool:
     return all(bool(np.all(np.isfinite(leaf))) for leaf in leaves if _is_inexact(leaf))
 
 
-def norm(leaves: list[np.ndarray]) -> float:
-    """The Euclidean norm of a reply."""
+def norm(leaves: list[np.ndarray], limit: float = 0.0) -> float:
+    """The Euclidean norm of a reply; 0 where there is no limit to hold it against."""
+    if math.isinf(limit):
+        return 0.0
     total = 0.0
     for leaf in leaves:
         if _is_inexact(leaf):

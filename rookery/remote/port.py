@@ -21,7 +21,9 @@ class Port(Protocol):
     """A way to the clients. It carries bytes and looks into none of them.
 
     Whoever implements it sees to it that the client a reply is said to come from is the one that
-    sent it: by a connection, a certificate or a process of its own.
+    sent it: by a connection, a certificate or a process of its own. A port that sees to it that
+    bytes arrive as they were sent, as TLS does, says so by an attribute ``is_reliable``; arrays
+    then travel without a checksum of ours.
     """
 
     def alive(self) -> frozenset[int]:

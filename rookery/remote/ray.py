@@ -142,7 +142,7 @@ class Host:
             }
         plan = rehearse(algorithm, problem, next(iter(rows.values())), state)
         self._workers = {
-            client: Worker(client, problem, algorithm, people, state, plan)
+            client: Worker(client, problem, algorithm, people, state, plan, is_checked=False)
             for client, people in rows.items()
         }
 
@@ -157,6 +157,8 @@ class Host:
 
 class _Actors:
     """The port of :class:`Ray`."""
+
+    is_reliable = True
 
     def __init__(
         self,

@@ -186,7 +186,8 @@ class Session:
         arrays = ask.build()
         self.bytes_down += nbytes(arrays, "value")
         message = Message(kind, step, ask.client, slot, self._number, arrays)
-        return ask.client, wire.encode(message)
+        is_checked = not getattr(self.port, "is_reliable", False)
+        return ask.client, wire.encode(message, is_checked=is_checked)
 
     def _take(
         self, kind: Kind, step: str, client: int, arrival: bytes | Failure, state: Attempt
@@ -261,7 +262,7 @@ class Session:
         if not is_finite(reply.leaves):
             state.failed[slot] = "reply refused: it holds NaN or infinity"
             state.spoiled[slot] = reply
-        elif (size := norm(reply.leaves)) > self.policy.largest_norm:
+        elif (size := norm(reply.leaves, self.policy.largest_norm)) > self.policy.largest_norm:
             state.failed[slot] = (
                 f"reply refused: its norm is {size:.3g}, the limit {self.policy.largest_norm:g}"
             )

@@ -6,11 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from rookery import _tree
 from rookery._types import Tree
 from rookery.clients.population import Population
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
-from rookery.program.federation import client_key
 from rookery.remote import agreement, script, wire
 from rookery.remote.plan import Call, Plan, spec, specs
 from rookery.remote.rehearsal import rehearse
@@ -42,6 +40,7 @@ class Worker:
         state: the algorithm's state before the first round, or its shapes.
         plan: of a rehearsal that was made before, to save the time for another.
         limits: on the sizes of messages.
+        is_checked: whether replies carry a checksum of their arrays; see :class:`~port.Port`.
     """
 
     def __init__(
@@ -53,13 +52,14 @@ class Worker:
         state: Tree,
         plan: Plan | None = None,
         limits: wire.Limits = wire.LIMITS,
+        is_checked: bool = True,
     ):
         algorithm = numbers_to_arrays(algorithm)
         plan = plan if plan is not None else rehearse(algorithm, problem, population, state)
         self.id = id
         self._plan = plan
         self._population = jax.device_put(population)
-        self._limits = limits
+        self._limits, self._is_checked = limits, is_checked
         self._agreement = agreement.agreement(problem, algorithm, population.n_clients, plan)
         self._has_agreed = False
         self._latest = 0  # number of the newest exchange
@@ -130,12 +130,12 @@ class Worker:
         key = message.arrays.get(f"key/{i}")
         if (key is not None) != call.has_key:
             raise WireError(f"{call.name} has a key on one side and none on the other")
-        own = key
-        if task.occurrence != script.OWN_KEY:
-            own = client_key(key, self.id, None if task.occurrence < 0 else task.occurrence)
-        reply, work = call.run(self._population, self.id, own, values, numbers)
+        folds = (self.id,) if task.occurrence < 0 else (self.id, task.occurrence)
+        if key is None or task.occurrence == script.OWN_KEY:
+            folds = ()
+        reply, work = call.run(self._population, self.id, key, folds, values, numbers)
         self._values[task.token] = reply
-        return np.array([int(w) for w in work], np.uint64)
+        return np.asarray(work).astype(np.uint64)
 
     def _call(self, task: script.Task) -> Call:
         if not 0 <= task.call < len(self._plan.calls):
@@ -178,9 +178,11 @@ class Worker:
         return self._message(Kind.FAILURE, to, arrays)
 
     def _message(self, kind: Kind, to: Message, arrays: Mapping[str, Any]) -> bytes:
-        return wire.encode(Message(kind, to.name, self.id, to.slot, to.exchange, arrays))
+        message = Message(kind, to.name, self.id, to.slot, to.exchange, arrays)
+        return wire.encode(message, is_checked=self._is_checked)
 
 
 def nbytes(arrays: Mapping[str, Any], kind: str) -> int:
     """Bytes of the values, ``value``, or of the replies, ``give``, that a message carries."""
-    return sum(_tree.nbytes(a) for path, a in arrays.items() if path.startswith(f"{kind}/"))
+    mine = (array for path, array in arrays.items() if path.startswith(f"{kind}/"))
+    return sum(array.size * array.dtype.itemsize for array in mine)
