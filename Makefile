@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types unit test-remote test-tracking test-ray bench bench-remote clean
+.PHONY: demo test lint types unit test-remote test-tracking test-ray test-flare bench bench-remote clean
 
 demo: $(READY)
 	$(BIN)/rookery demo
@@ -33,13 +33,18 @@ test-tracking: $(VENV)-tracking/.ready
 test-ray: $(VENV)-ray/.ready
 	$(VENV)-ray/bin/pytest -rs tests/remote/test_ray.py
 
+# NVIDIA FLARE: its simulator, and three parties with certificates on this machine
+test-flare: $(VENV)-flare/.ready
+	$(VENV)-flare/bin/pytest -rs tests/remote/test_flare.py
+
 bench: $(READY)
 	$(BIN)/python benchmarks/fednest_round.py
 	$(BIN)/python benchmarks/maml_step.py
 	$(BIN)/python benchmarks/server_step.py
 
-bench-remote: $(VENV)-ray/.ready
+bench-remote: $(VENV)-ray/.ready $(VENV)-flare/.ready
 	$(VENV)-ray/bin/python benchmarks/remote_exchange.py
+	$(VENV)-flare/bin/python benchmarks/flare_exchange.py
 
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -47,17 +52,12 @@ $(READY): requirements.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(VENV)-tracking/.ready: requirements-tracking.txt requirements.txt pyproject.toml
-	$(PYTHON) -m venv $(VENV)-tracking
-	$(VENV)-tracking/bin/python -m pip install --quiet -r requirements-tracking.txt
-	$(VENV)-tracking/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	touch $@
-
-$(VENV)-ray/.ready: requirements-ray.txt requirements.txt pyproject.toml
-	$(PYTHON) -m venv $(VENV)-ray
-	$(VENV)-ray/bin/python -m pip install --quiet -r requirements-ray.txt
-	$(VENV)-ray/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+# packages that cannot live together have an environment each
+$(VENV)-%/.ready: requirements-%.txt requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip install --quiet -r requirements-$*.txt
+	$(VENV)-$*/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-tracking $(VENV)-ray runs
+	rm -rf $(VENV) $(VENV)-tracking $(VENV)-ray $(VENV)-flare runs

@@ -3,8 +3,6 @@
 The same file lies at the server and at both clinics. `python clinics.py` simulates all of them.
 """
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +30,7 @@ def penalties(a, w):
 
 
 problem = rk.Bilevel(outer, inner)
-algorithm = rk.FedNest(outer_lr=3.0, inner_lr=0.05, inner_steps=5, ihgp=rk.FedIHGPSum(terms=20))
+algorithm = rk.FedNest(outer_lr=3.0, inner_lr=0.05, inner_steps=5, ihgp=rk.FedIHGPSum(terms=10))
 start = (np.zeros(10), np.zeros(10))
 sites = ("clinic-1", "clinic-2")
 row = {"input": np.zeros(10), "target": np.zeros(())}
@@ -51,11 +49,12 @@ def load(site):
 def main(engine, directory, people=population):
     """What the server does."""
     return rk.run(
-        algorithm, problem, people, start, rounds=40, engine=engine, directory=directory,
+        algorithm, problem, people, start, rounds=20, engine=engine, directory=directory,
         evaluate=[rk.OfSolution(penalties)], evaluate_every=5, console=Console(),
     )  # fmt: skip
 
 
 if __name__ == "__main__":
     everyone = rk.Population.joined([load(site) for site in sites])
-    print(main(rk.Compiled(), Path("runs/clinics"), everyone).history)
+    result = main(rk.Compiled(), "runs/clinics", everyone)
+    print(result.status, result.history.rows[-1])

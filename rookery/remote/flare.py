@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """NVIDIA FLARE, its Collab API: parties that have a certificate each and trust no one's code.
 
 Every party has this package and a copy of the study (:mod:`rookery.remote.study`). A job of FLARE
@@ -27,31 +28,38 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
-from nvflare.apis.job_def import RunStatus
-from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
-from nvflare.collab import collab
-from nvflare.collab.api.exceptions import CollabCallError, RunAborted
-from nvflare.collab.runtime.controller import CollabController
-from nvflare.collab.runtime.executor import CollabExecutor
-from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
-from nvflare.job_config.api import FedJob
-from nvflare.recipe import SimEnv
 from rich.console import Console
 
+from rookery import _check
 from rookery._types import Tree
 from rookery.engines.engine import Program
 from rookery.program.algorithm import AbstractAlgorithm
+from rookery.remote.asking import TooFew
 from rookery.remote.engine import Remote
+from rookery.remote.plan import Plan
 from rookery.remote.port import Failure, Port
-from rookery.remote.rehearsal import Plan
-from rookery.remote.session import TooFew
-from rookery.remote.study import Study
+from rookery.remote.study import JobFailed, Study
 from rookery.remote.watched import Watched
+
+try:
+    from nvflare.apis.job_def import RunStatus
+    from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+    from nvflare.collab import collab
+    from nvflare.collab.api.exceptions import CollabCallError, RunAborted
+    from nvflare.collab.runtime.controller import CollabController
+    from nvflare.collab.runtime.executor import CollabExecutor
+    from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+    from nvflare.job_config.api import FedJob
+    from nvflare.recipe import SimEnv
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "rookery.remote.flare needs NVIDIA FLARE: pip install 'rookery[flare]'"
+    ) from error
 
 ALLOWED = (
     "nvflare.collab.runtime.controller.CollabController",
@@ -72,35 +80,48 @@ class Flare(eqx.Module):
 
     Args:
         sites: by site, the numbers of its clients.
+        longest_job: seconds after which a job is given up that an asynchronous program has begun
+            and does not wait for yet.
     """
 
     sites: Mapping[str, range]
+    longest_job: float = 3600.0
+
+    def __check_init__(self):
+        _check.positive("Flare.longest_job", self.longest_job)
 
     def open(self, program: Program, algorithm: AbstractAlgorithm, state: Tree, plan: Plan) -> Port:
         """A port to the sites that take part in the job."""
         # two lines for every call are more than anyone reads, and take their time
         logging.getLogger("nvflare.collab.runtime.cell_dispatcher").setLevel(logging.WARNING)
         proxies = {proxy.name: proxy for proxy in collab.clients}
-        return _Calls(self.sites, proxies, collab.context.is_aborted)
+        return _Calls(self.sites, proxies, collab.context.is_aborted, self.longest_job)
 
 
 class _Calls:
-    """The port of :class:`Flare`: one call to each site, with the messages to all its clients.
+    """The port of :class:`Flare`: a thread for each client, which calls its site.
 
     FLARE does not say that a site is gone: each call to it would last until its deadline. So a site
-    that has missed one is away, and is not asked before it has answered a ping.
+    that has missed one and does not answer a ping is away, and is not asked before it does.
     """
 
     def __init__(
-        self, sites: Mapping[str, range], proxies: Mapping, is_aborted: Callable[[], bool]
+        self,
+        sites: Mapping[str, range],
+        proxies: Mapping[str, Any],
+        is_aborted: Callable[[], bool],
+        longest_job: float,
     ):
         self._site = {client: site for site, clients in sites.items() for client in clients}
         self._proxies, self._away = proxies, set(sites) - set(proxies)
-        self._is_aborted = is_aborted
+        self._is_aborted, self._longest_job = is_aborted, longest_job
+        self._outboxes = {client: queue.SimpleQueue() for client in self._site}
         self._arrivals: queue.SimpleQueue = queue.SimpleQueue()
-        self._threads = ThreadPoolExecutor(4 * len(sites), thread_name_prefix="rookery")
+        self._newest = dict.fromkeys(self._site, 0)  # by client, the number of its last message
         self._closed = threading.Event()
-        self._turn = 0
+        for client in self._site:
+            threading.Thread(target=self._carry, args=(client,), daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def alive(self) -> frozenset[int]:
         return frozenset(c for c, site in self._site.items() if site not in self._away)
@@ -109,62 +130,61 @@ class _Calls:
         self, step: str, messages: Sequence[tuple[int, bytes]], wait_for: float
     ) -> Iterator[tuple[int, bytes | Failure]]:
         until = time.monotonic() + wait_for
-        self._turn += 1
-        by_site: dict[str, list[tuple[int, bytes]]] = {}
         for client, message in messages:
-            by_site.setdefault(self._site[client], []).append((client, message))
-        for site, some in by_site.items():
-            if site in self._away:
-                self._failed(self._turn, some, f"{site} is away")
-            else:
-                self._threads.submit(self._call, self._turn, site, some, wait_for)
-        while (left := until - time.monotonic()) > 0:
+            self._newest[client] += 1
+            seconds = wait_for if wait_for > 0 else self._longest_job
+            self._outboxes[client].put((self._newest[client], message, seconds))
+        while True:
             try:
-                turn, client, arrival = self._arrivals.get(timeout=left)
+                left = max(until - time.monotonic(), 0)
+                number, client, arrival = self._arrivals.get(timeout=left)
             except queue.Empty:
                 return
             if self._is_aborted():
                 raise TooFew("FLARE has ended the job, as it does when a site's process is gone.")
-            if turn == self._turn or not isinstance(arrival, Failure):
+            if isinstance(arrival, bytes) or number == self._newest[client]:
                 yield client, arrival
 
     def close(self) -> None:
         self._closed.set()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for outbox in self._outboxes.values():
+            outbox.put(None)
 
-    def _call(self, turn: int, site: str, messages: list[tuple[int, bytes]], wait_for: float):
+    def _carry(self, client: int) -> None:
+        """Messages to a client, one after another, as it has to have them."""
+        site, outbox = self._site[client], self._outboxes[client]
+        while (sent := outbox.get()) is not None:
+            number, message, seconds = sent
+            if site in self._away:
+                arrival = Failure(f"{site} is away")
+            else:
+                arrival = self._called(site, client, message, seconds)
+            self._arrivals.put((number, client, arrival))
+
+    def _called(self, site: str, client: int, message: bytes, seconds: float) -> bytes | Failure:
         try:
-            call = self._proxies[site](timeout=wait_for)
-            replies = call.answer([[client, message] for client, message in messages])
-        except (CollabCallError, RunAborted) as error:
-            self._failed(turn, messages, f"{site}: {error}")
-            # a site that has said what is wrong is there
-            if isinstance(error, CollabCallError) and error.remote_traceback is None:
+            reply = self._proxies[site](timeout=seconds).answer(client, message)
+        except RunAborted as error:
+            return Failure(str(error))
+        except CollabCallError as error:
+            if error.remote_traceback is None and not self._is_there(site):
                 self._away.add(site)
-                self._threads.submit(self._await, site)
-        else:
-            is_right = isinstance(replies, list) and all(isinstance(r, bytes) for r in replies)
-            if not is_right or len(replies) != len(messages):
-                self._failed(turn, messages, f"{site} sent something else than its replies")
-                return
-            for (client, _), reply in zip(messages, replies, strict=True):
-                self._arrivals.put((turn, client, reply))
+            return Failure(f"{site}: {error.cause}")
+        return reply if isinstance(reply, bytes) else Failure(f"{site} has sent no reply")
 
-    def _await(self, site: str) -> None:
-        """Until the site answers again, or nobody is interested any longer."""
+    def _is_there(self, site: str) -> bool:
+        try:
+            self._proxies[site](timeout=_PING_SECONDS).ping(b"")
+        except (CollabCallError, RunAborted):
+            return False
+        return True
+
+    def _watch(self) -> None:
+        """Look after sites that are away; one that was only cut off comes back."""
         while not self._closed.wait(_PING_SECONDS):
-            try:
-                self._proxies[site](timeout=_PING_SECONDS).ping()
-            except CollabCallError:
-                continue
-            except RunAborted:
-                return
-            self._away.discard(site)
-            return
-
-    def _failed(self, turn: int, messages: list[tuple[int, bytes]], reason: str) -> None:
-        for client, _ in messages:
-            self._arrivals.put((turn, client, Failure(reason)))
+            for site in self._away & set(self._proxies):
+                if self._is_there(site):
+                    self._away.discard(site)
 
 
 class Server:
@@ -207,21 +227,18 @@ class Site:
         self._workers = {client: (worker, threading.Lock()) for client, worker in workers.items()}
 
     @collab.publish
-    def answer(self, messages):
-        """Replies to the server's messages; other sites have nothing to ask."""
+    def answer(self, client, message):
+        """The reply of a client to the server; other sites have nothing to ask."""
         if collab.caller != "server":
             raise PermissionError(f"{collab.caller} is not the server")
-        replies = []
-        for client, message in messages:
-            worker, lock = self._workers[client]
-            with lock:  # a message that was given up and sent again waits for the first one
-                replies.append(worker.answer(message))
-        return replies
+        worker, lock = self._workers[client]
+        with lock:  # a message that was given up and sent again waits for the first one
+            return worker.answer(message)
 
     @collab.publish
-    def ping(self):
-        """That the site is there."""
-        return True
+    def ping(self, payload):
+        """What came, as a sign that the site is there."""
+        return payload
 
 
 def make_job(study: str, sites: Sequence[str], *, load_seconds: float = 600.0) -> FedJob:
@@ -246,29 +263,33 @@ def make_job(study: str, sites: Sequence[str], *, load_seconds: float = 600.0) -
     return job
 
 
-def simulate(study: str, workspace: str | Path) -> Path:
+def simulate(study: str | Path, workspace: str | Path) -> Path:
     """Run a study on this machine, with FLARE's simulator: a process for each site.
 
     Args:
-        study: name of the study's module.
+        study: the study's module, by name or by file.
         workspace: a folder for all parties; what it holds of an earlier run is gone on with.
 
     Returns:
         The directory of the run.
     """
-    sites = Study.read(study).sites
+    known = Study.read(study)
     root = Path(workspace).resolve()
+    environment = {
+        **os.environ,
+        RUNS: str(root / "runs"),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     # FLARE forks, which a process in which JAX has threads must not do
     program = "import sys; from rookery.remote import flare; flare._simulate(*sys.argv[1:])"
-    environment = {**os.environ, RUNS: str(root / "runs")}
-    command = [sys.executable, "-c", program, study, str(root), *sites]
+    command = [sys.executable, "-c", program, known.name, str(root), *known.sites]
     if subprocess.run(command, env=environment).returncode:
-        raise RuntimeError(
-            f"FLARE's simulator has failed; the logs of the server and the sites are in "
-            f"{root / study}. When that is mended, the same command goes on from the last "
+        raise JobFailed(
+            "FLARE's simulator has failed; the logs of the server and the sites are in "
+            f"{root / known.name}. When that is mended, the same command goes on from the last "
             "checkpoint."
         )
-    return root / "runs" / study
+    return root / "runs" / known.name
 
 
 def _simulate(study: str, root: str, *sites: str) -> None:
@@ -294,26 +315,26 @@ def join(kit: str | Path, study: str | Path) -> None:
     _allow(local)
 
 
-def submit(study: str, kit: str | Path) -> str:
+def submit(study: str | Path, kit: str | Path) -> str:
     """Have provisioned parties carry out a study, and wait until they have.
 
     Args:
-        study: name of the study's module.
+        study: the study's module, by name or by file.
         kit: the startup kit of the user who submits; its folder has the user's name.
 
     Returns:
         The number of the job; an error is raised if it failed.
     """
-    sites = tuple(Study.read(study).sites)
+    known = Study.read(study)
     with closing(_session(kit)) as session, tempfile.TemporaryDirectory() as folder:
-        job = make_job(study, sites)
+        job = make_job(known.name, tuple(known.sites))
         job.export_job(folder)
         number = session.submit_job(str(Path(folder) / job.name))
         print(f"Job {number} is submitted; the server's console shows how it goes.", flush=True)
         _, about = session.monitor_job_and_return_job_meta(number)
     status = about["status"]
     if status != RunStatus.FINISHED_COMPLETED.value:
-        raise RuntimeError(
+        raise JobFailed(
             f"job {number} ended as {status}. The logs of the server and the sites say why; when "
             "that is mended, the same command goes on from the last checkpoint."
         )
@@ -343,7 +364,9 @@ def _allow(local: Path) -> None:
     local.mkdir(parents=True, exist_ok=True)
     own, given = local / "resources.json", local / "resources.json.default"
     source = own if own.exists() else given
-    settings = json.loads(source.read_text()) if source.exists() else {"format_version": 2}
+    settings: dict[str, Any] = {"format_version": 2}
+    if source.exists():
+        settings = json.loads(source.read_text())
     allowed = settings.get("class_allow_list", list(DEFAULT_CLASS_ALLOW_LIST))
     settings["class_allow_list"] = [*dict.fromkeys([*allowed, *ALLOWED])]
     own.write_text(json.dumps(settings, indent=4))

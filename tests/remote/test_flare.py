@@ -1,0 +1,322 @@
+"""NVIDIA FLARE: its simulator, and a real deployment with certificates, on this machine alone."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed; make test-flare")
+
+from nvflare.collab.api.exceptions import (  # pyright: ignore[reportMissingImports]
+    CollabCallError,
+    RunAborted,
+)
+
+import rookery as rk
+from rookery.remote import flare
+from rookery.remote.asking import TooFew
+from rookery.remote.port import Failure
+from rookery.run.checkpoint import load_all
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parent.parent / "examples" / "04_deploy"
+LONG = 900.0  # seconds for one command, on a busy machine
+
+ALGORITHMS = ["FedNest", "FedMBO", "FedMSA", "Scaffold", "AFBO"]
+QUICK = ["FedNest", "Scaffold"]
+
+
+@pytest.fixture
+def study(request, monkeypatch):
+    """The study of one algorithm, here and in every process that is started."""
+    for folder in (HERE.parent / "contract", HERE):
+        monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("ROOKERY_TEST_ALGORITHM", request.param)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    sys.modules.pop("flare_study", None)
+    import flare_study
+
+    assert type(flare_study.algorithm).__name__ == request.param
+    yield flare_study
+    sys.modules.pop("flare_study", None)
+
+
+@pytest.mark.parametrize("study", ALGORITHMS, indirect=True)
+def test_the_simulator_gives_the_compiled_numbers(study, tmp_path):
+    want = study.main(rk.Compiled(), tmp_path / "compiled", study.EVERYONE)
+    directory = flare.simulate("flare_study", tmp_path / "flare")
+    newest = load_all(directory / "checkpoints", want.state)[0][0]
+    assert newest.round == want.rounds == 3
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, 1e-12, 1e-12), newest.state, want.state
+    )
+    assert newest.ledger == want.ledger
+    assert not (directory / "events.jsonl").exists()
+
+
+class Proxy:
+    """A site as FLARE's server sees it, with faults on demand."""
+
+    def __init__(self, name):
+        self.name, self.calls, self.is_dead, self.error = name, 0, False, None
+
+    def __call__(self, timeout):
+        self.timeout = timeout
+        return self
+
+    def answer(self, client, message):
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        if self.is_dead:
+            time.sleep(self.timeout)
+            raise CollabCallError(self.name, "answer", TimeoutError("timed out"))
+        return b"%d:" % client + message
+
+    def ping(self, payload):
+        if self.is_dead:
+            raise CollabCallError(self.name, "ping", TimeoutError("timed out"))
+        return payload
+
+
+@pytest.fixture
+def port(monkeypatch):
+    monkeypatch.setattr(flare, "_PING_SECONDS", 0.05)
+    proxies = {name: Proxy(name) for name in ("a", "b")}
+    aborted = []
+    sites = {"a": range(0, 2), "b": range(2, 3), "absent": range(3, 4)}
+    calls = flare._Calls(sites, proxies, lambda: bool(aborted), longest_job=0.5)
+    yield calls, proxies, aborted
+    calls.close()
+
+
+def exchange(calls, clients, wait_for=0.4):
+    """What has come by client, without waiting for the deadline once all have answered."""
+    got = {}
+    for client, arrival in calls.exchange("step", [(c, b"x") for c in clients], wait_for):
+        got[client] = arrival
+        if len(got) == len(clients):
+            break
+    return got
+
+
+def test_a_message_goes_to_its_site_and_the_reply_comes_back(port):
+    calls, proxies, _ = port
+    got = exchange(calls, [0, 1, 2, 3])
+    assert [got[c] for c in (0, 1, 2)] == [b"0:x", b"1:x", b"2:x"]
+    assert got[3] == Failure("absent is away")
+    assert calls.alive() == {0, 1, 2}
+    assert (proxies["a"].calls, proxies["b"].calls) == (2, 1)
+
+
+def test_a_dead_site_costs_its_deadline_once_and_is_asked_again_when_it_is_back(port):
+    calls, proxies, _ = port
+    proxies["b"].is_dead = True
+    assert not isinstance(exchange(calls, [0, 2]).get(2), bytes)
+    time.sleep(0.2)
+    assert calls.alive() == {0, 1}
+    began = time.monotonic()
+    assert exchange(calls, [0, 2], wait_for=20)[2] == Failure("b is away")
+    assert time.monotonic() - began < 5
+    proxies["b"].is_dead = False
+    deadline = time.monotonic() + 30
+    while 2 not in calls.alive() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert exchange(calls, [2]) == {2: b"2:x"}
+
+
+def test_a_site_that_is_only_slow_is_not_given_up(port):
+    calls, proxies, _ = port
+    proxies["b"].is_dead = True
+    proxies["b"].ping = lambda payload: payload
+    assert not isinstance(exchange(calls, [2], wait_for=0.1).get(2), bytes)
+    time.sleep(0.2)
+    assert calls.alive() == {0, 1, 2}
+
+
+def test_an_error_at_a_site_is_told_and_the_site_stays(port):
+    calls, proxies, _ = port
+    proxies["a"].error = CollabCallError("a", "answer", "KeyError: 1", "KeyError", "traceback")
+    assert exchange(calls, [1])[1] == Failure("a: KeyError: 1")
+    assert calls.alive() == {0, 1, 2}
+    proxies["a"].error = None
+    proxies["a"].answer = lambda client, message: ["not bytes"]
+    assert exchange(calls, [1])[1] == Failure("a has sent no reply")
+
+
+def test_without_time_messages_are_sent_and_replies_come_later(port):
+    calls, _, _ = port
+    list(calls.exchange("step", [(0, b"x"), (0, b"y")], 0.0))
+    time.sleep(0.2)
+    assert list(calls.exchange("step", [], 0.0)) == [(0, b"0:x"), (0, b"0:y")]
+
+
+def test_a_job_that_flare_has_ended_stops_the_run(port):
+    calls, proxies, aborted = port
+    aborted.append(True)
+    proxies["a"].error = RunAborted("over")
+    with pytest.raises(TooFew, match="FLARE has ended the job"):
+        exchange(calls, [0])
+
+
+def test_what_is_no_kit_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no folder 'local'"):
+        flare.join(tmp_path, EXAMPLE / "clinics.py")
+    with pytest.raises(ValueError, match=r"no startup/fed_admin\.json"):
+        flare.shut_down(tmp_path)
+    (tmp_path / "local").mkdir()
+    with pytest.raises(ValueError, match="no file"):
+        flare.join(tmp_path, tmp_path / "study.py")
+
+
+def test_joining_adds_to_what_a_site_allows_and_takes_nothing_away(tmp_path):
+    local = tmp_path / "local"
+    local.mkdir()
+    (local / "resources.json.default").write_text('{"a": 1, "class_allow_list": ["own.Class"]}')
+    for _ in range(2):
+        flare.join(tmp_path, EXAMPLE / "clinics.py")
+    settings = json.loads((local / "resources.json").read_text())
+    assert settings == {"a": 1, "class_allow_list": ["own.Class", *flare.ALLOWED]}
+    assert (local / "custom" / "clinics.py").read_text() == (EXAMPLE / "clinics.py").read_text()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Deployment:
+    """A copy of the example, and its README's commands, with ports of its own."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("ws", "runs", "__pycache__"))
+        for old in ("18002", "18003"):
+            new = str(free_port())
+            for name in ("project.yml", "README.md"):
+                text = (folder / name).read_text()
+                (folder / name).write_text(text.replace(old, new))
+        readme = (folder / "README.md").read_text()
+        self.sections = {}
+        for section in readme.split("\n## ")[1:]:
+            blocks = [block.split("```")[0] for block in section.split("```sh\n")[1:]]
+            self.sections[section.split("\n")[0]] = "\n".join(blocks)
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {**os.environ, "PATH": path, "JAX_PLATFORMS": "cpu", "COLUMNS": "200"}
+
+    def do(self, number: int, *, is_fine: bool = True) -> str:
+        """The commands of one section."""
+        (commands,) = [c for name, c in self.sections.items() if name.startswith(f"{number}.")]
+        done = subprocess.run(
+            ["bash", "-eu", "-c", commands], cwd=self.folder, env=self.environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LONG,
+        )  # fmt: skip
+        assert (done.returncode == 0) == is_fine, done.stdout + self.log("localhost")[-3000:]
+        return done.stdout
+
+    def log(self, party: str) -> str:
+        file = self.folder / f"{party}.log"
+        return file.read_text() if file.exists() else ""
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "kits" / "localhost" / "rookery" / "clinics"
+
+    def processes(self) -> list[int]:
+        return [int(file.read_text()) for file in self.folder.glob("*.pid")]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    """Server and two clinics with certificates; all of them are stopped again."""
+    it = Deployment(tmp_path_factory.mktemp("deploy") / "example")
+    it.do(2)
+    try:
+        it.do(3)
+        yield it
+    finally:
+        for pid in it.processes():
+            for one in [*(children(pid) if is_running(pid) else []), pid]:
+                if is_running(one):
+                    os.kill(one, signal.SIGKILL)
+
+
+def test_the_readme_from_the_first_command_to_the_last(deployment):
+    """Three parties with certificates; a stranger; a crash; the same numbers; and all stop."""
+    deployment.do(1)
+    rows = [json.loads(line) for line in deployment.do(4).splitlines() if line.startswith("{")]
+    simulated = deployment.folder / "runs"
+    for directory in (simulated / "clinics", simulated / "flare" / "runs" / "clinics"):
+        last = json.loads((directory / "history.jsonl").read_text().splitlines()[-1])
+        assert last.keys() == rows[-1].keys() and last["round"] == 20
+        assert list(last.values()) == pytest.approx(list(rows[-1].values()), rel=1e-12)
+    assert "2 of 2 clients alive" in deployment.log("localhost")
+    assert "clinic-2, client 1: " in deployment.log("localhost")
+    assert (simulated / "report" / "report.html").stat().st_size > 10_000
+
+    said = deployment.do(5)
+    assert "no certificate: refused" in said
+    assert "elsewhere/project/prod_00/clinic-2: refused" in said
+    assert "kits/clinic-2: let in" in said
+    assert "PEER_DID_NOT_RETURN_A_CERTIFICATE" in said and "CERTIFICATE_VERIFY_FAILED" in said
+
+    a_site_that_is_killed(deployment)
+
+    deployment.do(6)
+    until = time.monotonic() + 120
+    while (left := list(filter(is_running, deployment.processes()))) and time.monotonic() < until:
+        time.sleep(0.5)
+    assert left == []
+
+
+def a_site_that_is_killed(deployment):
+    """The job fails soon, and the same command ends with the bytes of the undisturbed run."""
+    undisturbed = deployment.run.with_name("undisturbed")
+    deployment.run.rename(undisturbed)
+    (command,) = [
+        line for name, lines in deployment.sections.items() if name.startswith("4.")
+        for line in lines.splitlines() if "flare-submit" in line
+    ]  # fmt: skip
+    submitted = subprocess.Popen(
+        ["bash", "-c", command], cwd=deployment.folder, env=deployment.environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    until = time.monotonic() + LONG
+    while not list(deployment.run.glob("checkpoints/round-000000005*")):
+        assert time.monotonic() < until and submitted.poll() is None
+        time.sleep(0.02)
+    (job,) = children(int((deployment.folder / "clinic-2.pid").read_text()))
+    os.kill(job, signal.SIGKILL)
+    killed = time.monotonic()
+    said, _ = submitted.communicate(timeout=LONG)
+    print(f"the job has failed {time.monotonic() - killed:.1f} s after the process was killed")
+    assert submitted.returncode == 2 and "ended as FINISHED:EXECUTION_EXCEPTION" in said
+    assert json.loads((undisturbed / "summary.json").read_text())["status"] == "finished"
+    assert not (deployment.run / "summary.json").exists()
+
+    deployment.do(4)
+    assert "Going on from round" in deployment.log("localhost")
+    for name in ("history.jsonl", "summary.json", "checkpoints/round-000000020.safetensors"):
+        assert (deployment.run / name).read_bytes() == (undisturbed / name).read_bytes()
