@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types unit test-remote test-tracking test-ray test-flare bench bench-remote clean
+.PHONY: demo test lint types unit test-contract test-tracking test-ray test-flare bench bench-remote clean
 
 demo: $(READY)
 	$(BIN)/rookery demo
@@ -21,9 +21,9 @@ types: $(READY)
 unit: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal rookery tests
 
-# every algorithm over messages; `make test` leaves out those whose steps take long to compile
-test-remote: $(READY)
-	ROOKERY_REMOTE=all $(BIN)/pytest -n 2 --dist worksteal tests/remote tests/contract
+# all engines with every variant of every algorithm; `make test` has one of each, and few by messages
+test-contract: $(READY)
+	ROOKERY_CONTRACT=all $(BIN)/pytest -n 2 --dist worksteal tests/contract/test_engines_agree.py
 
 # the trackers with the real packages, which `make test` does without
 test-tracking: $(VENV)-tracking/.ready

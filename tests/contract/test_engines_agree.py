@@ -19,7 +19,13 @@ from rookery.remote import Remote
 from rookery.remote.engine import RemoteRunner
 
 CASES = INSTANCES["FedNest"]
-EVERY = [(name, which) for name in ALGORITHMS for which in INSTANCES.get(name, {"none": None})]
+# one instance of each algorithm is quick enough for `make test`; `make test-contract` has them all
+IS_WHOLE = os.environ.get("ROOKERY_CONTRACT") == "all"
+EVERY = [
+    (name, which)
+    for name in ALGORITHMS
+    for which in list(INSTANCES.get(name, {"none": None}))[: None if IS_WHOLE else 1]
+]
 
 
 def program(zoo, clock=None) -> Program:
@@ -47,7 +53,7 @@ def test_engines_agree(name, which):
     algorithm.check(zoo.problem, rk.Population.stacked(zoo.data).n_clients)
     clock = rk.Clock(rk.LogNormalDelay(0.1), bandwidth=1e4, seed=3)
     ready, key = program(zoo, clock), jax.random.key(7)
-    engines = (rk.Compiled(), rk.Eager(), *([Remote()] if by_messages(name, which) else []))
+    engines = (rk.Compiled(), rk.Eager(), *([Remote()] if by_messages(name) else []))
     runners = [engine.prepare(ready, [algorithm]) for engine in engines]
     states = [initial(zoo, algorithm)] * len(engines)
     down = up = 0
@@ -72,19 +78,9 @@ def test_engines_agree(name, which):
             assert (last.session.bytes_down, last.session.bytes_up) == (down, up)
 
 
-def by_messages(name, which):
-    """Whether the remote engine takes part: always in `make test-remote`, else where it is quick.
-
-    It compiles every step a second time, for one client; five to ten seconds for these.
-    """
-    slow = {
-        "FedNest": {"estimated lipschitz, unequal local steps", "minimax", "one number"},
-        "FedMBO": {"sum"},
-        **{name: {"unequal local steps"} for name in ("FedNestSGD", "LFedNestSVRG")},
-        **{name: {"bilevel"} for name in ("LFedNest", "StocBiO", "ALSET", "TTSA")},
-        "AID": {"conjugate gradients"},
-    }
-    return os.environ.get("ROOKERY_REMOTE") == "all" or which not in slow.get(name, ())
+def by_messages(name):
+    """Whether the remote engine takes part, which compiles every step a second time."""
+    return IS_WHOLE or name in {"FedAvg", "FedNest", "FedMBO", "FedMSA", "Scaffold", "AFBO"}
 
 
 def same_state(got, want):
