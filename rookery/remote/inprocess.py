@@ -4,7 +4,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -111,7 +111,7 @@ class _Threads:
         return frozenset(self._inboxes) - self._dead
 
     def exchange(
-        self, step: str, messages: Sequence[tuple[int, bytes]], wait_for: float
+        self, step: str, messages: Iterable[tuple[int, bytes]], wait_for: float
     ) -> Iterator[tuple[int, bytes | Failure]]:
         until = time.monotonic() + wait_for
         for client, message in messages:

@@ -1,6 +1,7 @@
 """How long the server waits, how many replies it needs, and which it takes."""
 
 import math
+from functools import lru_cache
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -78,4 +79,9 @@ def norm(leaves: list[np.ndarray], limit: float = 0.0) -> float:
 
 def _is_inexact(leaf) -> bool:
     # NumPy does not know that bfloat16 is a floating-point type
-    return isinstance(leaf, np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    return isinstance(leaf, np.ndarray) and _holds_fractions(leaf.dtype)
+
+
+@lru_cache
+def _holds_fractions(dtype: np.dtype) -> bool:
+    return jnp.issubdtype(dtype, jnp.inexact)

@@ -1,6 +1,6 @@
 """The port: what the remote engine needs of a transport, and nothing more."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,7 +31,7 @@ class Port(Protocol):
         ...
 
     def exchange(
-        self, step: str, messages: Sequence[tuple[int, bytes]], wait_for: float
+        self, step: str, messages: Iterable[tuple[int, bytes]], wait_for: float
     ) -> Iterator[tuple[int, bytes | Failure]]:
         """Send messages, and give what comes in, in the order in which it comes.
 

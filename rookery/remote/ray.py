@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -187,7 +187,7 @@ class _Actors:
         return frozenset(c for c, group in self._group.items() if group in self._actors)
 
     def exchange(
-        self, step: str, messages: Sequence[tuple[int, bytes]], wait_for: float
+        self, step: str, messages: Iterable[tuple[int, bytes]], wait_for: float
     ) -> Iterator[tuple[int, bytes | Failure]]:
         until = time.monotonic() + wait_for
         gone = []

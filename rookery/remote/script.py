@@ -16,6 +16,8 @@ MOST = 1 << 20
 
 OWN_KEY = -2
 
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+
 
 @dataclass(frozen=True)
 class Task:
@@ -59,7 +61,7 @@ def write(script: Script) -> Any:
     """A script as an array."""
     tasks = [[t.token, t.call, t.occurrence, t.values] for t in script.tasks]
     content = [script.round, script.commit, script.remember, tasks, script.give]
-    return wire.text(json.dumps(content, separators=(",", ":")))
+    return wire.text(_compact(content))
 
 
 def read(arrays: Mapping[str, Any]) -> Script:

@@ -54,7 +54,7 @@ class Session:
         They are had from :meth:`ask` or :meth:`gather`, whenever that is.
         """
         self._number += 1
-        messages = [self._message(Kind.RUN, step, slot, ask) for slot, ask in asks.items()]
+        messages = (self._message(Kind.RUN, step, slot, ask) for slot, ask in asks.items())
         self._under_way |= {(ask.client, self._number): None for ask in asks.values()}
         for client, arrival in self.port.exchange(step, messages, 0.0):
             self._take(Kind.RUN, step, client, arrival, Attempt({}))
@@ -163,11 +163,11 @@ class Session:
 
     def _attempt(self, kind: Kind, step: str, state: Attempt, begun: Mapping[int, int]) -> None:
         state.failed, state.lost = {}, {}
-        settled, messages = set[int](), []
-        for slot, ask in state.waiting.items():
-            state.numbers[slot] = begun.get(slot, self._number)
-            if slot not in begun:
-                messages.append(self._message(kind, step, slot, ask))
+        settled = set[int]()
+        state.numbers |= {slot: begun.get(slot, self._number) for slot in state.waiting}
+        new = {slot: ask for slot, ask in state.waiting.items() if slot not in begun}
+        # made one after another, so that the first is on its way while the last is put together
+        messages = (self._message(kind, step, slot, ask) for slot, ask in new.items())
         for slot, number in begun.items():
             client = state.asked[slot].client
             settled |= set(self._take_early(kind, step, client, number, state))
