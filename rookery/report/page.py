@@ -81,7 +81,7 @@ def _curve(curve: Curve, comparison: Comparison) -> dict[str, Any]:
         "seeds": _plain(curve.seeds),
         "settings": _plain(comparison.settings.get(curve.name, {})),
         "diaries": {
-            kind: {**diary, "end": strip_end(diary)}
+            kind: {**diary, "end": strip_end(curve.diaries)}
             for kind, diary in curve.diaries.items()
             if diary["received"]
         },

@@ -35,21 +35,21 @@ def draw_work(comparison: Comparison) -> Figure:
     waited for the server. On the right, how many of all results had which staleness.
     """
     rows = [
-        (curve.name, kind, diary)
+        (curve.name, kind, diary, strip_end(curve.diaries))
         for curve in comparison.curves
         for kind, diary in curve.diaries.items()
         if diary["received"]
     ]
     if not rows:
         raise ValueError("no curve of this comparison has a diary: none is asynchronous.")
-    heights = [0.9 + 0.09 * (max(diary["client"]) + 1) for _, _, diary in rows]
+    heights = [0.9 + 0.09 * (max(diary["client"]) + 1) for _, _, diary, _ in rows]
     figure = Figure(figsize=(10, sum(heights) + 0.3), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(
         len(rows), 2, squeeze=False, width_ratios=(3, 1), height_ratios=heights
     )
-    for (name, kind, diary), (strip, bars) in zip(rows, panels, strict=True):
-        _draw_strip(strip, diary)
+    for (name, kind, diary, end), (strip, bars) in zip(rows, panels, strict=True):
+        _draw_strip(strip, diary, end)
         strip.set_title(f"{name}, {kind} jobs", loc="left", fontsize=10, parse_math=False)
         _draw_staleness(bars, diary["staleness"])
     panels[-1][0].set_xlabel("virtual seconds")
@@ -57,17 +57,16 @@ def draw_work(comparison: Comparison) -> Figure:
     return figure
 
 
-def strip_end(diary: dict[str, Any]) -> float:
-    """Until when a strip is drawn: some jobs of a usual length, no longer than the diary."""
-    usual = float(np.median(np.subtract(diary["ended"], diary["began"])))
-    last = max(diary["taken"])
-    return min(last, _LOOKS * usual) or 1.0
+def strip_end(diaries: dict[str, dict[str, Any]]) -> float:
+    """Until when a curve's strips are drawn: some of its longer jobs, no longer than the diaries."""
+    told = [diary for diary in diaries.values() if diary["received"]]
+    usual = max(float(np.median(np.subtract(d["ended"], d["began"]))) for d in told)
+    return min(max(max(d["taken"]) for d in told), _LOOKS * usual) or 1.0
 
 
-def _draw_strip(panel: Axes, diary: dict[str, Any]) -> None:
+def _draw_strip(panel: Axes, diary: dict[str, Any], end: float) -> None:
     columns = (np.array(diary[name]) for name in ("client", "began", "ended", "taken", "version"))
     client, began, ended, taken, version = columns
-    end = strip_end(diary)
     shown = began <= end
     colours = [COLOURS[v % len(COLOURS)] for v in version[shown]]
     panel.barh(client[shown], (taken - ended)[shown], left=ended[shown], height=0.5, color=_WAITING)
@@ -82,6 +81,7 @@ def _draw_strip(panel: Axes, diary: dict[str, Any]) -> None:
 def _draw_staleness(panel: Axes, counts: list[int]) -> None:
     top = max((i for i, n in enumerate(counts) if n), default=0)
     panel.bar(range(top + 1), np.array(counts[: top + 1]) / sum(counts), color=COLOURS[0])
+    panel.set_xlim(-0.6, max(top, 4) + 0.6)
     panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     panel.set_ylabel("share")
     _plain(panel)
