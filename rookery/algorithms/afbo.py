@@ -91,7 +91,7 @@ class AFBO(AbstractAlgorithm):
     batch_size: int | None = None
 
     def __check_init__(self):
-        local.check_fields(self)
+        local.check_fields(self, may_be_drawn=True)
         _check.count("inner_rounds", self.inner_rounds)
         if self.local_step is not None:
             _check.not_negative("local_step", self.local_step)
@@ -108,7 +108,7 @@ class AFBO(AbstractAlgorithm):
             raise TypeError(
                 f"{type(self).__name__} solves Bilevel problems, got {type(problem).__name__}."
             )
-        local.check_fields(self, n_clients)
+        local.check_fields(self, n_clients, may_be_drawn=True)
         for name in ("wait_for", "first_wait_for"):
             if (getattr(self, name) or 1) > n_clients:
                 raise ValueError(

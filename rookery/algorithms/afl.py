@@ -179,7 +179,7 @@ def _usual(algorithm: AFACD | AFACS, fed: AbstractFederation) -> int:
 
 
 def _check_settings(algorithm: Any) -> None:
-    local.check_fields(algorithm)
+    local.check_fields(algorithm, may_be_drawn=True)
     for name, least in (("wait_for", 1), ("first_wait_for", 1), ("staleness", 0)):
         if getattr(algorithm, name, None) is not None:
             _check.count(name, getattr(algorithm, name), least=least)
@@ -187,7 +187,7 @@ def _check_settings(algorithm: Any) -> None:
 
 def _check_fits(algorithm: Any, problem: Any, n_clients: int) -> None:
     check_single_level(type(algorithm).__name__, problem)
-    local.check_fields(algorithm, n_clients)
+    local.check_fields(algorithm, n_clients, may_be_drawn=True)
     for name in ("wait_for", "first_wait_for"):
         if (getattr(algorithm, name, None) or 1) > n_clients:
             raise ValueError(

@@ -273,3 +273,16 @@ def test_bad_input():
             rk.AgnosticFL(*lrs)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="local_steps has 2 entries for 4 clients"):
         rk.FedAvg(0.1, (1, 2)).check(ZOO.problem, 4)
+
+
+def test_numbers_of_steps_that_are_drawn_are_refused_by_who_draws_none():
+    drawn = rk.Between(1, 3)
+    for make in (
+        lambda: rk.FedAvg(0.1, local_steps=drawn),
+        lambda: rk.FedBuff(0.1, 2, local_steps=drawn),
+        lambda: rk.FedNest(0.1, 0.1, inner_steps=drawn),
+    ):
+        with pytest.raises(TypeError, match="_steps must be one number or one per client, got Bet"):
+            make()
+    rk.AFACS(0.1, 0.2, drawn)
+    rk.AFBO(0.1, 0.2, inner_steps=drawn)

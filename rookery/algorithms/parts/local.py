@@ -58,9 +58,16 @@ def local_steps(value) -> LocalSteps:
     return tuple(value) if isinstance(value, list) else value
 
 
-def check_local_steps(name: str, value: LocalSteps, n_clients: int | None = None) -> None:
+def check_local_steps(
+    name: str, value: LocalSteps, n_clients: int | None = None, may_be_drawn: bool = False
+) -> None:
     """Raise unless counts are at least one and, if given per client, there is one for each."""
     if isinstance(value, Between):
+        if not may_be_drawn:
+            raise TypeError(
+                f"{name} must be one number or one per client, got Between: numbers that are drawn "
+                "for each job are for AFBO and AFL, whose clients work when they like."
+            )
         return
     for count in value if isinstance(value, tuple) else (value,):
         _check.count(name, count)
@@ -68,17 +75,19 @@ def check_local_steps(name: str, value: LocalSteps, n_clients: int | None = None
         raise ValueError(f"{name} has {len(value)} entries for {n_clients} clients.")
 
 
-def check_fields(algorithm: Any, n_clients: int | None = None) -> None:
+def check_fields(
+    algorithm: Any, n_clients: int | None = None, *, may_be_drawn: bool = False
+) -> None:
     """Check an algorithm's step sizes, numbers of local steps and batch sizes, told by their names.
 
     Step sizes are ``lr`` or end in ``_lr``, numbers of local steps end in ``_steps`` and batch
-    sizes in ``batch_size``, in every algorithm.
+    sizes in ``batch_size``, in every algorithm. Numbers of steps ``may_be_drawn`` in some.
     """
     for name, value in vars(algorithm).items():
         if name == "lr" or name.endswith("_lr"):
             check_learning_rate(name, value)
         elif name.endswith("_steps"):
-            check_local_steps(name, value, n_clients)
+            check_local_steps(name, value, n_clients, may_be_drawn)
         elif name.endswith("batch_size") and value is not None:
             _check.count(name, value)
 
@@ -86,8 +95,7 @@ def check_fields(algorithm: Any, n_clients: int | None = None) -> None:
 def steps_of(client: Client, steps: LocalSteps, key: Key | None = None):
     """How many local steps this client takes; the key is for those that are drawn."""
     if isinstance(steps, Between):
-        if key is None:
-            raise TypeError("a random number of local steps is for asynchronous jobs alone.")
+        assert key is not None, "algorithms that draw no number of steps refuse Between"
         return steps.low + below(key, (), steps.high - steps.low + 1)
     return jnp.asarray(steps, jnp.int32)[client.id] if isinstance(steps, tuple) else steps
 
