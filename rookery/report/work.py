@@ -58,7 +58,7 @@ def draw_work(comparison: Comparison) -> Figure:
 
 
 def strip_end(diaries: dict[str, dict[str, Any]]) -> float:
-    """Until when a curve's strips are drawn: some of its longer jobs, no longer than the diaries."""
+    """Until when a curve's strips are drawn: some of its longer jobs, or as far as is known."""
     told = [diary for diary in diaries.values() if diary["received"]]
     usual = max(float(np.median(np.subtract(d["ended"], d["began"]))) for d in told)
     return min(max(max(d["taken"]) for d in told), _LOOKS * usual) or 1.0
