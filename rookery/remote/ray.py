@@ -5,6 +5,7 @@ stay compiled. Problem, algorithm and shapes go to an actor once, when it is sta
 means. Ray trusts everyone who reaches the cluster: it is for machines of one owner.
 """
 
+import math
 import os
 import sys
 import time
@@ -105,7 +106,7 @@ class Ray(eqx.Module):
             ray.init(
                 address="local",
                 _node_ip_address=_LOOPBACK,
-                num_cpus=max(1, round(n_actors * self.cpus_per_actor)),
+                num_cpus=max(1, math.ceil(n_actors * self.cpus_per_actor)),
                 object_store_memory=self.object_store_memory,
                 include_dashboard=False,
                 **quiet,
