@@ -33,7 +33,8 @@ test-tracking: $(VENV)-tracking/.ready
 test-ray: $(VENV)-ray/.ready
 	$(VENV)-ray/bin/pytest -rs tests/remote/test_ray.py
 
-# NVIDIA FLARE: its simulator, and three parties with certificates on this machine
+# NVIDIA FLARE: its simulator, and three parties with certificates on this machine. About three
+# minutes; ROOKERY_FLARE=all adds FedMSA.
 test-flare: $(VENV)-flare/.ready
 	$(VENV)-flare/bin/pytest -rs tests/remote/test_flare.py
 

@@ -43,7 +43,7 @@ from rookery.remote.asking import TooFew
 from rookery.remote.engine import Remote
 from rookery.remote.plan import Plan
 from rookery.remote.port import Failure, Port
-from rookery.remote.study import JobFailed, Study
+from rookery.remote.study import JobFailed, Study, module_name
 from rookery.remote.watched import Watched
 
 try:
@@ -104,6 +104,8 @@ class _Calls:
     FLARE does not say that a site is gone: each call to it would last until its deadline. So a site
     that has missed one and does not answer a ping is away, and is not asked before it does.
     """
+
+    is_reliable = True  # TLS sees to it
 
     def __init__(
         self,
@@ -223,7 +225,7 @@ class Site:
     @collab.init
     def load(self):
         """Read the study and the site's own rows."""
-        workers = Study.read(self.study).workers(collab.site_name)
+        workers = Study.read(self.study).workers(collab.site_name, is_checked=False)
         self._workers = {client: (worker, threading.Lock()) for client, worker in workers.items()}
 
     @collab.publish
@@ -273,7 +275,7 @@ def simulate(study: str | Path, workspace: str | Path) -> Path:
     Returns:
         The directory of the run.
     """
-    known = Study.read(study)
+    known = Study.read(module_name(study))
     root = Path(workspace).resolve()
     environment = {
         **os.environ,
@@ -325,7 +327,7 @@ def submit(study: str | Path, kit: str | Path) -> str:
     Returns:
         The number of the job; an error is raised if it failed.
     """
-    known = Study.read(study)
+    known = Study.read(module_name(study))
     with closing(_session(kit)) as session, tempfile.TemporaryDirectory() as folder:
         job = make_job(known.name, tuple(known.sites))
         job.export_job(folder)

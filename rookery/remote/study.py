@@ -61,19 +61,14 @@ class Study:
     policy: Policy
 
     @classmethod
-    def read(cls, study: str | Path) -> "Study":
-        """Import a study and check it, or raise and say what it lacks.
+    def read(cls, name: str) -> "Study":
+        """Import a module and check it, or raise and say what it lacks.
 
-        Args:
-            study: the module's name, or its file, whose folder is then looked in for modules.
+        The name may have come from another party, so it is one of a module that Python finds here,
+        and never a path.
         """
-        name = str(study)
-        if name.endswith(".py"):
-            file = Path(name).resolve()
-            if not file.is_file():
-                raise ValueError(f"there is no file {name}.")
-            sys.path.insert(0, str(file.parent))
-            name = file.stem
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"a study is named as modules are, got {name!r}.")
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -104,8 +99,13 @@ class Study:
             module.main, policy if policy is not None else Policy(),
         )  # fmt: skip
 
-    def workers(self, site: str) -> dict[int, Worker]:
-        """The clients of a site, with its rows."""
+    def workers(self, site: str, *, is_checked: bool = True) -> dict[int, Worker]:
+        """The clients of a site, with its rows.
+
+        Args:
+            site: the site's name.
+            is_checked: whether replies carry a checksum of their arrays.
+        """
         mine = self.sites[_check.one_of("site", site, tuple(self.sites))]
         rows = self.load(site)
         if rows.n_clients != len(mine):
@@ -116,10 +116,25 @@ class Study:
         rows = rows.among(self.population, mine.start)
         state = first_state(self.algorithm, self.problem, self.population.n_clients, self.start)
         plan = rehearse(numbers_to_arrays(self.algorithm), self.problem, rows, state)
+        shared = (self.problem, self.algorithm)
         return {
-            client: Worker(client, self.problem, self.algorithm, rows.only(client), state, plan)
+            client: Worker(client, *shared, rows.only(client), state, plan, is_checked=is_checked)
             for client in mine
         }
+
+
+def module_name(study: str | Path) -> str:
+    """The name of a study that is given by its name, or by its file.
+
+    Python looks in the folder of the file for modules from then on.
+    """
+    file = Path(study)
+    if file.suffix != ".py":
+        return str(study)
+    if not file.is_file():
+        raise ValueError(f"there is no file {study}.")
+    sys.path.insert(0, str(file.resolve().parent))
+    return file.stem
 
 
 def _numbered(sites: Any) -> dict[str, range]:

@@ -59,6 +59,7 @@ class _WatchedPort:
     def __init__(self, port: Port, console: Console, names: list[str], every: float):
         self._port, self._console, self._names, self._every = port, console, names, every
         self._traffic = [_Traffic() for _ in names]
+        self.is_reliable = getattr(port, "is_reliable", False)
         self._last = time.monotonic()
 
     def alive(self) -> frozenset[int]:

@@ -1,7 +1,9 @@
 """A study as its parties read it; their messages go over threads here."""
 
 import io
+import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -11,7 +13,7 @@ from rich.console import Console
 
 import rookery as rk
 from rookery.remote import Faults, InProcess, Policy, Remote
-from rookery.remote.study import NAMES, Study
+from rookery.remote.study import NAMES, Study, module_name
 from rookery.remote.watched import Watched
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "contract"))
@@ -74,8 +76,11 @@ def write(tmp_path, monkeypatch):
     sys.modules.pop("some_study", None)
 
 
-def test_a_study_can_be_named_by_its_file(write):
-    assert Study.read(write()).name == "some_study"
+def test_a_study_can_be_named_by_its_file_here_and_by_its_module_alone_elsewhere(write):
+    file = write()
+    with pytest.raises(ValueError, match="named as modules are"):
+        Study.read(str(file))
+    assert Study.read(module_name(file)).name == "some_study"
 
 
 @pytest.mark.parametrize(
@@ -90,14 +95,14 @@ def test_a_study_can_be_named_by_its_file(write):
 )
 def test_what_is_wrong_with_a_study_is_said_at_once(write, old, new, match):
     with pytest.raises((ValueError, TypeError), match=match):
-        Study.read(write((old, new)))
+        Study.read(module_name(write((old, new))))
 
 
 def test_a_study_that_is_not_here_is_missed_by_name():
     with pytest.raises(ValueError, match="no module 'nowhere'"):
         Study.read("nowhere")
     with pytest.raises(ValueError, match=r"no file nowhere\.py"):
-        Study.read("nowhere.py")
+        module_name("nowhere.py")
     assert "load" in NAMES
 
 
@@ -110,12 +115,12 @@ def test_a_study_that_is_not_here_is_missed_by_name():
 )
 def test_a_site_whose_rows_are_otherwise_says_so(write, old, new, match):
     with pytest.raises(ValueError, match=match):
-        Study.read(write((old, new))).workers("a")
+        Study.read(module_name(write((old, new)))).workers("a")
 
 
 def test_an_unknown_site_is_refused(write):
     with pytest.raises(ValueError, match="'c'"):
-        Study.read(write()).workers("c")
+        Study.read(module_name(write())).workers("c")
 
 
 def test_traffic_is_shown_with_names_bytes_and_those_missing():
@@ -132,3 +137,11 @@ def test_traffic_is_shown_with_names_bytes_and_those_missing():
     assert end == "At the end, 2 of 3 clients alive:"
     assert "north: 4 of 4 answered, in" in north and "kB down" in north and "kB up" in north
     assert "client 1: 2 of 4 answered" in crashed and "its process is gone" in crashed
+
+
+@pytest.mark.skipif(find_spec("nvflare") is not None, reason="NVIDIA FLARE is installed")
+def test_without_flare_its_commands_say_what_to_install(tmp_path):
+    command = [sys.executable, "-m", "rookery.cli", "flare-stop", "--kit", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'rookery[flare]'" in done.stderr and "Traceback" not in done.stderr
