@@ -86,8 +86,8 @@ class AFBO(AbstractAlgorithm):
     local_step: float | None = eqx.field(converter=local.number, default=None)
     wait_for: int | None = None
     first_wait_for: int | None = None
-    inner_staleness: int | None = 10
-    outer_staleness: int | None = 10
+    inner_staleness: int | None = 9
+    outer_staleness: int | None = 9
     batch_size: int | None = None
 
     def __check_init__(self):

@@ -158,7 +158,8 @@ class FedMSA(AbstractAlgorithm):
             alone = cohort.where(jnp.arange(len(cohort), dtype=jnp.int32) == slot)
             start = fed.broadcast(alone, at_u, along_h)  # ------------------ down  nothing new
             w_i = fed.map(local_steps, *start, key=sample_key, steps=k - 1, **settings)
-            return fed.sum(w_i)[:n]  # -------------------------------------- up    w^k
+            with fed.outer():
+                return fed.sum(w_i)[:n]  # ---------------------------------- up    w^k
 
         kept = self.output.renew(fed, state.kept, u[:n], steps, ask, which)
         return MSAState(w[:n], w[n:], u, h, kept)

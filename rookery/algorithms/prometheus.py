@@ -91,6 +91,11 @@ class Prometheus(AbstractAlgorithm):
         local.check_fields(self)
         if self.renew_every is not None:
             _check.count("renew_every", self.renew_every)
+            if self.batch_size is None:
+                raise ValueError(
+                    "renew_every says how often all rows are looked at, and without a batch_size "
+                    "they always are. Give a batch_size, or leave renew_every out."
+                )
 
     def check(self, problem: Bilevel, n_clients: int) -> None:
         """Raise unless the problem is bilevel and W is for so many clients."""

@@ -76,7 +76,8 @@ class FedAvgS(AbstractAlgorithm):
         cohort = fed.sample(self.clients, who)
         x, y = fed.broadcast(cohort, *state)  # ------------------------------ down  x, y
         both = fed.map(saddle_steps, x, y, key=local_key, problem=problem, algorithm=self)
-        x, y = fed.mean(both)  # --------------------------------------------- up    x, y
+        with fed.outer():
+            x, y = fed.mean(both)  # ----------------------------------------- up    x, y
         return SaddleState(x, y)
 
     def solution(self, state: SaddleState) -> tuple[Tree, Tree]:

@@ -72,11 +72,11 @@ class AbstractFederation(abc.ABC):
     @contextmanager
     def outer(self) -> Iterator[None]:
         """Exchanges in here bring the outer variable or its direction, at the outer delay."""
-        self.kind = "outer"
+        before, self.kind = self.kind, "outer"
         try:
             yield
         finally:
-            self.kind = "inner"
+            self.kind = before
 
     # ---- who
 

@@ -18,7 +18,7 @@ from rookery.report.comparison import (
     paired_test,
 )
 from rookery.report.statistics import student_quantile
-from rookery.report.work import strip_end
+from rookery.report.work import shown, strip_end
 
 
 def write_page(
@@ -82,8 +82,7 @@ def _curve(curve: Curve, comparison: Comparison) -> dict[str, Any]:
         "settings": _plain(comparison.settings.get(curve.name, {})),
         "diaries": {
             kind: {**diary, "end": strip_end(curve.diaries)}
-            for kind, diary in curve.diaries.items()
-            if diary["received"]
+            for kind, diary in shown(curve.diaries).items()
         },
         "runs": [
             {

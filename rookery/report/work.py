@@ -13,6 +13,8 @@ from rookery.report.comparison import Comparison
 from rookery.report.curves import COLOURS
 
 _INK, _WAITING = "#333333", "#DDDDDD"
+_CLIENTS = 60
+"""How many clients a strip shows at most, the first that delivered."""
 _LOOKS = 12
 """How many jobs of a usual length the strip is long, if the diary reaches so far."""
 
@@ -37,8 +39,7 @@ def draw_work(comparison: Comparison) -> Figure:
     rows = [
         (curve.name, kind, diary, strip_end(curve.diaries))
         for curve in comparison.curves
-        for kind, diary in curve.diaries.items()
-        if diary["received"]
+        for kind, diary in shown(curve.diaries).items()
     ]
     if not rows:
         raise ValueError("no curve of this comparison has a diary: none is asynchronous.")
@@ -55,6 +56,24 @@ def draw_work(comparison: Comparison) -> Figure:
     panels[-1][0].set_xlabel("virtual seconds")
     panels[-1][1].set_xlabel("staleness in versions")
     return figure
+
+
+def shown(diaries: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Diaries with anything in them, cut to the clients that a strip has room for."""
+    return {kind: _cut(diary) for kind, diary in diaries.items() if diary["received"]}
+
+
+def _cut(diary: dict[str, Any]) -> dict[str, Any]:
+    clients = sorted(dict.fromkeys(diary["client"]))
+    if len(clients) <= _CLIENTS and clients[-1] < _CLIENTS:
+        return diary
+    line = {client: i for i, client in enumerate(list(dict.fromkeys(diary["client"]))[:_CLIENTS])}
+    kept = [j for j, client in enumerate(diary["client"]) if client in line]
+    columns = {
+        name: [diary[name][j] for j in kept]
+        for name in ("began", "ended", "taken", "version", "used_in")
+    }
+    return {**diary, **columns, "client": [line[diary["client"][j]] for j in kept]}
 
 
 def strip_end(diaries: dict[str, dict[str, Any]]) -> float:

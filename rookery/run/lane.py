@@ -74,6 +74,7 @@ class Lane:
     status: str = "finished"
     end: int = 0
     is_over: bool = False
+    measured: tuple[int, Tree, Ledger] | None = None
 
     @property
     def name(self) -> str:
@@ -89,6 +90,16 @@ class Lane:
             f"{self.name} stopped in round {self.end - 1}: a value is no longer finite. "
             f"{self.job.algorithm.remedy()}"
         )
+
+    def remember(self, done: int) -> None:
+        """Where the run stands at a measurement."""
+        self.measured = done, self.state, self.book.ledger
+
+    def go_back(self) -> None:
+        """End the run at its last measurement: what it has done since then came too late."""
+        assert self.measured is not None
+        self.end, self.state, self.book.ledger = self.measured
+        self.is_over = True
 
     def close(self) -> None:
         """Write the summary."""

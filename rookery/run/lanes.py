@@ -15,6 +15,7 @@ from rich.console import Console
 from rookery.engines.compiled import stack
 from rookery.engines.engine import AbstractEngine, Program, Progress, Stopped
 from rookery.program.algorithm import first_state
+from rookery.program.ledger import Ledger
 from rookery.run.book import Book
 from rookery.run.describe import describe, fingerprint
 from rookery.run.evaluate import AbstractEvaluation, evaluate_all
@@ -53,6 +54,11 @@ class Lanes:
             raise ValueError(
                 f"{job.directory} holds {max(lane.found)} rounds already, more than the "
                 f"{self.rounds} asked for. Ask for as many, or choose another directory."
+            )
+        if any(self._is_late(checkpoint.ledger) for checkpoint in lane.found.values()):
+            raise ValueError(
+                f"{job.directory} holds a run that has gone on for longer than the "
+                f"{self.seconds} seconds asked for. Ask for more, or choose another directory."
             )
         end = book.diverged_in()
         if end is not None and end in lane.found:
@@ -100,7 +106,8 @@ class Lanes:
             found = lane.found.get(done)
             lane.book.go_back_to(found, self._is_due)
             lane.state = lane.state if found is None else found.state
-            self._watch_the_clock(lane, done)
+            lane.is_over = done == self.rounds
+            lane.remember(done)
         algorithms = filled([lane.job.algorithm for lane in lanes])
         runner = self.engine.prepare(self.program, algorithms)
         runner.follow(lambda lane, event: lanes[lane].book.note(event))
@@ -141,11 +148,17 @@ class Lanes:
                     lane.book.save(lane.end, lane.state)
                     lane.close()
                     lane.book.say(lane.message)
+                if self._is_due(done):
+                    for lane in alive:
+                        if not lane.is_over and self._is_late(lane.book.ledger):
+                            lane.go_back()
+                            lane.book.save(lane.end, lane.state)
                 alive = [lane for lane in alive if not lane.is_over]
                 if alive and self._is_due(done):
                     self._measure(alive, lanes, keys, done, bar)
-                for lane in alive:
-                    self._watch_the_clock(lane, done)
+                    for lane in alive:
+                        lane.remember(done)
+                        lane.is_over = done == self.rounds
                 is_asked = interrupt.is_asked
                 is_due = done % self.checkpoint_every == 0 or is_asked
                 for lane in alive:
@@ -164,12 +177,8 @@ class Lanes:
                 lane.book.pay(new.ledgers)
                 lane.book.save(done + len(new.ledgers), new.state)
 
-    def _watch_the_clock(self, lane: Lane, done: int) -> None:
-        """End a run after its last round, or at a measurement when its seconds are used up."""
-        limit = math.inf if self.seconds is None else self.seconds
-        is_late = self._is_due(done) and lane.book.ledger.seconds >= limit
-        if done == self.rounds or is_late:
-            lane.end, lane.is_over = done, True
+    def _is_late(self, ledger: Ledger) -> bool:
+        return self.seconds is not None and ledger.seconds > self.seconds
 
     def _is_due(self, round: int) -> bool:
         return round % self.evaluate_every == 0 or round == self.rounds

@@ -90,8 +90,8 @@ def sweep(
         problem: what they solve.
         population: whose data it is.
         rounds: how many rounds each.
-        seconds: virtual seconds after which a run ends before its last round, at its next
-            measurement; algorithms whose rounds last differently are compared by it.
+        seconds: virtual seconds that a run has: it ends at its last measurement within them, if not
+            after its last round. Algorithms whose rounds last differently are compared by it.
         evaluate: what to measure, before round 0, then every ``evaluate_every`` rounds, and last.
         evaluate_every: rounds between measurements.
         checkpoint_every: rounds between checkpoints; every evaluation if not given.

@@ -89,7 +89,7 @@ def test_an_interrupted_sweep_goes_on_from_the_round_that_all_lanes_have(tmp_pat
     assert [r.history.rows for r in go(jobs, zoo, rounds=9)] == whole
 
 
-def test_a_run_ends_at_the_measurement_at_which_its_seconds_are_used_up(tmp_path):
+def test_a_run_ends_at_the_last_measurement_within_its_seconds(tmp_path):
     zoo = rk.zoo.quadratic_bilevel(n_clients=4)
     clock = rk.Clock(rk.LogNormalDelay(1.0), seed=3)
     ihgp = rk.FedIHGP(6, 5.0)  # of random length, so that lanes differ in their seconds
@@ -108,11 +108,12 @@ def test_a_run_ends_at_the_measurement_at_which_its_seconds_are_used_up(tmp_path
     assert cut[0].rounds != cut[1].rounds
     for long, short in zip(whole, cut, strict=True):
         seconds = long.history["seconds"]
-        n = 1 + int(np.argmax(seconds >= 60.0))
-        assert seconds[n - 1] >= 60.0 > seconds[n - 2]
+        n = int(np.argmax(seconds > 60.0))
+        assert seconds[n - 1] <= 60.0 < seconds[n]
         assert short.status == "finished"
         assert short.rounds == short.history["round"][-1] == long.history["round"][n - 1]
         assert [*short.history] == [*long.history][:n]
+        assert short.ledger.seconds == short.history["seconds"][-1]
     # it is over when it is opened again, and goes on if it may take longer
     there = {"directory0": tmp_path / "run"}
     for seconds, wanted in ((60.0, cut[0]), (60.0, cut[0]), (None, whole[0])):
@@ -120,5 +121,7 @@ def test_a_run_ends_at_the_measurement_at_which_its_seconds_are_used_up(tmp_path
         assert again.rounds == wanted.rounds
         assert again.history["round"].tolist() == wanted.history["round"].tolist()
         assert again.ledger.seconds == pytest.approx(wanted.ledger.seconds)
+    with pytest.raises(ValueError, match="has gone on for longer than the 60"):
+        run([0], 60.0, **there)
     with pytest.raises(ValueError, match="seconds must be a finite number above 0, got 0"):
         run([0], 0)

@@ -136,7 +136,8 @@ def _lipschitz(system, aphe: AbstractAPHE, previous: jax.Array, key: Key) -> jax
 
     def estimate(_, previous):
         found = system.mean(largest_eigenvalue, key=key, iterations=rule.iterations)
-        return _tree.scale(rule.safety, found).astype(previous.dtype)
+        # others may answer the hops until the next estimate; in the first round everyone was asked
+        return jnp.maximum(previous, _tree.scale(rule.safety, found).astype(previous.dtype))
 
     is_due = jnp.asarray(system.fed.round) % rule.every == 0
     return system.fed.repeat(jnp.where(is_due, 1, 0), estimate, previous)
