@@ -1,12 +1,16 @@
 """The study of test_flare.py: an instance of the engines' contract, chosen by a variable."""
 
 import os
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
-from instances import INSTANCES  # pyright: ignore[reportMissingImports]
 
 import rookery as rk
+
+sys.path.append(str(Path(__file__).parent.parent / "contract"))
+from instances import INSTANCES  # pyright: ignore[reportMissingImports]
 
 jax.config.update("jax_enable_x64", True)
 

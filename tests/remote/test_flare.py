@@ -39,8 +39,7 @@ if os.environ.get("ROOKERY_FLARE") == "all":  # its steps take long to compile
 @pytest.fixture
 def study(request, monkeypatch):
     """The study of one algorithm, here and in every process that is started."""
-    for folder in (HERE.parent / "contract", HERE):
-        monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setenv("ROOKERY_TEST_ALGORITHM", request.param)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     sys.modules.pop("flare_study", None)

@@ -4,7 +4,6 @@ import io
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,8 +14,6 @@ import rookery as rk
 from rookery.remote import Faults, InProcess, Policy, Remote
 from rookery.remote.study import NAMES, Study, module_name
 from rookery.remote.watched import Watched
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "contract"))
 
 
 def study() -> Study:
