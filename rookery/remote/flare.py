@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ class _Calls:
         return frozenset(c for c, site in self._site.items() if site not in self._away)
 
     def exchange(
-        self, step: str, messages: Sequence[tuple[int, bytes]], wait_for: float
+        self, step: str, messages: Iterable[tuple[int, bytes]], wait_for: float
     ) -> Iterator[tuple[int, bytes | Failure]]:
         until = time.monotonic() + wait_for
         for client, message in messages:

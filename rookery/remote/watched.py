@@ -1,7 +1,7 @@
 """Who answers, how long it takes and how many bytes go each way, shown while a run goes on."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import equinox as eqx
@@ -66,21 +66,25 @@ class _WatchedPort:
         return self._port.alive()
 
     def exchange(
-        self, step: str, messages: Sequence[tuple[int, bytes]], wait_for: float
+        self, step: str, messages: Iterable[tuple[int, bytes]], wait_for: float
     ) -> Iterator[tuple[int, bytes | Failure]]:
         began = time.monotonic()
         if began - self._last > self._every:
             self._report(step)
-        for client, message in messages:
-            self._traffic[client].asked += 1
-            self._traffic[client].down += len(message)
-        for client, arrival in self._port.exchange(step, messages, wait_for):
+        for client, arrival in self._port.exchange(step, self._counted(messages), wait_for):
             self._arrived(self._traffic[client], arrival, time.monotonic() - began)
             yield client, arrival
 
     def close(self) -> None:
         self._report("")
         self._port.close()
+
+    def _counted(self, messages: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+        """The messages as they leave; they may be made one by one."""
+        for client, message in messages:
+            self._traffic[client].asked += 1
+            self._traffic[client].down += len(message)
+            yield client, message
 
     def _arrived(self, traffic: _Traffic, arrival: bytes | Failure, seconds: float) -> None:
         if isinstance(arrival, Failure):
