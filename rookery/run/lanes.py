@@ -114,8 +114,8 @@ class Lanes:
         keys = [jax.random.split(jax.random.key(lane.job.seed)) for lane in lanes]
         per_second = None
         with closing(runner), Interrupt() as interrupt:
-            if done == 0:
-                self._measure(lanes, lanes, keys, 0, bar)
+            if fresh := [lane for lane in lanes if not len(lane.book.history)]:
+                self._measure(fresh, lanes, keys, done, bar)
             while alive := [lane for lane in lanes if not lane.is_over]:
                 until = min(
                     self.rounds,
