@@ -1,8 +1,8 @@
 """Accuracy of AFBO after a fixed time, against delay, number of clients and local iterations.
 
 A quadratic bilevel problem whose hypergradient is known exactly; every evaluation on a client sees
-one noisy row. At each point an algorithm takes the best steps of one grid. Writes delay.json and
-delay.png beside itself:
+one noisy row. At each point an algorithm takes the best steps of one grid, chosen on other seeds
+than those that are reported. Writes delay.json and delay.png beside itself:
 
     python experiments/theory_delay/measure.py
 """
@@ -22,11 +22,12 @@ from rookery.report.statistics import interval
 from rookery.tasks.distance import GradientNorm
 
 HERE = Path(__file__).parent
-SEEDS = range(4)
-DELAYS = (0.05, 0.2, 0.8)  # medians, of log-normal delays with sigma 1
-SECONDS = 100.0
+CHOOSING, SEEDS = range(10, 13), range(4)
+INNER = 0.05  # seconds of an inner exchange or a hop, always
+DELAYS = (0.1, 0.5, 2.5)  # medians in the outer loop, of log-normal delays with sigma 1
+SECONDS = 200.0
 CLIENTS = (4, 16, 64)
-ROUNDS = 200
+ROUNDS = (100, 400)
 SPREADS = {
     "5": 5,
     "3 to 7": rk.Between(3, 7),
@@ -68,58 +69,84 @@ def main() -> None:
     began = time.monotonic()
     found = {"delay": [], "clients": [], "local iterations": []}
 
-    def measure(part: str, point: dict, *arguments, **settings) -> None:
-        found[part].append(point | best(*arguments, **settings))
+    def measure(part: str, point: dict, histories, rounds: int | None = None) -> None:
+        found[part].append(point | best(histories, rounds))
         print(part, found[part][-1], f"{time.monotonic() - began:.0f} s", flush=True)
 
     for make, median in itertools.product((afbo, fednest), DELAYS):
-        clock = rk.Clock(rk.LogNormalDelay(median))
+        clock = rk.Clock(rk.ConstantDelay(INNER), outer_delay=rk.LogNormalDelay(median))
         point = {"algorithm": {afbo: "AFBO", fednest: "FedNest"}[make], "median": median}
-        measure("delay", point, make, problem(16), clock, rounds=20_000, seconds=SECONDS)
+        runs = histories(make, problem(16), clock, rounds=1000, seconds=SECONDS)
+        measure("delay", point, runs)
     clock = rk.Clock(rk.LogNormalDelay(1.0))
     for m in CLIENTS:
-        measure("clients", {"clients": m}, afbo, problem(m), clock, rounds=ROUNDS)
+        runs = histories(afbo, problem(m), clock, rounds=max(ROUNDS), evaluate_every=5)
+        for rounds in ROUNDS:
+            measure("clients", {"clients": m, "rounds": rounds}, runs, rounds)
     for name, steps in SPREADS.items():
 
         def make(alpha, beta, steps=steps):
             return afbo(alpha, beta, inner_steps=steps, hessians=rk.StaleHessians())
 
-        measure("local iterations", {"steps": name}, make, problem(16, 1.0), clock, rounds=ROUNDS)
+        runs = histories(make, problem(16, 1.0), clock, rounds=max(ROUNDS), evaluate_every=5)
+        measure("local iterations", {"steps": name}, runs)
     size = {"seeds": len(SEEDS), "x steps": X_STEPS, "y steps": Y_STEPS, "rounds": ROUNDS}
-    size |= {"seconds": SECONDS, "slope in clients": slope(found["clients"], "clients")}
+    size |= {"seconds": SECONDS, "slopes": slopes(found["clients"])}
     (HERE / "delay.json").write_text(json.dumps({"size": size, "found": found}, indent=1) + "\n")
     draw(found)
 
 
-def best(make: Callable, zoo, clock: rk.Clock, **settings) -> dict:
-    """The least mean over seeds of the squared outer gradient, averaged over the last third."""
+def histories(make: Callable, zoo, clock: rk.Clock, **settings) -> list[list]:
+    """For every setting of the grid, what runs with all seeds have measured."""
     grid = list(itertools.product(X_STEPS, Y_STEPS))
-    jobs = [rk.Job(make(a, b), zoo.start, seed=seed) for a, b in grid for seed in SEEDS]
+    seeds = [*CHOOSING, *SEEDS]
+    jobs = [rk.Job(make(a, b), zoo.start, seed=seed) for a, b in grid for seed in seeds]
+    settings = {"evaluate_every": 1} | settings
     results = rk.sweep(
         jobs, zoo.problem, rk.Population.stacked(zoo.data), clock=clock, lanes=len(jobs),
-        evaluate=(rk.OfSolution(GradientNorm(*zoo.affine_hypergradient())),), evaluate_every=5,
-        **settings,
+        evaluate=(rk.OfSolution(GradientNorm(*zoo.affine_hypergradient())),), **settings,
     )  # fmt: skip
-    each = np.array([last_third(r.history) for r in results]).reshape(len(grid), -1)
-    mean = np.where(np.isfinite(each).all(1), each.mean(1), np.inf)
-    i = int(mean.argmin())
-    spread, rounds = interval(each[i]), [r.rounds for r in results][i * len(SEEDS)]
+    runs = [result.history for result in results]
+    return [runs[i : i + len(seeds)] for i in range(0, len(runs), len(seeds))]
+
+
+def best(runs: list[list], rounds: int | None) -> dict:
+    """The error of the setting that is best for the choosing seeds, with the others."""
+    error = np.array([[last_third(history, rounds) for history in row] for row in runs])
+    chosen = error[:, : len(CHOOSING)].mean(1)
+    i = int(np.where(np.isfinite(chosen), chosen, np.inf).argmin())
+    own = error[i, len(CHOOSING) :]
+    spread, grid = interval(own), list(itertools.product(X_STEPS, Y_STEPS))
     low, high = float(spread.low), float(spread.high)
+    done = int(runs[i][-1]["round"][-1])
     return {
-        "error": float(mean[i]), "low": low, "high": high, "setting": grid[i], "rounds": rounds
+        "error": float(own.mean()), "low": low, "high": high, "setting": grid[i], "done": done
     }  # fmt: skip
 
 
-def last_third(history) -> float:
-    """The mean of the squared gradient over the last third of the measurements."""
+def last_third(history, rounds: int | None) -> float:
+    """The mean of the squared gradient over the last third of the measurements up to a round."""
     squares = np.asarray(history["gradient_norm"]) ** 2
+    if rounds is not None:
+        squares = squares[np.asarray(history["round"]) <= rounds]
     return float(squares[-max(1, len(squares) // 3) :].mean())
 
 
-def slope(points: list[dict], axis: str) -> float:
-    """Of log error against log axis."""
-    x, y = (np.log([p[name] for p in points]) for name in (axis, "error"))
-    return float(np.polyfit(x, y, 1)[0])
+def slopes(points: list[dict]) -> dict[str, float]:
+    """Of log error against log clients, for each number of rounds, and against log rounds."""
+
+    def fit(some, axis):
+        x, y = (np.log([p[name] for p in some]) for name in (axis, "error"))
+        return float(np.polyfit(x, y, 1)[0])
+
+    at = {
+        f"clients, {T} rounds": fit([p for p in points if p["rounds"] == T], "clients")
+        for T in ROUNDS
+    }
+    return at | {
+        f"rounds, {m} clients": fit([p for p in points if p["clients"] == m], "rounds")
+        for m in CLIENTS
+    }
 
 
 def draw(found: dict[str, list[dict]]) -> None:
@@ -128,15 +155,17 @@ def draw(found: dict[str, list[dict]]) -> None:
     for i, name in enumerate(("AFBO", "FedNest")):
         own = [p for p in found["delay"] if p["algorithm"] == name]
         bars(panels[0], [p["median"] for p in own], own, f"C{i}", name)
-    panels[0].set(xlabel=f"median delay, {SECONDS:.0f} virtual seconds", xscale="log")
-    bars(panels[1], list(CLIENTS), found["clients"], "C0", "AFBO")
-    half = [found["clients"][0]["error"] * (CLIENTS[0] / m) ** 0.5 for m in CLIENTS]
-    panels[1].plot(CLIENTS, half, color="black", lw=0.8, ls=":", label="one over the root")
-    panels[1].set(xlabel=f"clients, {ROUNDS} rounds", xscale="log")
+    panels[0].set(xlabel=f"median outer delay, {SECONDS:.0f} virtual seconds", xscale="log")
+    for i, rounds in enumerate(ROUNDS):
+        own = [p for p in found["clients"] if p["rounds"] == rounds]
+        bars(panels[1], list(CLIENTS), own, f"C{i}", f"AFBO, {rounds} rounds")
+        half = [own[0]["error"] * (CLIENTS[0] / m) ** 0.5 for m in CLIENTS]
+        panels[1].plot(CLIENTS, half, color=f"C{i}", lw=0.8, ls=":")
+    panels[1].set(xlabel="clients; dotted: one over the root", xscale="log")
     panels[1].set_xticks(CLIENTS, [str(m) for m in CLIENTS], minor=False)
     bars(panels[2], list(range(len(SPREADS))), found["local iterations"], "C0", "AFBO")
     panels[2].set_xticks(range(len(SPREADS)), SPREADS, fontsize=8)
-    panels[2].set(xlabel=f"local iterations of a job, {ROUNDS} rounds")
+    panels[2].set(xlabel=f"local iterations of a job, {max(ROUNDS)} rounds")
     for panel in panels:
         panel.set_yscale("log")
         panel.grid(alpha=0.3)
