@@ -170,6 +170,23 @@ def test_a_naive_simulation_gives_the_same_trajectory_and_the_same_clock(name):
     assert max(naive.staleness) == (0 if algorithm.wait_for == 4 else algorithm.staleness)
 
 
+def test_resuming_in_mid_flight_is_exact(tmp_path):
+    algorithm = rk.ADBO(**BRISK, admm=rk.ADMM(2, 0.3, 0.3, 0.3), cut_every=3, max_cuts=2)
+    people, clock = rk.Population.stacked(ZOO.data), rk.Clock(SLOW)
+
+    def go(rounds, directory=None):
+        return rk.run(
+            algorithm, ZOO.problem, people, ZOO.start, rounds=rounds, clock=clock,
+            directory=directory, evaluate_every=4,
+        )  # fmt: skip
+
+    go(4, tmp_path)
+    resumed, whole = go(8, tmp_path), go(8)
+    assert not bool(resumed.state.jobs.is_idle.all())
+    jax.tree.map(np.testing.assert_array_equal, resumed.state, whole.state)
+    assert (resumed.ledger, resumed.diaries) == (whole.ledger, whole.diaries)
+
+
 def test_sdbo_is_adbo_that_waits_for_everyone():
     clock = rk.Clock(SLOW)
     settings = {**BRISK, "admm": rk.ADMM(1), "cut_every": 2}

@@ -51,7 +51,8 @@ def test_engines_agree(name, which):
     zoo, algorithm = INSTANCES[name][which]
     assert type(algorithm) is ALGORITHMS[name]
     algorithm.check(zoo.problem, rk.Population.stacked(zoo.data).n_clients)
-    clock = rk.Clock(rk.LogNormalDelay(0.1), bandwidth=1e4, seed=3)
+    outer = rk.ParetoDelay(0.2)
+    clock = rk.Clock(rk.LogNormalDelay(0.1), bandwidth=1e4, seed=3, outer_delay=outer)
     ready, key = program(zoo, clock), jax.random.key(7)
     engines = (rk.Compiled(), rk.Eager(), *([Remote()] if by_messages(name) else []))
     runners = [engine.prepare(ready, [algorithm]) for engine in engines]
