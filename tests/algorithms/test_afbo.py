@@ -61,6 +61,7 @@ def test_a_naive_simulation_gives_the_same_trajectory_and_the_same_clock(name):
         np.testing.assert_allclose(state.inner.began, naive.now, rtol=1e-12)
         assert state.inner.begun.tolist() == [w.number for w in naive.workers["inner"]]
     assert max(naive.staleness) > 0
+    assert state is not None
     for jobs, bound in (
         (state.inner, algorithm.inner_staleness),
         (state.outer, algorithm.outer_staleness),
