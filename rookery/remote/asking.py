@@ -49,7 +49,11 @@ class Attempt:
     replies: dict[int, Reply] = field(default_factory=dict)
     spoiled: dict[int, Reply] = field(default_factory=dict)
     """Replies that are not finite."""
+    refused: set[int] = field(default_factory=set)
+    """Slots whose numbers were not taken; asked again, a client would send the same ones."""
     failed: dict[int, str] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
+    """Slots that have failed only in that nothing has come: their replies may be on the way."""
     lost: dict[int, int] = field(default_factory=dict)
     """Slots whose client has lost values, or everything."""
 

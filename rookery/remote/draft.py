@@ -19,6 +19,7 @@ class Holdings:
     Attributes:
         rows: of every memory, its leaves with a row per client, as last seen by the server.
         values: by client, the tokens of the values of this round that it has.
+        carried: by client and token, which slot's message carries a value in this exchange.
         remembering: clients that have their memories.
         uncommitted: by client, changes of its memory that it has not confirmed yet.
         unseen: clients whose memory has changed since the server last saw it.
@@ -27,6 +28,7 @@ class Holdings:
 
     rows: list[list[Any]] = field(default_factory=list)
     values: dict[int, set[int]] = field(default_factory=dict)
+    carried: dict[int, dict[int, int]] = field(default_factory=dict)
     remembering: set[int] = field(default_factory=set)
     uncommitted: dict[int, list[Change]] = field(default_factory=dict)
     unseen: set[int] = field(default_factory=set)
@@ -50,16 +52,20 @@ class Draft:
         round: the number of the round.
         client: the client.
         slot: its slot.
-        carried: by client and token, which slot's message carries a value in this exchange, as a
-            client may have several slots.
+        is_shared: whether the client may have other slots in this exchange, whose messages carry
+            values for this one too.
     """
 
-    def __init__(self, holdings: Holdings, round: int, client: int, slot: int, carried: dict):
+    def __init__(
+        self, holdings: Holdings, round: int, client: int, slot: int, *, is_shared: bool = False
+    ):
         self.arrays: dict[str, Any] = {}
-        self._holdings, self._carried = holdings, carried
+        self._holdings = holdings
+        self._carried = holdings.carried.setdefault(client, {}) if is_shared else {}
         self._client, self._slot = client, slot
         self._script = Script(round, commit=list(holdings.uncommitted.get(client, [])))
         self._new: set[int] = set()
+        self._calls: list[str] = []
         self._refs: dict[int, Ref] = {}
 
     def give(self, handles: list[Handle]) -> dict[str, Any]:
@@ -68,9 +74,11 @@ class Draft:
         return {"script": script.write(self._script), **self.arrays}
 
     @property
-    def has_tasks(self) -> bool:
-        """Whether the client would have to run something."""
-        return bool(self._script.tasks)
+    def step(self) -> str | None:
+        """The step that the client has to run; None if it needs to be told nothing at all."""
+        if self._calls:
+            return self._calls[-1]
+        return "memory" if self.arrays else None
 
     def ref(self, handle: Handle, slot: int) -> Ref:
         """A leaf by its name; what is needed to have it there goes into the message."""
@@ -102,7 +110,7 @@ class Draft:
     def _has(self, token: int) -> bool:
         if token in self._new or token in self._holdings.values.get(self._client, ()):
             return True
-        return self._carried.setdefault((self._client, token), self._slot) != self._slot
+        return self._carried.setdefault(token, self._slot) != self._slot
 
     def _sent(self, source: Sent, slot: int) -> int:
         token = source.token + slot if source.are_rows else source.token
@@ -122,6 +130,7 @@ class Draft:
             occurrence = -1 if source.occurrences is None else source.occurrences[slot]
             occurrence = script.OWN_KEY if source.has_own_key else occurrence
             self._script.tasks.append(Task(token, source.call.number, occurrence, values))
+            self._calls.append(source.call.name)
             for j, number in enumerate(source.numbers):
                 self.arrays[f"set/{i}/{j}"] = number
             if source.key is not None:

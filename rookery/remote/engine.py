@@ -135,7 +135,8 @@ class RemoteRunner(AbstractRunner):
         round_key = jax.random.fold_in(key, round)
         state = self._algorithm.round(fed, self._program.problem, state, round_key)
         state = later(state, jnp.asarray(fed.bills.now, float))
-        return memories.settle(session, self._holdings, round, state), fed.bills.ledger
+        state = memories.settle(session, self._holdings, round, state, fed.bills.work)
+        return state, fed.bills.ledger
 
     def _open(self, state: Tree, first: int) -> tuple[Plan, Session]:
         if self._opened is None:
@@ -158,6 +159,7 @@ class RemoteRunner(AbstractRunner):
     def _forget(self, client: int, everything: bool) -> None:
         holdings = self._holdings
         holdings.values.pop(client, None)
+        holdings.carried.pop(client, None)
         if not everything:
             return
         if client in holdings.unseen:

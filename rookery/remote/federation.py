@@ -159,12 +159,12 @@ class RemoteFederation(AbstractFederation):
             rows = [_own_rows(source, h.leaf, len(cohort)) for source, h in pairs]
             return jax.tree.unflatten(structure, rows), cohort
         drafts: dict[int, Draft] = {}
-        carried: dict[tuple[int, int], int] = {}
+        self.holdings.carried.clear()
         wanted = [spec(handle) for handle in handles]
 
         def ask(slot: int, client: int) -> Ask:
             def build():
-                drafts[slot] = Draft(self.holdings, self.round, client, slot, carried)
+                drafts[slot] = Draft(self.holdings, self.round, client, slot, is_shared=True)
                 return drafts[slot].give(handles)
 
             return Ask(client, build, wanted)

@@ -11,7 +11,7 @@ from rookery._types import Tree
 from rookery.program.memory import Memory
 from rookery.remote.asking import Ask
 from rookery.remote.draft import Draft, Holdings
-from rookery.remote.handles import Handle, Recalled, handles_of, name_of
+from rookery.remote.handles import Handle, Recalled, handles_of
 from rookery.remote.session import Session
 
 
@@ -63,11 +63,17 @@ def with_rows(state: Tree, holdings: Holdings) -> Tree:
     return replace_memories(state, rows)
 
 
-def settle(session: Session, holdings: Holdings, round: int, state: Tree) -> Tree:
+def settle(
+    session: Session,
+    holdings: Holdings,
+    round: int,
+    state: Tree,
+    bill: Callable[[int, int], None],
+) -> Tree:
     """The state for the next round, once it is noted what clients keep of this one.
 
-    Nothing is billed. Clients are told with the next message that they get. Only what a client has
-    not run yet, because nobody asked for it, is run now.
+    Nothing but work is billed. Clients are told with the next message that they get. Only what a client has
+    not run yet, because nobody asked for it, is run now, and what it was not sent yet is sent.
     """
     keeping: dict[int, list[tuple[int, list[Handle], int]]] = {}
     for number, memory in enumerate(memories_of(state)):
@@ -82,22 +88,24 @@ def settle(session: Session, holdings: Holdings, round: int, state: Tree) -> Tre
     drafts: dict[int, Draft] = {}
 
     def draft(client: int) -> Draft:
-        drafts[client] = Draft(holdings, round, client, client, {})
+        drafts[client] = Draft(holdings, round, client, client)
         for _, handles, slot in keeping[client]:
             for handle in handles:
                 drafts[client].ref(handle, slot)
         return drafts[client]
 
-    asks = {c: Ask(c, lambda c=c: draft(c).give([]), []) for c in keeping if draft(c).has_tasks}
-    if asks:
-        step = name_of(
-            [handle for _, handles, _ in keeping[next(iter(asks))] for handle in handles]
-        )
-        for client in session.ask(step, asks, needs_all=False):
+    asks: dict[str, dict[int, Ask]] = {}  # by step, as a message must name what it asks for
+    for client in keeping:
+        if (step := draft(client).step) is not None:
+            asks.setdefault(step, {})[client] = Ask(client, lambda c=client: draft(c).give([]), [])
+    silent = {client for some in asks.values() for client in some}
+    for step, some in asks.items():
+        for client, reply in session.ask(step, some, needs_all=False).items():
+            bill(*reply.work)
             drafts[client].confirm()
-            del asks[client]
-    for client in keeping.keys() - asks.keys():  # those left have not answered, and keep nothing
-        now = Draft(holdings, round, client, client, {})
+            silent.discard(client)
+    for client in keeping.keys() - silent:  # who has not answered keeps nothing
+        now = Draft(holdings, round, client, client)
         holdings.unseen.add(client)
         for number, handles, slot in keeping[client]:
             refs = [now.ref(handle, slot) for handle in handles]
@@ -131,7 +139,7 @@ def collect(session: Session, holdings: Holdings, round: int, state: Tree) -> Tr
 
     def ask(client: int) -> Ask:
         def build():
-            drafts[client] = Draft(holdings, round, client, client, {})
+            drafts[client] = Draft(holdings, round, client, client)
             return drafts[client].give(handles)
 
         return Ask(client, build, wanted, is_billed=False)

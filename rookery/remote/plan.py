@@ -3,6 +3,7 @@
 import builtins
 import hashlib
 import json
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -164,6 +165,14 @@ def spec(leaf: Any) -> str:
 @lru_cache(10_000)
 def _spec(dtype: Any, shape: tuple[int, ...]) -> str:
     return f"{dtype}{list(shape)}"
+
+
+@lru_cache(10_000)
+def spec_nbytes(spec: str) -> int:
+    """Bytes of an array of some type and shape, at most."""
+    name, _, axes = spec.partition("[")
+    size = 16 if name.startswith("key<") else jnp.dtype(name).itemsize  # the longest keys
+    return size * math.prod(json.loads(f"[{axes}"))
 
 
 def specs(tree: Tree) -> list[str]:

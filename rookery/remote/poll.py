@@ -8,7 +8,7 @@ the order is that of the messages.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ class Errand:
         """What the client is asked for, in a round."""
 
         def build():
-            draft = Draft(self._holdings, round, self._client, 0, {})
+            draft = Draft(self._holdings, round, self._client, 0)
             self._draft = round, draft
             return draft.give(self._result)
 
@@ -156,13 +156,17 @@ def _errands(
     return all_
 
 
-def _send(fed: RemoteFederation, step: str, errands: dict[int, Errand]) -> None:
+def _send(
+    fed: RemoteFederation, step: str, errands: dict[int, Errand], silent: Collection[int] = ()
+) -> None:
+    """Send jobs; of those that were only silent, a late reply will still do."""
     if not errands:
         return
     asks = {client: errand.ask(fed.round) for client, errand in errands.items()}
-    number, now = fed.session.begin(step, asks), time.monotonic()
-    for errand in errands.values():
-        errand.number, errand.since = number, now
+    again = {client: errands[client].number for client in silent}
+    numbers, now = fed.session.begin(step, asks, again), time.monotonic()
+    for client, errand in errands.items():
+        errand.number, errand.since = numbers[client], now
 
 
 def _first(
@@ -178,6 +182,7 @@ def _first(
     ages = (int(jobs.polls) - np.asarray(jobs.version)).tolist()
     replies, left = dict[int, Reply](), dict(errands)
     attempt, helped = 0, set[int]()
+    spoiled, refused = dict[int, Reply](), set[int]()
 
     def is_enough(came, waiting):
         is_fresh = staleness is None or all(ages[client] < staleness for client in waiting)
@@ -191,24 +196,27 @@ def _first(
         failed = state.failed.keys()
         if state.lost:
             session.remind(state.lost)
-        left = {client: left[client] for client in failed}
+        spoiled |= state.spoiled
+        refused |= state.refused
+        left = {client: left[client] for client in failed - state.refused}
         if len(replies) >= wait_for:
-            return replies, set(failed)
+            return replies, failed | refused
         if not set(state.lost) - helped:  # once for each of them, it costs no attempt
             least = policy.needed(wait_for)
             if len(replies) >= least:
-                return replies, set(failed)
-            if not replies and len(state.spoiled) >= least:
-                return state.spoiled, failed - state.spoiled.keys()
+                return replies, failed | refused
+            if len(spoiled) == len(errands):
+                return spoiled, set()
             count = f"{len(replies)} of {len(errands)} results came, {least} are needed"
-            if attempt >= policy.retries:
-                raise TooFew(f"round {fed.round}, {step}: {count}; {sorted(failed)} failed.")
+            if attempt >= policy.retries or not left:
+                missing = sorted(failed | refused)
+                raise TooFew(f"round {fed.round}, {step}: {count}; {missing} failed.")
             seconds = policy.pause(attempt)
             attempt += 1
             session.say(step, None, f"{count}; their jobs are given again in {seconds:g} s")
             time.sleep(seconds)
         helped |= set(state.lost)
-        _send(fed, step, left)
+        _send(fed, step, left, left.keys() & state.silent - state.lost.keys())
 
 
 def _from_now_on(jobs: Jobs, now: float) -> Timetable:

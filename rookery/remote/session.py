@@ -8,11 +8,17 @@ import numpy as np
 from rookery.engines.engine import Event
 from rookery.remote import agreement, wire
 from rookery.remote.asking import Ask, Attempt, Reply, TooFew
-from rookery.remote.plan import spec
+from rookery.remote.plan import spec, spec_nbytes
 from rookery.remote.policy import Policy, is_finite, norm
 from rookery.remote.port import Failure, Port
 from rookery.remote.wire import Kind, Message, WireError
 from rookery.remote.worker import ALL, nbytes
+
+_SPARE = 64 << 10  # bytes that a reply may have besides what was asked for
+_FEW = 4  # arrays that it may have besides, such as its work
+_DESCRIBED = 512  # bytes to describe one array
+_NOTHING = wire.Limits(arrays=_FEW, description=_FEW * _DESCRIBED, body=_SPARE)
+_MOST_WORK = 1 << 53
 
 
 class Session:
@@ -31,6 +37,9 @@ class Session:
         self.note: Callable[[Event], None] = lambda event: None
         self.forget: Callable[[int, bool], None] = lambda client, everything: None
         self._agreed = agreed
+        self._spare = max(_SPARE, 2 * agreement.write(agreed)["agreement"].size)
+        # by client, the largest reply that it was ever asked for: late ones must be read as well
+        self._limits: dict[int, wire.Limits] = {}
         # by client and number, jobs whose replies nobody waits for yet, and what has come of them
         self._under_way: dict[tuple[int, int], Message | Failure | None] = {}
         # a server that was started again must not use the numbers of the one before
@@ -48,17 +57,27 @@ class Session:
         for client, reason in state.failed.items():
             self.say("agreement", client, reason)
 
-    def begin(self, step: str, asks: Mapping[int, Ask]) -> int:
-        """Send and do not wait; the number under which the replies will come.
+    def begin(
+        self, step: str, asks: Mapping[int, Ask], again: Mapping[int, int] | None = None
+    ) -> dict[int, int]:
+        """Send and do not wait; by slot, the number under which the reply will come.
 
         They are had from :meth:`ask` or :meth:`gather`, whenever that is.
+
+        Args:
+            step: the name of the step.
+            asks: by slot.
+            again: by slot, the number of what was sent before and may not have arrived.
         """
         self._number += 1
-        messages = (self._message(Kind.RUN, step, slot, ask) for slot, ask in asks.items())
-        self._under_way |= {(ask.client, self._number): None for ask in asks.values()}
+        numbers = dict.fromkeys(asks, self._number) | dict(again or {})
+        messages = (
+            self._message(Kind.RUN, step, slot, ask, numbers[slot]) for slot, ask in asks.items()
+        )
+        self._under_way |= {(ask.client, numbers[slot]): None for slot, ask in asks.items()}
         for client, arrival in self.port.exchange(step, messages, 0.0):
             self._take(Kind.RUN, step, client, arrival, Attempt({}))
-        return self._number
+        return numbers
 
     def ask(
         self,
@@ -80,13 +99,17 @@ class Session:
             return {}
         least = len(asks) if needs_all else self.policy.needed(len(asks))
         self._number += 1
-        state, attempt, helped = Attempt(asks), 0, set()
+        state, attempt, helped = Attempt(asks, dict(begun or {})), 0, set()
         while True:
             self._attempt(Kind.RUN, step, state, begun or {})
-            begun = {}  # whoever is asked again is asked anew
+            begun = {}  # from now on requests are sent again, as they may have got lost
             for slot, reason in state.failed.items():
                 self.say(step, asks[slot].client, reason)
             forgetful = {asks[slot].client: lost for slot, lost in state.lost.items()}
+            for slot, ask in state.waiting.items():
+                # a late reply of who was only silent is as good; the others are asked anew
+                if slot not in state.silent or ask.client in forgetful:
+                    state.numbers.pop(slot, None)
             if forgetful:
                 self.remind(forgetful)
                 if set(forgetful) - helped:  # once for each of them, it costs no attempt
@@ -94,11 +117,11 @@ class Session:
                     continue
             if len(state.replies) >= least:
                 return state.replies
-            if not state.replies and len(state.spoiled) >= least:
+            if len(state.spoiled) == len(asks):
                 return state.spoiled  # all clients alike: that is a divergence, not a bad client
             count = f"{len(state.replies)} of {len(asks)} clients answered, {least} are needed"
-            if attempt >= self.policy.retries:
-                missing = sorted({asks[slot].client for slot in state.waiting})
+            if attempt >= self.policy.retries or not state.waiting:
+                missing = sorted({asks[slot].client for slot in asks.keys() - state.replies.keys()})
                 raise TooFew(f"round {self.round}, {step}: {count}; {missing} did not.")
             seconds = self.policy.pause(attempt)
             attempt += 1
@@ -141,6 +164,7 @@ class Session:
                         state.failed[slot] = "no reply can come"
                     elif begun[slot][1] + self.policy.wait_for <= until:
                         state.failed[slot] = self._silent()
+                        state.silent.add(slot)
         for slot in asks.keys() - state.replies.keys() - state.failed.keys():
             self._under_way[asks[slot].client, state.numbers[slot]] = None
         for slot, reason in state.failed.items():
@@ -162,12 +186,14 @@ class Session:
         self._under_way.clear()
 
     def _attempt(self, kind: Kind, step: str, state: Attempt, begun: Mapping[int, int]) -> None:
-        state.failed, state.lost = {}, {}
+        state.failed, state.lost, state.silent = {}, {}, set()
         settled = set[int]()
-        state.numbers |= {slot: begun.get(slot, self._number) for slot in state.waiting}
+        state.numbers = {slot: self._number for slot in state.waiting} | state.numbers
         new = {slot: ask for slot, ask in state.waiting.items() if slot not in begun}
         # made one after another, so that the first is on its way while the last is put together
-        messages = (self._message(kind, step, slot, ask) for slot, ask in new.items())
+        messages = (
+            self._message(kind, step, slot, ask, state.numbers[slot]) for slot, ask in new.items()
+        )
         for slot, number in begun.items():
             client = state.asked[slot].client
             settled |= set(self._take_early(kind, step, client, number, state))
@@ -179,13 +205,27 @@ class Session:
                 break
         for slot in outstanding:
             state.failed[slot] = self._silent()
-        for slot in state.replies:
+            state.silent.add(slot)
+        for slot in (*state.replies, *state.refused):
             state.waiting.pop(slot, None)
 
-    def _message(self, kind: Kind, step: str, slot: int, ask: Ask) -> tuple[int, bytes]:
+    def _allow(self, ask: Ask) -> None:
+        """Let a client's replies be as large as what it is asked for, and not much larger."""
+        before = self._limits.get(ask.client, _NOTHING)
+        count = len(ask.wanted)
+        self._limits[ask.client] = wire.Limits(
+            arrays=max(before.arrays, count + _FEW),
+            description=max(before.description, (count + _FEW) * _DESCRIBED),
+            body=max(before.body, sum(spec_nbytes(w) + 16 for w in ask.wanted) + self._spare),
+        )
+
+    def _message(
+        self, kind: Kind, step: str, slot: int, ask: Ask, number: int
+    ) -> tuple[int, bytes]:
+        self._allow(ask)
         arrays = ask.build()
         self.bytes_down += nbytes(arrays, "value")
-        message = Message(kind, step, ask.client, slot, self._number, arrays)
+        message = Message(kind, step, ask.client, slot, number, arrays)
         is_checked = not getattr(self.port, "is_reliable", False)
         return ask.client, wire.encode(message, is_checked=is_checked)
 
@@ -196,7 +236,7 @@ class Session:
         if isinstance(arrival, Failure):
             return self._fail(client, arrival, state)
         try:
-            message = wire.decode(arrival)
+            message = wire.decode(arrival, self._limits.get(client, _NOTHING))
             if message.client != client:
                 raise WireError(f"it claims to be of client {message.client}")
             if message.exchange == 0 and message.kind is Kind.FAILURE:
@@ -229,6 +269,7 @@ class Session:
             if ask.client == client and slot not in state.replies
         ]
         state.failed |= dict.fromkeys(slots, failure.reason)
+        state.silent.difference_update(slots)
         return slots
 
     def _silent(self) -> str:
@@ -250,6 +291,7 @@ class Session:
             self.say(step, client, f"double reply dropped, of {message.name}")
             return ()
         state.failed.pop(slot, None)
+        state.silent.discard(slot)
         try:
             reply = self._checked(kind, message, ask)
         except WireError as error:
@@ -262,10 +304,12 @@ class Session:
         if not is_finite(reply.leaves):
             state.failed[slot] = "reply refused: it holds NaN or infinity"
             state.spoiled[slot] = reply
+            state.refused.add(slot)
         elif (size := norm(reply.leaves, self.policy.largest_norm)) > self.policy.largest_norm:
             state.failed[slot] = (
                 f"reply refused: its norm is {size:.3g}, the limit {self.policy.largest_norm:g}"
             )
+            state.refused.add(slot)
         else:
             state.replies[slot] = reply
         return [slot]
@@ -288,8 +332,11 @@ class Session:
             raise WireError(
                 f"reply refused: {ask.wanted} was wanted, got {[spec(leaf) for leaf in leaves]}"
             )
-        return Reply(leaves, (int(work[0]), int(work[1])))
+        if work.max() > _MOST_WORK:
+            raise WireError(f"reply refused: it claims {work.max()} units of work")
+        # not before: what was not asked for is not worth the time
+        return Reply([wire.wrapped(leaf) for leaf in leaves], (int(work[0]), int(work[1])))
 
     def say(self, step: str, client: int | None, reason: str) -> None:
-        """Note something for the run's record."""
-        self.note(Event(self.round, step, client, reason))
+        """Note something for the run's record; clients may have written the reason."""
+        self.note(Event(self.round, step, client, wire.tidy(reason)))

@@ -17,6 +17,7 @@ import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -29,6 +30,7 @@ VERSION = 1
 _HEADER = struct.Struct("<4sHBBIIQHHIQI")
 _ARRAY = struct.Struct("<HBB")
 _ALIGNED = 16
+_SHOWN = 500  # characters of a text that somebody else wrote
 _CHECKED = 1  # flag: the checksum covers the arrays' bytes too
 
 _TYPES = {
@@ -45,6 +47,32 @@ _KEY_CODES = {name: code for code, (name, _) in _KEYS.items()}
 
 class WireError(ValueError):
     """Bytes that are not a message, or a message that is too large."""
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """Random keys as they came: plain words, until whoever wants keys has :func:`wrapped` them.
+
+    JAX compiles something for every new shape of keys, which a peer must not have us do at will.
+    """
+
+    impl: str
+    words: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array of keys."""
+        return self.words.shape[:-1]
+
+    @property
+    def size(self) -> int:
+        """How many keys."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """That of the keys."""
+        return _key_dtype(self.impl)
 
 
 class Kind(enum.IntEnum):
@@ -83,7 +111,8 @@ class Message:
         client: whom it goes to or comes from.
         slot: the client's place in the cohort.
         exchange: the number of the exchange, by which late and double replies are known.
-        arrays: by path; NumPy arrays, or typed keys. Those that were decoded are read-only views.
+        arrays: by path; NumPy arrays, or typed keys. Those that were decoded are read-only views,
+            keys among them :class:`Keys`.
     """
 
     kind: Kind
@@ -158,6 +187,13 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = LIMITS) -> Mes
     return Message(Kind(kind), name, client, slot, exchange, arrays)
 
 
+def wrapped(value: Any) -> Any:
+    """An array of a message as JAX takes it: typed keys for :class:`Keys`, others as they are."""
+    if not isinstance(value, Keys):
+        return value
+    return jax.random.wrap_key_data(jnp.asarray(value.words), impl=value.impl)
+
+
 def text(value: str) -> np.ndarray:
     """A string as an array, to travel with the others."""
     return np.frombuffer(value.encode(), np.uint8)
@@ -168,6 +204,11 @@ def read_text(array: Any) -> str:
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
         raise WireError("a text was wanted.")
     return _text(memoryview(array.tobytes()))
+
+
+def tidy(value: str) -> str:
+    """What a peer has said, as it may be shown: not long, and nothing that a terminal obeys."""
+    return "".join(c if c.isprintable() else " " for c in value[:_SHOWN])
 
 
 def _arrays(description: memoryview, count: int, body: memoryview) -> dict[str, Any]:
@@ -194,6 +235,8 @@ def _arrays(description: memoryview, count: int, body: memoryview) -> dict[str, 
 
 
 def _to_plain(path: str, value: Any) -> tuple[int, tuple[int, ...], np.ndarray]:
+    if isinstance(value, Keys):
+        return _KEY_CODES[value.impl], value.shape, np.asarray(value.words, order="C")
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         impl = str(jax.random.key_impl(value))
         if impl not in _KEY_CODES:
@@ -219,9 +262,12 @@ def _from_plain(path: str, code: int, shape: tuple, body: memoryview, at: int) -
     array = np.frombuffer(body[at : at + size], np.uint8).view(dtype).reshape(whole)
     if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
         raise WireError(f"{path!r}: a truth value is neither 0 nor 1.")
-    if words:
-        return jax.random.wrap_key_data(jnp.asarray(array), impl=_KEYS[code][0]), size
-    return array, size
+    return Keys(_KEYS[code][0], array) if words else array, size
+
+
+@lru_cache
+def _key_dtype(impl: str) -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
 
 
 def _text(view: memoryview) -> str:

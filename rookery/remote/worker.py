@@ -130,9 +130,12 @@ class Worker:
         key = message.arrays.get(f"key/{i}")
         if (key is not None) != call.has_key:
             raise WireError(f"{call.name} has a key on one side and none on the other")
+        if key is not None and not (isinstance(key, wire.Keys) and key.shape == ()):
+            raise WireError(f"{call.name} takes one key, got {spec(key)}")
         folds = (self.id,) if task.occurrence < 0 else (self.id, task.occurrence)
         if key is None or task.occurrence == script.OWN_KEY:
             folds = ()
+        key, values = wire.wrapped(key), [wire.wrapped(value) for value in values]
         reply, work = call.run(self._population, self.id, key, folds, values, numbers)
         self._values[task.token] = reply
         return np.asarray(work).astype(np.uint64)

@@ -145,11 +145,13 @@ def test_a_crash_in_a_simulation_is_noted_and_the_others_go_on():
 def test_a_client_a_hundred_times_slower_holds_nobody_up():
     fast, slow = 0.03, 3.0
     delays = dict.fromkeys(range(5), fast) | {1: slow}
+    began = time.monotonic()
     result = go(Anarchic(), 20, Faults(delays=delays))
+    took = time.monotonic() - began  # the ledger does not count the time between rounds
     assert result.events == ()
     jobs = result.state.jobs
     assert result.ledger.seconds < 20 * slow / 2
-    assert int(jobs.begun[1]) <= 1 + result.ledger.seconds / slow
+    assert int(jobs.begun[1]) <= 1 + took / slow
     assert all(int(jobs.begun[i]) >= 5 for i in (0, 2, 3, 4))
 
 

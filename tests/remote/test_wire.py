@@ -39,6 +39,8 @@ def test_everything_comes_back(is_checked):
         have = got.arrays[path]
         assert have.dtype == want.dtype and have.shape == np.shape(want), path
         if jnp.issubdtype(want.dtype, jax.dtypes.prng_key):
+            have = wire.wrapped(have)
+            assert have.dtype == want.dtype
             assert jax.random.key_impl(have) == jax.random.key_impl(want)
             have, want = jax.random.key_data(have), jax.random.key_data(want)
         assert np.asarray(have).tobytes() == np.asarray(want).tobytes()
