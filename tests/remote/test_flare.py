@@ -200,7 +200,8 @@ class Deployment:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("ws", "runs", "__pycache__"))
+        left_over = ("ws", "elsewhere", "kits", "*.pid", "*.log", ".venv*", "runs", "__pycache__")
+        shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns(*left_over))
         for old in ("18002", "18003"):
             new = str(free_port())
             for name in ("project.yml", "README.md"):
