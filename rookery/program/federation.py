@@ -24,6 +24,7 @@ from rookery.program.aggregate import Aggregate
 from rookery.program.cohort import AbstractParticipation, Cohort
 from rookery.program.jobs import Jobs, News
 from rookery.program.memory import Memory, PerClient
+from rookery.program.robust import AbstractRobust
 from rookery.program.step import Client as Client
 from rookery.program.step import Step as Step
 from rookery.program.step import client_key as client_key
@@ -155,6 +156,11 @@ class AbstractFederation(abc.ABC):
 
     def weighted_mean(self, placed: Placed, weights: Placed) -> Tree:
         """The mean by weights that the clients send along."""
+        if isinstance(self.aggregate, AbstractRobust):
+            raise ValueError(
+                f"{type(self.aggregate).__name__} bears bad clients, and one that names its own "
+                "weight could outweigh all others. Use fed.mean, or a run without aggregate=."
+            )
         (replies, given), cohort = self._replies(_joined(placed, weights))
         self._exchange(cohort, _tree.nbytes((replies, given)) // len(cohort))
         given = jnp.where(cohort.active, given, jnp.zeros_like(given))

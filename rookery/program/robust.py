@@ -24,6 +24,11 @@ class AbstractRobust(eqx.Module):
     def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
         """Join replies; see :class:`rookery.Aggregate`."""
 
+    @property
+    def fewest(self) -> int:
+        """With fewer replies in an exchange it bears no bad one."""
+        return 1
+
     @abc.abstractmethod
     def check(self, weights: jax.Array) -> None:
         """Raise unless it makes sense for a population of clients with such weights."""
@@ -48,9 +53,14 @@ class Median(AbstractRobust):
 
         return jax.tree.map(one, replies)
 
+    @property
+    def fewest(self) -> int:
+        """With two it would be their mean."""
+        return 3
+
     def check(self, weights: jax.Array) -> None:
-        """With two clients it would be their mean."""
-        _at_least("Median", 3, weights)
+        """Enough clients."""
+        _at_least("Median", self.fewest, weights)
 
 
 class TrimmedMean(AbstractRobust):
@@ -69,6 +79,12 @@ class TrimmedMean(AbstractRobust):
 
     def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
         """The trimmed mean of each coordinate."""
+        if (slots := weights.shape[0]) < self.fewest:
+            raise ValueError(
+                f"TrimmedMean cuts off a share of {self.trim:g} at either end, which is less than "
+                f"one of the {slots} clients in an exchange: a bad one would stay in. Cut off "
+                f"more, or ask at least {self.fewest} clients."
+            )
 
         def one(leaf):
             values, passed, own = _sorted(leaf, weights)
@@ -79,6 +95,11 @@ class TrimmedMean(AbstractRobust):
             return jnp.sum(share.astype(leaf.dtype) * kept, axis=0)
 
         return jax.tree.map(one, replies)
+
+    @property
+    def fewest(self) -> int:
+        """One of them is as much as is cut off at either end."""
+        return math.ceil((1 - _ROUNDING) / self.trim)
 
     def check(self, weights: jax.Array) -> None:
         """A client must not be heavier than what is cut off, or it could not be cut off."""
@@ -138,6 +159,11 @@ class Krum(AbstractRobust):
 
         return jax.tree.map(one, replies)
 
+    @property
+    def fewest(self) -> int:
+        """As many as its theorem needs, and as are kept."""
+        return max(2 * self.bad + 3, self.keep + self.bad)
+
     def check(self, weights: jax.Array) -> None:
         """Clients must be equals, and enough of them."""
         self._check_slots(len(weights))
@@ -149,11 +175,10 @@ class Krum(AbstractRobust):
             )
 
     def _check_slots(self, slots: int) -> None:
-        if slots < 2 * self.bad + 3 or self.keep > slots - self.bad:
+        if slots < self.fewest:
             raise ValueError(
-                f"Krum with bad={self.bad}, keep={self.keep} needs at least "
-                f"{max(2 * self.bad + 3, self.keep + self.bad)} clients in every exchange, "
-                f"got {slots}."
+                f"Krum with bad={self.bad}, keep={self.keep} needs at least {self.fewest} clients "
+                f"in every exchange, got {slots}."
             )
 
 

@@ -20,6 +20,7 @@ from rookery.program.cohort import Cohort
 from rookery.program.federation import AbstractFederation, Placed, Shared, Step, common_cohort
 from rookery.program.jobs import News, check_ask
 from rookery.program.memory import Memory, PerClient, check_recall
+from rookery.program.robust import AbstractRobust
 from rookery.remote.asking import Ask
 from rookery.remote.bills import Bills
 from rookery.remote.draft import Draft, Holdings
@@ -170,7 +171,13 @@ class RemoteFederation(AbstractFederation):
             return Ask(client, build, wanted)
 
         asks = {slot: ask(slot, client) for slot, client in _active(cohort)}
-        replies = self.session.ask(name_of(handles), asks, needs_all=self._needs_all)
+        rule = self.aggregate
+        replies = self.session.ask(
+            name_of(handles),
+            asks,
+            needs_all=self._needs_all,
+            fewest=rule.fewest if isinstance(rule, AbstractRobust) else 1,
+        )
         for handle in handles:
             if isinstance(handle.source, Computed):
                 handle.source.missing.update(asks.keys() - replies.keys())

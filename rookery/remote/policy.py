@@ -19,7 +19,8 @@ class Policy(eqx.Module):
     the run stops, and the same command goes on from where it was.
 
     Sums and stacks need every reply, whatever ``min_replies`` is: an algorithm that asked for each
-    client's value could not know which of them are missing.
+    client's value could not know which of them are missing. A robust rule in place of the mean
+    needs as many as it takes to bear a bad one.
 
     Args:
         wait_for: seconds, for every attempt.

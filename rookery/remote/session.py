@@ -85,6 +85,7 @@ class Session:
         asks: Mapping[int, Ask],
         *,
         needs_all: bool,
+        fewest: int = 1,
         begun: Mapping[int, int] | None = None,
     ) -> dict[int, Reply]:
         """The replies by slot; those missing have been noted.
@@ -93,11 +94,13 @@ class Session:
             step: the name of the step, for the clients to check and for the notes.
             asks: by slot.
             needs_all: whether every slot must answer, whatever the policy says.
+            fewest: how many must answer at least, of those asked, whatever the policy says.
             begun: by slot, the number of what was sent before, so that only the reply is missing.
         """
         if not asks:
             return {}
-        least = len(asks) if needs_all else self.policy.needed(len(asks))
+        needed = max(self.policy.needed(len(asks)), min(fewest, len(asks)))
+        least = len(asks) if needs_all else needed
         self._number += 1
         state, attempt, helped = Attempt(asks, dict(begun or {})), 0, set()
         while True:

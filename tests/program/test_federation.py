@@ -90,6 +90,16 @@ def test_weighted_mean_sends_the_weights_too():
     assert ledger.bytes_up == 5 * 16
 
 
+def test_weights_of_clients_do_not_go_with_a_robust_rule():
+    def body(fed):
+        cohort = fed.sample(rk.Everyone(), jax.random.key(0))
+        ids = fed.map(id_plus, fed.broadcast(cohort, jnp.zeros(())))
+        return fed.weighted_mean(ids, ids)
+
+    with pytest.raises(ValueError, match=r"Median bears bad clients.*outweigh"):
+        on_both(body, aggregate=rk.Median())
+
+
 def test_slots_that_are_switched_off_cost_nothing_and_count_for_nothing():
     def body(fed):
         cohort = fed.sample(rk.Everyone(), jax.random.key(0))

@@ -107,6 +107,8 @@ def test_what_makes_no_sense_is_refused():
         rk.TrimmedMean(0.5)
     with pytest.raises(ValueError, match="needs at least 5 clients in every exchange, got 3"):
         join(rk.Krum(), jnp.ones((3, 1)), jnp.full(3, 1 / 3))
+    with pytest.raises(ValueError, match=r"less than one of the 4 clients.*at least 5 clients"):
+        join(rk.TrimmedMean(0.2), jnp.ones((4, 1)), jnp.full(4, 1 / 4))
 
 
 def test_a_run_refuses_a_mean_that_does_not_fit_its_clients():
@@ -114,3 +116,12 @@ def test_a_run_refuses_a_mean_that_does_not_fit_its_clients():
     with pytest.raises(ValueError, match="at least 5 clients"):
         people = rk.Population.stacked(zoo.data)
         rk.run(rk.FedAvg(0.1), zoo.problem, people, zoo.start, rounds=1, aggregate=rk.Krum())
+
+
+def test_a_cohort_that_is_too_small_for_the_rule_is_refused():
+    zoo = rk.zoo.quadratic_losses(n_clients=6, size=2)
+    people = rk.Population.stacked(zoo.data)
+    for rule in (rk.Krum(), rk.TrimmedMean(0.2)):
+        with pytest.raises(ValueError, match=r"at least 5 clients"):
+            algorithm = rk.FedAvg(0.1, clients=4)
+            rk.run(algorithm, zoo.problem, people, zoo.start, rounds=1, aggregate=rule)

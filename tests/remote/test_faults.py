@@ -189,6 +189,14 @@ def test_a_poisoner_moves_the_mean_and_not_the_median():
     assert distance(rk.Mean()) > 10 * distance(rk.Krum(bad=1))
 
 
+def test_too_few_for_a_robust_rule_are_too_few_replies():
+    policy = Policy(wait_for=20.0, back_off=0.01, min_replies=0.2, retries=0)
+    crashes = Faults(crashes={0: 1})
+    assert go(faults=crashes, policy=policy, aggregate=rk.Median()).status == "finished"
+    with pytest.raises(Stopped, match="4 of 5 clients answered, 5 are needed"):
+        go(faults=crashes, policy=policy, aggregate=rk.Krum(bad=1))
+
+
 def test_several_jobs_side_by_side_are_refused():
     jobs = [rk.Job(FEDAVG, ZOO.start, seed) for seed in (0, 1)]
     with pytest.raises(ValueError, match="lanes=1"):
