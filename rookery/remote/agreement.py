@@ -11,7 +11,9 @@ from rookery.remote.plan import Plan
 from rookery.run.book import versions
 from rookery.run.describe import describe
 
-_SHOWN = 400
+_SHOWN = 100  # characters on either side of the first difference
+_LINES = 10
+_VERSIONS = ("rookery", "jax", "equinox", "python")
 
 
 class Disagreement(ValueError):
@@ -23,9 +25,11 @@ def agreement(
 ) -> dict[str, str]:
     """By name, what both sides must have in common."""
     used = versions()
+    # functions are known by their compiled code, which differs between versions of Python
+    used["python"] = used["python"].rpartition(".")[0]
     return {
         "format of messages": str(wire.VERSION),
-        "versions": json.dumps({name: used[name] for name in ("rookery", "jax", "equinox")}),
+        "versions": json.dumps({name: used[name] for name in _VERSIONS}),
         "float precision": str(jnp.zeros(()).dtype),
         "number of clients": str(n_clients),
         "problem": json.dumps(describe(problem), sort_keys=True),
@@ -35,13 +39,15 @@ def agreement(
 
 
 def differences(server: dict[str, str], client: dict[str, str]) -> list[str]:
-    """One line for everything that is not the same, with both values."""
-    names = dict.fromkeys([*server, *client])
-    return [
-        f"{name}: the server has {_short(server.get(name))}, the client {_short(client.get(name))}"
-        for name in names
-        if server.get(name) != client.get(name)
-    ]
+    """One line for everything that is not the same, with both values where they part."""
+    lines = []
+    for name in dict.fromkeys([*server, *client]):
+        ours, theirs = server.get(name), client.get(name)
+        if ours != theirs:
+            at = _first_difference(ours or "", theirs or "")
+            pair = f"the server has {_around(ours, at)}, the client {_around(theirs, at)}"
+            lines.append(f"{wire.tidy(name)}: {pair}")
+    return lines[:_LINES]
 
 
 def write(fields: dict[str, str]) -> dict[str, Any]:
@@ -60,7 +66,14 @@ def read(arrays: Any) -> dict[str, str]:
     return fields
 
 
-def _short(value: str | None) -> str:
+def _first_difference(a: str, b: str) -> int:
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (u, w) in pairs if u != w), min(len(a), len(b)))
+
+
+def _around(value: str | None, at: int) -> str:
     if value is None:
         return "nothing"
-    return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+    begin, end = max(at - _SHOWN, 0), at + _SHOWN
+    shown = wire.tidy(value[begin:end])
+    return f"{'...' if begin else ''}{shown}{'...' if end < len(value) else ''}"

@@ -96,11 +96,13 @@ class _Threads:
 
     def __init__(self, n_clients: int, make: Callable[[int], Worker], faults: Faults):
         self._outbox: queue.Queue = queue.Queue()
-        self._dead: set[int] = set()
+        self._dead: dict[int, Failure] = {}
         self._inboxes = {client: queue.Queue() for client in range(n_clients)}
         self._threads = [
             threading.Thread(
-                target=_live, args=(client, make, inbox, self._outbox, faults), daemon=True
+                target=_life,
+                args=(client, make, inbox, self._outbox, faults),
+                daemon=True,
             )
             for client, inbox in self._inboxes.items()
         ]
@@ -108,7 +110,7 @@ class _Threads:
             thread.start()
 
     def alive(self) -> frozenset[int]:
-        return frozenset(self._inboxes) - self._dead
+        return frozenset(self._inboxes) - self._dead.keys()
 
     def exchange(
         self, step: str, messages: Iterable[tuple[int, bytes]], wait_for: float
@@ -116,7 +118,7 @@ class _Threads:
         until = time.monotonic() + wait_for
         for client, message in messages:
             if client in self._dead:
-                self._outbox.put((client, Failure("its process is gone")))
+                self._outbox.put((client, self._dead[client]))
             else:
                 self._inboxes[client].put(message)
         while True:
@@ -125,7 +127,7 @@ class _Threads:
             except queue.Empty:
                 return
             if isinstance(arrival, Failure):
-                self._dead.add(client)
+                self._dead[client] = arrival
             yield client, arrival
 
     def close(self) -> None:
@@ -133,6 +135,19 @@ class _Threads:
             inbox.put(None)
         for thread in self._threads:
             thread.join(timeout=5)
+
+
+def _life(
+    client: int,
+    make: Callable[[int], Worker],
+    inbox: queue.Queue,
+    outbox: queue.Queue,
+    faults: Faults,
+) -> None:
+    try:
+        _live(client, make, inbox, outbox, faults)
+    except Exception as error:  # nobody would hear of it, and wait
+        outbox.put((client, Failure(f"its process has ended: {type(error).__name__}: {error}")))
 
 
 def _live(

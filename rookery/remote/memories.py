@@ -72,8 +72,8 @@ def settle(
 ) -> Tree:
     """The state for the next round, once it is noted what clients keep of this one.
 
-    Nothing but work is billed. Clients are told with the next message that they get. Only what a client has
-    not run yet, because nobody asked for it, is run now, and what it was not sent yet is sent.
+    Only work is billed. Clients are told with the next message that they get. What a client has not
+    run yet, because nobody asked for it, is run now, and what it was not sent yet is sent.
     """
     keeping: dict[int, list[tuple[int, list[Handle], int]]] = {}
     for number, memory in enumerate(memories_of(state)):

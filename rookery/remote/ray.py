@@ -71,6 +71,8 @@ class Ray(eqx.Module):
     def open(self, program: Program, algorithm: AbstractAlgorithm, state: Tree, plan: Plan) -> Port:
         """Start the actors, and wait until they are up."""
         ray, people = self._ray(), program.population
+        if self.load is None:
+            people.check_rows("Ray without load")
         size, everyone = self.clients_per_actor, range(people.n_clients)
         groups = [tuple(everyone[i : i + size]) for i in range(0, people.n_clients, size)]
         is_ours = not ray.is_initialized()
@@ -177,7 +179,15 @@ class _Actors:
 
     def wait_until_up(self, seconds: float) -> None:
         """Raise unless all actors are up in time; what their own start has raised is told."""
-        self._ray.get([a.process.remote() for a in self._actors.values()], timeout=seconds)
+        try:
+            self._ray.get([a.process.remote() for a in self._actors.values()], timeout=seconds)
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise TimeoutError(
+                f"not all of the {len(self._actors)} processes of clients were up within "
+                f"{seconds:g} s. The cluster may have too few free CPUs for them: lower "
+                "Ray.cpus_per_actor, raise Ray.clients_per_actor, or give them time by "
+                "Ray.start_within."
+            ) from error
 
     def processes(self) -> dict[int, int]:
         """By client, the number of its process; it waits for whatever they do now."""
