@@ -205,3 +205,18 @@ def test_too_few_results_stop_a_run_in_real_time_and_it_goes_on(tmp_path):
 def test_when_all_results_are_nan_the_run_has_diverged():
     result = go(Anarchic(), 3, Faults(poison=(0, 1, 2, 3, 4)))
     assert (result.status, result.rounds) == ("diverged", 1)
+
+
+def test_one_nan_result_is_no_divergence_when_the_others_are_gone():
+    faults = Faults(poison=(2,), crashes=dict.fromkeys((0, 1, 3, 4), 1))
+    with pytest.raises(Stopped, match="0 of 5 results came, 1 are needed"):
+        go(Anarchic(), 3, faults, Policy(wait_for=20.0, min_replies=0.5, retries=0))
+
+
+def test_a_late_result_of_a_job_is_as_good():
+    # were jobs given anew, clients would work on old ones for ever
+    delays = Faults(delays=dict.fromkeys(range(5), 1.2))
+    policy = Policy(wait_for=0.8, back_off=0.0, retries=8)
+    result = go(Anarchic(5, staleness=0), 1, delays, policy)
+    assert "no reply within 0.8 s" in reasons(result)
+    assert int(result.state.arrivals) == 5

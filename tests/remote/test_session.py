@@ -1,6 +1,7 @@
 """Single exchanges, with clients whose every word is given."""
 
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ LENIENT = Policy(wait_for=0.05, min_replies=0.2, retries=2, back_off=0.0)
 STRICT = Policy(wait_for=0.05, retries=2, back_off=0.0)
 
 
-def reply(asked, value=1.0, work=(0, 0), **more):
+def reply(asked, value: Any = 1.0, work: Any = (0, 0), **more: Any):
     arrays = {"work": np.array(work, np.uint64), "give/0": np.full(3, value), **more}
     return wire.encode(
         Message(Kind.REPLY, asked.name, asked.client, asked.slot, asked.exchange, arrays)
@@ -55,6 +56,10 @@ def session_of(answer, policy=LENIENT):
     session, noted = Session(Peers(answer), policy, {"algorithm": "ours"}), []
     session.note = noted.append
     return session, noted
+
+
+def requests(session: Any) -> list[Message]:
+    return session.port.asked
 
 
 def asks(n):
@@ -117,14 +122,14 @@ def test_whose_numbers_were_refused_is_not_asked_for_them_again(value):
     session, _ = session_of(answer, policy)
     with pytest.raises(TooFew, match=r"\[1\] did not"):
         session.ask(STEP, asks(3), needs_all=False)
-    assert [one.client for one in session.port.asked] == [0, 1, 2]
+    assert [one.client for one in requests(session)] == [0, 1, 2]
 
 
 def test_a_job_that_was_only_silent_keeps_its_number():
     session, noted = session_of(lambda asked, count: reply(asked) if count == 2 else None, STRICT)
     numbers = session.begin(STEP, asks(1))
     assert list(session.ask(STEP, asks(1), needs_all=True, begun=numbers)) == [0]
-    assert {one.exchange for one in session.port.asked} == set(numbers.values())
+    assert {one.exchange for one in requests(session)} == set(numbers.values())
     assert ["no reply" in event.reason for event in noted if event.client == 0] == [True, True]
 
 
@@ -135,7 +140,7 @@ def test_a_job_that_has_failed_is_given_anew():
     session, _ = session_of(answer, STRICT)
     numbers = session.begin(STEP, asks(1))
     assert list(session.ask(STEP, asks(1), needs_all=True, begun=numbers)) == [0]
-    first, second = (one.exchange for one in session.port.asked)
+    first, second = (one.exchange for one in requests(session))
     assert first == numbers[0] < second
 
 
