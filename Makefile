@@ -19,7 +19,7 @@ types: $(READY)
 	$(BIN)/basedpyright
 
 unit: $(READY)
-	$(BIN)/pytest -n 2 --dist worksteal rookery tests
+	$(BIN)/pytest -n 2 --dist worksteal --durations=40 rookery tests
 
 # all engines with every variant of every algorithm; `make test` has one of each, and few by messages
 test-contract: $(READY)
