@@ -29,8 +29,9 @@ def estimates(zoo, i, x, y, terms, L):
 @pytest.mark.parametrize(("zoo", "batch_size"), [(ZOO, None), (ROWS, 2)])
 def test_every_agent_follows_the_recursion_by_hand(zoo, batch_size):
     """With equal rows a mini-batch is exact, and the corrections must add up to full gradients."""
+    every = None if batch_size is None else 3
     algorithm = rk.Prometheus(
-        0.05, 0.1, rk.MixingMatrix(SHIFT), rk.LocalNeumannSum(3, 5.0), 3, batch_size
+        0.05, 0.1, rk.MixingMatrix(SHIFT), rk.LocalNeumannSum(3, 5.0), every, batch_size
     )
     rounds, m, W = 5, 4, np.array(SHIFT)
     x, y, d, p, u = np.zeros((m, 1)), np.zeros((m, 2)), np.zeros((m, 2)), *np.zeros((2, m, 1))
@@ -145,6 +146,8 @@ def test_what_does_not_fit_is_refused():
         rk.Prometheus(0.05, 0.1).check(rk.zoo.saddle(n_clients=3, size=1).problem, 3)  # type: ignore
     with pytest.raises(ValueError, match="renew_every must be at least 1"):
         rk.Prometheus(0.05, 0.1, renew_every=0)
+    with pytest.raises(ValueError, match="without a batch_size they always are"):
+        rk.Prometheus(0.05, 0.1, renew_every=3)
 
 
 def test_a_configuration_names_it_and_its_parts():
