@@ -19,8 +19,8 @@ from rookery.remote import Remote
 from rookery.remote.engine import RemoteRunner
 
 CASES = INSTANCES["FedNest"]
-# `make test-contract` has them all. In `make test` are one instance of each algorithm, without those
-# that are put together from the parts of another, and few by messages.
+# `make test-contract` has them all. In `make test` is one instance of each algorithm, few by
+# messages, and none of those that are put together from the parts of another.
 IS_WHOLE = os.environ.get("ROOKERY_CONTRACT") == "all"
 RELATIVES = set(
     "FedNestSGD LFedNestSVRG LFedNestNonAlt AID StocBiO ALSET TTSA Nested SDBO AFLBilevel AFACD "
