@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types unit test-contract test-tracking test-ray test-flare bench bench-remote clean
+.PHONY: demo test lint types unit test-slow test-contract test-tracking test-ray test-flare bench bench-remote clean
 
 demo: $(READY)
 	$(BIN)/rookery demo
@@ -19,7 +19,11 @@ types: $(READY)
 	$(BIN)/basedpyright
 
 unit: $(READY)
-	$(BIN)/pytest -n 2 --dist worksteal --durations=40 rookery tests
+	$(BIN)/pytest -n 2 --dist worksteal --durations=40 -m "not slow" rookery tests
+
+# limits that take many rounds, and whatever else is slow
+test-slow: $(READY)
+	$(BIN)/pytest -n 2 --dist worksteal -m slow rookery tests
 
 # all engines with every variant of every algorithm; `make test` has one of each, and few by messages
 test-contract: $(READY)

@@ -191,6 +191,7 @@ def test_a_missing_data_set_says_what_to_get(desk):
     assert "train-images-idx3-ubyte.gz" in said and "yann.lecun.com" in said
 
 
+@pytest.mark.slow
 def test_compare_joins_files_and_varies_a_setting(desk):
     folder, _, _ = desk
     plain = SMALL.split("[tune]")[0]
@@ -220,6 +221,7 @@ def test_a_metric_that_nobody_measures_is_found_out_before_the_runs(desk):
     assert "round 1" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_comparison_says_how_often_it_compiled_and_keeps_its_precision(tmp_path):
     file = Path(__file__).parent.parent / "examples" / "compare_quadratic.toml"
     done = rookery(
@@ -233,6 +235,7 @@ def test_a_comparison_says_how_often_it_compiled_and_keeps_its_precision(tmp_pat
     assert config["run"]["float"] == "float64"
 
 
+@pytest.mark.slow
 def test_control_c_leaves_a_run_that_goes_on(desk):
     folder, _, _ = desk
     (folder / "long.toml").write_text(

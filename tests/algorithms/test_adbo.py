@@ -42,6 +42,7 @@ def three_workers():
 EQUAL = np.full(3, 1 / 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("delay", "weights"),
     [(rk.NoDelay(), EQUAL), (SLOW.delay, EQUAL), (SLOW.delay, np.array([0.5, 0.3, 0.2]))],
@@ -187,6 +188,7 @@ def test_resuming_in_mid_flight_is_exact(tmp_path):
     assert (resumed.ledger, resumed.diaries) == (whole.ledger, whole.diaries)
 
 
+@pytest.mark.slow
 def test_sdbo_is_adbo_that_waits_for_everyone():
     clock = rk.Clock(SLOW)
     settings = {**BRISK, "admm": rk.ADMM(1), "cut_every": 2}

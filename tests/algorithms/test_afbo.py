@@ -90,6 +90,7 @@ def limit_of(zoo=ZOO, rounds=4000, clock=LIMIT, **settings):
     return advance(algorithm, clock, rounds, zoo, rk.Compiled(rounds_per_call=rounds)).state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local_step", [0.0, 0.05])
 def test_the_limit_with_bounded_delays_is_the_solution_unless_local_steps_drift(local_step):
     state = limit_of(hessians=rk.StaleHessians(), inner_steps=(1, 2, 3, 4), local_step=local_step)
@@ -106,6 +107,7 @@ def test_the_limit_with_bounded_delays_is_the_solution_unless_local_steps_drift(
         assert 1.6 < distance / less < 2.4  # O(local_step)
 
 
+@pytest.mark.slow
 def test_active_clients_find_the_solution_where_all_have_the_same_adjoint():
     same = rk.zoo.quadratic_bilevel(n_clients=4, x_size=1, y_size=2, cross=0.0)
     alike = {name: getattr(same, name).copy() for name in ("H", "Q", "d")}
@@ -119,6 +121,7 @@ def test_active_clients_find_the_solution_where_all_have_the_same_adjoint():
     assert 1e-4 < away < 0.5
 
 
+@pytest.mark.slow
 def test_afl_lands_where_the_mean_of_local_hypergradients_is_zero():
     algorithm = rk.AFLBilevel(0.05, 0.1, 2, rk.APHESum(60, 5.0), inner_staleness=3)
     state = advance(algorithm, LIMIT, 4000, engine=rk.Compiled(rounds_per_call=4000)).state
@@ -132,6 +135,7 @@ def test_afl_lands_where_the_mean_of_local_hypergradients_is_zero():
     assert np.abs(x - ZOO.solution()[0]).max() > 0.01
 
 
+@pytest.mark.slow
 def test_the_papers_product_recovers_less_than_1_over_e_and_lands_elsewhere():
     s = np.linspace(0.01, 1, 100)  # eigenvalues over L, and f_y = s: the inverse gives 1 / L
 

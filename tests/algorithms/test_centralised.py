@@ -94,6 +94,7 @@ def test_rounds_by_hand_with_one_client_that_holds_everything(name):
     assert len(made) > 1 or len(HOPS[name]) == 1  # a random length does vary
 
 
+@pytest.mark.slow
 def test_all_clients_in_parallel_compute_what_one_with_everything_does():
     algorithm = rk.StocBiO(0.1, 0.2, T, N, 0.25)
     together, alone = (solve(zoo, algorithm, 20).solution for zoo in (ZOO, pooled(ZOO)))
@@ -101,6 +102,7 @@ def test_all_clients_in_parallel_compute_what_one_with_everything_does():
         np.testing.assert_allclose(a, b, rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_conjugate_gradients_find_the_solution():
     x, y = solve(pooled(ZOO), rk.AID(0.2, 0.3, 5, rk.FederatedCG(3)), 400).solution
     np.testing.assert_allclose(x, ZOO.solution()[0], rtol=0, atol=1e-10)

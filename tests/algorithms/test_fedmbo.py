@@ -66,11 +66,13 @@ def test_clients_are_drawn_by_their_weights():
     assert_mean(draws(rk.PHE(N, L, 2), 30_000, weights=weights), lengths(ZOO, weights).mean(0))
 
 
+@pytest.mark.slow
 def test_the_variance_falls_as_one_over_the_number_of_chains():
     scaled = [n * draws(rk.PHE(N, L, n), 6000).var(0) for n in (1, 3, 9)]
     np.testing.assert_allclose(scaled[1:], [scaled[0]] * 2, rtol=0.15)  # 5 sigma of 6000 draws
 
 
+@pytest.mark.slow
 def test_with_identical_clients_only_the_random_length_is_left_and_only_phe_averages_it():
     of_length = lengths(SAME).var(0)
     phe = draws(rk.PHE(N, L, 8), 4000, SAME).var(0)

@@ -32,6 +32,7 @@ def test_the_scalar_instance_by_hand():
     assert float(y[0]) == pytest.approx(0.4, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_random_length_leaves_a_noise_floor_around_the_solution():
     algorithm = rk.FedNest(
         outer_lr=0.02, inner_lr=0.2, inner_rounds=2, inner_steps=2, ihgp=rk.FedIHGP(20, 4.0)

@@ -26,6 +26,7 @@ def by_sites(client, program, algorithm, state, plan):
     return study().workers(site)[client]
 
 
+@pytest.mark.slow
 def test_a_server_without_rows_and_sites_with_theirs_give_the_compiled_numbers(tmp_path):
     import flare_study
 
