@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -23,14 +24,14 @@ def visit_some(
 ) -> Tree:
     """``visit(ids, active, carry)`` until all clients where ``who`` is true have had their turn."""
     n = fed.n_clients
-    numbers = jnp.arange(n, dtype=jnp.int32)
+    next_after = _finder(who)
 
     def once(_, carry):
         last, value = carry
 
-        def pick(slot, carry):  # one minimum for each: a sort of all would cost far more
+        def pick(slot, carry):
             last, ids = carry
-            found = jnp.min(jnp.where(who & (numbers > last), numbers, n))
+            found = next_after(last)
             return found, ids.at[slot].set(found)
 
         last, ids = lax.fori_loop(0, width, pick, (last, jnp.zeros(width, jnp.int32)))
@@ -38,6 +39,30 @@ def visit_some(
 
     turns = -(-jnp.sum(who, dtype=jnp.int32) // width)
     return lax.fori_loop(0, turns, once, (jnp.int32(-1), carry))[1]
+
+
+def _finder(who: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    """A function that gives the next client after another where ``who`` is true, or their number.
+
+    It looks at a square root of all clients: in a table of them, at the rest of one row, at which
+    rows have any, and at the first of these.
+    """
+    (n,) = who.shape
+    side = math.isqrt(n - 1) + 1
+    columns, rows = jnp.arange(side, dtype=jnp.int32), jnp.arange(side + 1, dtype=jnp.int32)
+    # one empty row more, which the search after the last client begins in
+    table = jnp.zeros((side + 1) * side, bool).at[:n].set(who).reshape(side + 1, side)
+    have_any = jnp.any(table, axis=1)
+
+    def next_after(last):
+        row, column = (last + 1) // side, (last + 1) % side
+        here = jnp.min(jnp.where(table[row] & (columns >= column), columns, side))
+        later = jnp.min(jnp.where(have_any & (rows > row), rows, side))
+        first = jnp.min(jnp.where(table[later], columns, side))
+        found = jnp.where(here < side, row * side + here, later * side + first)
+        return jnp.where((here < side) | (later < side), found, n).astype(jnp.int32)
+
+    return next_after
 
 
 def width_of(fed: TracedFederation, at_once: int | None) -> int:

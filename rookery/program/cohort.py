@@ -2,6 +2,7 @@
 
 import abc
 import itertools
+from dataclasses import dataclass, field
 
 import equinox as eqx
 import jax
@@ -15,7 +16,9 @@ from rookery._types import Key
 _tokens = itertools.count()
 
 
-class Cohort(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)  # made and read so often that a plain class is worth having
+class Cohort:
     """Some clients, in slots; a slot may be switched off.
 
     Attributes:
@@ -31,8 +34,8 @@ class Cohort(eqx.Module):
     ids: jax.Array
     active: jax.Array
     occurrence: jax.Array | None = None
-    token: int = eqx.field(static=True, default_factory=lambda: next(_tokens))
-    is_weighted: bool = eqx.field(static=True, default=False)
+    token: int = field(metadata={"static": True}, default_factory=lambda: next(_tokens))
+    is_weighted: bool = field(metadata={"static": True}, default=False)
 
     def __len__(self) -> int:
         return self.ids.shape[0]

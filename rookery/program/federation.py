@@ -12,9 +12,9 @@ import abc
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
@@ -32,12 +32,14 @@ from rookery.program.step import client_key as client_key
 _tokens = itertools.count()
 
 
-class Placed(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Placed:
     """One value per client of a cohort: the same for all, or stacked along the first axis."""
 
     cohort: Cohort
     value: Tree
-    is_stacked: bool = eqx.field(static=True)
+    is_stacked: bool = field(metadata={"static": True})
 
     def __iter__(self) -> Iterator["Placed"]:
         """The parts of a placed tuple."""
@@ -46,11 +48,13 @@ class Placed(eqx.Module):
         return iter(Placed(self.cohort, part, self.is_stacked) for part in self.value)
 
 
-class Shared(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Shared:
     """A server value that a client keeps once it has it: it is sent to newcomers only."""
 
     value: Tree
-    token: int = eqx.field(static=True, default_factory=lambda: next(_tokens))
+    token: int = field(metadata={"static": True}, default_factory=lambda: next(_tokens))
 
 
 class AbstractFederation(abc.ABC):

@@ -56,7 +56,12 @@ class Call:
     _compiling: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _warm: set[int] = field(default_factory=set, repr=False)
 
-    @property
+    @cached_property
+    def wanted(self) -> list[str]:
+        """Types and shapes of the leaves of its values."""
+        return specs(self.arguments)
+
+    @cached_property
     def travelling(self) -> list[Travels]:
         """The settings that are sent, in order."""
         return [leaf for leaf in self.settings if isinstance(leaf, Travels)]
@@ -127,7 +132,7 @@ class Plan:
         for call in self.calls:
             if (call.name, call.has_key, call.structure) != (name, has_key, structure):
                 continue
-            if specs(call.arguments) != [spec(leaf) for leaf in arguments]:
+            if call.wanted != [spec(leaf) for leaf in arguments]:
                 continue
             if all(_fits(want, leaf) for want, leaf in zip(call.settings, leaves, strict=True)):
                 sent = [
@@ -146,7 +151,7 @@ class Plan:
     def fingerprint(self) -> str:
         """A digest of all calls, that two sides must have in common."""
         content = [
-            [call.name, specs(call.arguments), specs(call.reply), call.has_key, _described(call)]
+            [call.name, call.wanted, specs(call.reply), call.has_key, _described(call)]
             for call in self.calls
         ]
         return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()[:16]
@@ -189,7 +194,7 @@ def is_same(a: Call, b: Call) -> bool:
     """Whether two calls differ in nothing but their place."""
     if (a.name, a.has_key, a.structure) != (b.name, b.has_key, b.structure):
         return False
-    if specs(a.arguments) != specs(b.arguments):
+    if a.wanted != b.wanted:
         return False
     return all(_fits(u, w) for u, w in zip(a.settings, b.settings, strict=True))
 

@@ -1,16 +1,17 @@
 """How long the server waits, how many replies it needs, and which it takes."""
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
 from rookery import _check
 
 
-class Policy(eqx.Module):
+@dataclass(frozen=True)
+class Policy:
     """What to do when clients do not answer, or answer nonsense.
 
     An exchange ends when all clients of a cohort have answered, or after ``wait_for`` seconds. If
@@ -38,7 +39,7 @@ class Policy(eqx.Module):
     back_off: float = 1.0
     largest_norm: float = math.inf
 
-    def __check_init__(self):
+    def __post_init__(self):
         _check.positive("Policy.wait_for", self.wait_for)
         if isinstance(self.min_replies, float):
             _check.share("Policy.min_replies", self.min_replies)

@@ -10,7 +10,7 @@ from rookery._types import Tree
 from rookery.clients.population import Population
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.remote import agreement, script, wire
-from rookery.remote.plan import Call, Plan, spec, specs
+from rookery.remote.plan import Call, Plan, spec
 from rookery.remote.rehearsal import rehearse
 from rookery.remote.wire import Kind, Message, WireError
 
@@ -121,8 +121,8 @@ class Worker:
     def _run(self, i: int, task: script.Task, message: Message) -> np.ndarray:
         call = self._call(task)
         values = [self._leaf(ref) for ref in task.values]
-        if (got := [spec(v) for v in values]) != (want := specs(call.arguments)):
-            raise WireError(f"{call.name} takes {want}, got {got}")
+        if (got := [spec(v) for v in values]) != call.wanted:
+            raise WireError(f"{call.name} takes {call.wanted}, got {got}")
         numbers = [message.arrays.get(f"set/{i}/{j}") for j in range(len(call.travelling))]
         for number, wanted in zip(numbers, call.travelling, strict=True):
             if number is None or (str(number.dtype), number.shape) != (wanted.dtype, wanted.shape):
