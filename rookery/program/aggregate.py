@@ -27,4 +27,9 @@ class Mean(eqx.Module):
 
     def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
         """Sum of weight times reply, in the order of the slots."""
-        return jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), replies)
+        return _mean(replies, weights)
+
+
+@jax.jit  # where nothing else is compiled, as on a server by messages, it is still one call
+def _mean(replies: Tree, weights: jax.Array) -> Tree:
+    return jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), replies)

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -95,9 +96,7 @@ class AbstractFederation(abc.ABC):
 
     def shares(self, cohort: Cohort) -> jax.Array:
         """[slots], what each slot counts in a mean; they sum to one."""
-        own = jnp.ones(len(cohort)) if cohort.is_weighted else self.weights[cohort.ids]
-        weights = jnp.where(cohort.active, own, 0.0)
-        return weights / jnp.sum(weights)
+        return _shares(self.weights, cohort.ids, cohort.active, cohort.is_weighted)
 
     # ---- down
 
@@ -295,6 +294,13 @@ def common_cohort(step: Step, values: tuple[Placed, ...]) -> Cohort:
     if len({value.cohort.token for value in values}) > 1:
         raise ValueError(f"{name}: the values are placed at different cohorts.")
     return values[0].cohort
+
+
+@partial(jax.jit, static_argnums=3)
+def _shares(weights: jax.Array, ids: jax.Array, active: jax.Array, is_weighted: bool) -> jax.Array:
+    own = jnp.ones(ids.shape) if is_weighted else weights[ids]
+    own = jnp.where(active, own, 0.0)
+    return own / jnp.sum(own)
 
 
 def _floating(replies: Tree) -> Tree:

@@ -116,10 +116,15 @@ class Draft:
         token = source.token + slot if source.are_rows else source.token
         if not self._has(token):
             self._new.add(token)
-            kind = "value" if source.is_billed else "row"
-            for i, leaf in enumerate(source.leaves):
-                self.arrays[f"{kind}/{token}/{i}"] = leaf[slot] if source.are_rows else leaf
+            leaves = [leaf[slot] if source.are_rows else leaf for leaf in source.leaves]
+            self._bring(token, leaves, "value" if source.is_billed else "row")
         return token
+
+    def _bring(self, token: int, leaves: list[Any], kind: str) -> None:
+        place = len(self._script.brought)
+        self._script.brought.append(token)
+        for i, leaf in enumerate(leaves):
+            self.arrays[f"{kind}/{place}/{i}"] = leaf
 
     def _computed(self, source: Computed, slot: int) -> int:
         token = source.token + slot
@@ -143,7 +148,6 @@ class Draft:
             return
         for memory, leaves in enumerate(self._holdings.rows):
             token = self._holdings.new_tokens(1)
-            for i, leaf in enumerate(leaves):
-                self.arrays[f"row/{token}/{i}"] = leaf[self._client]
+            self._bring(token, [leaf[self._client] for leaf in leaves], "row")
             refs = [(token, i) for i in range(len(leaves))]
             self._script.remember.append((memory, next(self._holdings.stamps), refs))

@@ -21,6 +21,7 @@ from rookery.program.federation import AbstractFederation, Placed, Shared, Step,
 from rookery.program.jobs import News, check_ask
 from rookery.program.memory import Memory, PerClient, check_recall
 from rookery.program.robust import AbstractRobust
+from rookery.remote import wire
 from rookery.remote.asking import Ask
 from rookery.remote.bills import Bills
 from rookery.remote.draft import Draft, Holdings
@@ -68,7 +69,8 @@ class RemoteFederation(AbstractFederation):
         call, numbers = self.plan.find(step, leaves, settings, key is not None)
         occurrences = None if cohort.occurrence is None else cohort.occurrence.tolist()
         token = self.holdings.new_tokens(len(cohort))
-        source = Computed(token, call, leaves, numbers, key, occurrences)
+        words = None if key is None else wire.unwrapped(key)
+        source = Computed(token, call, leaves, numbers, words, occurrences)
         return Placed(cohort, handles_of(source, call.reply), is_stacked=True)
 
     def recall(self, cohort: Cohort, memory: Memory) -> Placed:

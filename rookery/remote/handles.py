@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from rookery._types import Key, Tree
+from rookery._types import Tree
 from rookery.remote.plan import Call
+from rookery.remote.wire import Keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ class Computed:
     call: Call
     values: "list[Handle]"
     numbers: list[np.ndarray]
-    key: Key | None
+    key: Keys | None
     occurrences: list[int] | None
     missing: set[int] = field(default_factory=set)
     has_own_key: bool = False

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from rookery._types import Key, Tree
+from rookery._types import Tree
 from rookery.clients.client import Client
 from rookery.clients.population import Population
 from rookery.program.step import Step
+from rookery.remote import wire
 from rookery.run.describe import describe
 
 
@@ -70,7 +71,7 @@ class Call:
         self,
         population: Population,
         id: int,
-        key: Key | None,
+        key: wire.Keys | None,
         folds: tuple[int, ...],
         values: list,
         numbers: list,
@@ -80,7 +81,7 @@ class Call:
         Args:
             population: with the client's rows.
             id: the client.
-            key: of the step.
+            key: of the step, as it travels.
             folds: numbers to fold into the key, in order, which make it the client's own.
             values: leaves of the arguments.
             numbers: settings that came along.
@@ -100,6 +101,7 @@ class Call:
         return jax.jit(self._traced)
 
     def _traced(self, population, id, key, folds, values, numbers):
+        key, values = wire.wrapped(key), [wire.wrapped(value) for value in values]
         for number in folds:
             key = jax.random.fold_in(key, number)
         sent = iter(numbers)

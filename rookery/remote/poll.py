@@ -22,6 +22,7 @@ from rookery.engines.eager_poll import Timetable, begun, delivered, plain_values
 from rookery.program.federation import Shared, Step
 from rookery.program.jobs import Jobs, News, check_poll, check_waiting, received
 from rookery.program.memory import PerClient
+from rookery.remote import wire
 from rookery.remote.asking import Ask, Reply, TooFew
 from rookery.remote.draft import Draft, Holdings
 from rookery.remote.handles import Computed, Handle, handles_of
@@ -146,7 +147,7 @@ def _errands(
             if values is None:
                 row = jax.tree.map(lambda a, i=client: a[i], jobs.values)
                 values = jax.tree.leaves(fed.sent(row, is_billed=False))
-            key = jax.random.wrap_key_data(jobs.keys[client])
+            key = wire.unwrapped(jax.random.wrap_key_data(jobs.keys[client]))
             token = holdings.new_tokens(1)
             source = Computed(token, call, values, [], key, None, has_own_key=True)
             result = jax.tree.leaves(handles_of(source, call.reply))

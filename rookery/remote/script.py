@@ -43,6 +43,7 @@ class Script:
 
     Attributes:
         round: the number of the round; values of other rounds are forgotten.
+        brought: the tokens of values that come with this message, in order.
         commit: what a memory becomes, out of values that the client has: memory, stamp, leaves.
             The stamp grows, so that a change which comes twice is made once.
         remember: the same, out of values that come with this message.
@@ -51,6 +52,7 @@ class Script:
     """
 
     round: int
+    brought: list[int] = field(default_factory=list)
     commit: list[tuple[int, int, list[Ref]]] = field(default_factory=list)
     remember: list[tuple[int, int, list[Ref]]] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
@@ -60,7 +62,7 @@ class Script:
 def write(script: Script) -> Any:
     """A script as an array."""
     tasks = [[t.token, t.call, t.occurrence, t.values] for t in script.tasks]
-    content = [script.round, script.commit, script.remember, tasks, script.give]
+    content = [script.round, script.brought, script.commit, script.remember, tasks, script.give]
     return wire.text(_compact(content))
 
 
@@ -70,9 +72,10 @@ def read(arrays: Mapping[str, Any]) -> Script:
     if array is None or array.size > MOST:
         raise WireError("the message has no script, or one that is too long.")
     try:
-        round, commit, remember, tasks, give = json.loads(wire.read_text(array))
+        round, brought, commit, remember, tasks, give = json.loads(wire.read_text(array))
         return Script(
             _whole(round),
+            [_whole(token) for token in brought],
             [(_whole(m), _whole(stamp), _refs(refs)) for m, stamp, refs in commit],
             [(_whole(m), _whole(stamp), _refs(refs)) for m, stamp, refs in remember],
             [Task(_whole(t), _whole(c), _whole(o), _refs(refs)) for t, c, o, refs in tasks],

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -214,13 +215,9 @@ class Session:
 
     def _allow(self, ask: Ask) -> None:
         """Let a client's replies be as large as what it is asked for, and not much larger."""
-        before = self._limits.get(ask.client, _NOTHING)
-        count = len(ask.wanted)
-        self._limits[ask.client] = wire.Limits(
-            arrays=max(before.arrays, count + _FEW),
-            description=max(before.description, (count + _FEW) * _DESCRIBED),
-            body=max(before.body, sum(spec_nbytes(w) + 16 for w in ask.wanted) + self._spare),
-        )
+        before, now = self._limits.get(ask.client, _NOTHING), _room(tuple(ask.wanted), self._spare)
+        if not before.allow(now):
+            self._limits[ask.client] = before.joined(now)
 
     def _message(
         self, kind: Kind, step: str, slot: int, ask: Ask, number: int
@@ -303,7 +300,8 @@ class Session:
             if lost is not None and spec(lost) == "uint8[]" and lost > 0:
                 state.lost[slot] = int(lost)
             return [slot]
-        self.bytes_up += nbytes(message.arrays, "give") if ask.is_billed else 0
+        if ask.is_billed:
+            self.bytes_up += nbytes(message.arrays, "give")
         if not is_finite(reply.leaves):
             state.failed[slot] = "reply refused: it holds NaN or infinity"
             state.spoiled[slot] = reply
@@ -343,3 +341,13 @@ class Session:
     def say(self, step: str, client: int | None, reason: str) -> None:
         """Note something for the run's record; clients may have written the reason."""
         self.note(Event(self.round, step, client, wire.tidy(reason)))
+
+
+@lru_cache(1000)
+def _room(wanted: tuple[str, ...], spare: int) -> wire.Limits:
+    """What a reply needs that has leaves of some types and shapes."""
+    return wire.Limits(
+        arrays=len(wanted) + _FEW,
+        description=(len(wanted) + _FEW) * _DESCRIBED,
+        body=sum(spec_nbytes(w) + 16 for w in wanted) + spare,
+    )

@@ -30,7 +30,9 @@ VERSION = 1
 _HEADER = struct.Struct("<4sHBBIIQHHIQI")
 _ARRAY = struct.Struct("<HBB")
 _ALIGNED = 16
+_GAPS = [bytes(n) for n in range(_ALIGNED)]
 _SHOWN = 500  # characters of a text that somebody else wrote
+_SHORT = 4096  # bytes of a description that is worth remembering
 _CHECKED = 1  # flag: the checksum covers the arrays' bytes too
 
 _TYPES = {
@@ -49,15 +51,16 @@ class WireError(ValueError):
     """Bytes that are not a message, or a message that is too large."""
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """Random keys as they came: plain words, until whoever wants keys has :func:`wrapped` them.
+    """Random keys as they travel: plain words, until whoever wants keys has :func:`wrapped` them.
 
     JAX compiles something for every new shape of keys, which a peer must not have us do at will.
     """
 
-    impl: str
-    words: np.ndarray
+    impl: str = field(metadata={"static": True})
+    words: Any
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -97,6 +100,19 @@ class Limits:
     description: int = 4 << 20
     body: int = 1 << 30
 
+    def allow(self, other: "Limits") -> bool:
+        """Whether they let pass all that the others do."""
+        return (
+            self.name >= other.name
+            and self.arrays >= other.arrays
+            and self.description >= other.description
+            and self.body >= other.body
+        )
+
+    def joined(self, other: "Limits") -> "Limits":
+        """Those that let pass what either would."""
+        return Limits(*map(max, _limits(self), _limits(other)))
+
 
 LIMITS = Limits()
 
@@ -133,23 +149,21 @@ def encode(message: Message, *, is_checked: bool = True) -> bytes:
     """
     _little_endian()
     name = message.name.encode()
-    description, body, at = bytearray(), [], 0
-    for path, value in message.arrays.items():
-        code, shape, plain = _to_plain(path, value)
-        encoded = path.encode()
-        description += _ARRAY.pack(len(encoded), code, len(shape)) + encoded
-        description += struct.pack(f"<{len(shape)}Q", *shape)
-        body += [bytes(-at % _ALIGNED), plain.reshape(-1).view(np.uint8).data]
-        at += -at % _ALIGNED + plain.nbytes
+    plain = [_to_plain(path, value) for path, value in message.arrays.items()]
+    description = _describe(tuple(what for what, _ in plain))
+    body, at = [], 0
+    for _, array in plain:
+        body += [_GAPS[-at % _ALIGNED], array.reshape(-1).view(np.uint8).data]
+        at += -at % _ALIGNED + array.nbytes
     flags = _CHECKED if is_checked else 0
     numbers = (message.client, message.slot, message.exchange)
     sizes = (len(name), len(message.arrays), len(description), at)
     fixed = (MAGIC, VERSION, message.kind, flags, *numbers, *sizes)
-    checksum = zlib.crc32(_HEADER.pack(*fixed, 0) + name + bytes(description))
+    checksum = zlib.crc32(_HEADER.pack(*fixed, 0) + name + description)
     if is_checked:
         for part in body:
             checksum = zlib.crc32(part, checksum)
-    gap = bytes(-(_HEADER.size + len(name) + len(description)) % _ALIGNED)
+    gap = _GAPS[-(_HEADER.size + len(name) + len(description)) % _ALIGNED]
     return b"".join((_HEADER.pack(*fixed, checksum), name, description, gap, *body))
 
 
@@ -183,8 +197,20 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = LIMITS) -> Mes
     if covered != checksum:
         raise WireError("the checksum does not fit: the message was damaged on its way.")
     name = _text(view[_HEADER.size : begin])
-    arrays = _arrays(view[begin:end], count, view[body_at:])
+    layout = _layout if description_size <= _SHORT else _layout.__wrapped__
+    places, length = layout(bytes(view[begin:end]), count)
+    if length != body_size:
+        raise WireError(f"{length} bytes of arrays: that does not fit the {body_size} there are.")
+    arrays = {place.path: _from_plain(place, view[body_at:]) for place in places}
     return Message(Kind(kind), name, client, slot, exchange, arrays)
+
+
+def unwrapped(key: jax.Array) -> Keys:
+    """Typed keys as they travel."""
+    impl = str(jax.random.key_impl(key))
+    if impl not in _KEY_CODES:
+        raise WireError(f"keys of type {impl} cannot travel.")
+    return Keys(impl, np.asarray(jax.random.key_data(key), order="C"))
 
 
 def wrapped(value: Any) -> Any:
@@ -211,8 +237,33 @@ def tidy(value: str) -> str:
     return "".join(c if c.isprintable() else " " for c in value[:_SHOWN])
 
 
-def _arrays(description: memoryview, count: int, body: memoryview) -> dict[str, Any]:
-    arrays: dict[str, Any] = {}
+@lru_cache(1000)  # programs send the same few kinds of messages again and again
+def _describe(arrays: tuple[tuple[str, int, tuple[int, ...]], ...]) -> bytes:
+    """The description of arrays of some paths, types and shapes."""
+    parts = []
+    for path, code, shape in arrays:
+        encoded = path.encode()
+        parts += [_ARRAY.pack(len(encoded), code, len(shape)), encoded]
+        parts.append(struct.pack(f"<{len(shape)}Q", *shape))
+    return b"".join(parts)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an array lies in the body of a message, and what it is."""
+
+    path: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    keys: str | None
+
+
+@lru_cache(1000)
+def _layout(description: bytes, count: int) -> tuple[tuple[_Place, ...], int]:
+    """The arrays that a description tells of, and how many bytes they take."""
+    places: list[_Place] = []
     at, offset = 0, 0
     for _ in range(count):
         if at + _ARRAY.size > len(description):
@@ -224,45 +275,45 @@ def _arrays(description: memoryview, count: int, body: memoryview) -> dict[str, 
         path = _text(description[at : at + path_size])
         shape = struct.unpack_from(f"<{axes}Q", description, at + path_size)
         at += path_size + 8 * axes
-        if path in arrays:
-            raise WireError(f"{path!r} is there twice.")
         offset += -offset % _ALIGNED
-        arrays[path], size = _from_plain(path, code, shape, body, offset)
-        offset += size
-    if at != len(description) or offset != len(body):
-        raise WireError("the message is longer than its arrays.")
-    return arrays
+        places.append(_place(path, code, shape, offset))
+        offset = places[-1].end
+    if len({place.path for place in places}) != count:
+        raise WireError("a path is there twice.")
+    if at != len(description):
+        raise WireError("the description is longer than its arrays.")
+    return tuple(places), offset
 
 
-def _to_plain(path: str, value: Any) -> tuple[int, tuple[int, ...], np.ndarray]:
-    if isinstance(value, Keys):
-        return _KEY_CODES[value.impl], value.shape, np.asarray(value.words, order="C")
+def _place(path: str, code: int, shape: tuple[int, ...], begin: int) -> _Place:
+    if code not in _TYPES and code not in _KEYS:
+        raise WireError(f"{path!r}: no such type: {code}.")
+    keys, words = _KEYS.get(code, (None, 0))
+    dtype = np.dtype(np.uint32) if words else _TYPES[code]
+    whole = (*shape, words) if words else shape
+    # an axis of length zero must not hide others that no array can have
+    if len(whole) > 32 or math.prod(max(n, 1) for n in whole) > 1 << 40:
+        raise WireError(f"{path!r}: shape {shape} does not fit the message.")
+    return _Place(path, dtype, whole, begin, begin + math.prod(whole) * dtype.itemsize, keys)
+
+
+def _to_plain(path: str, value: Any) -> tuple[tuple[str, int, tuple[int, ...]], np.ndarray]:
+    """Path, type and shape of an array, and its numbers."""
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        impl = str(jax.random.key_impl(value))
-        if impl not in _KEY_CODES:
-            raise WireError(f"{path!r}: keys of type {impl} cannot travel.")
-        return _KEY_CODES[impl], value.shape, np.asarray(jax.random.key_data(value), order="C")
+        value = unwrapped(value)
+    if isinstance(value, Keys):
+        return (path, _KEY_CODES[value.impl], value.shape), np.asarray(value.words, order="C")
     array = np.asarray(value, order="C")
     if array.dtype not in _CODES:
         raise WireError(f"{path!r}: arrays of type {array.dtype} cannot travel.")
-    return _CODES[array.dtype], array.shape, array
+    return (path, _CODES[array.dtype], array.shape), array
 
 
-def _from_plain(path: str, code: int, shape: tuple, body: memoryview, at: int) -> tuple[Any, int]:
-    if code not in _TYPES and code not in _KEYS:
-        raise WireError(f"{path!r}: no such type: {code}.")
-    words = _KEYS[code][1] if code in _KEYS else 0
-    dtype = np.dtype(np.uint32) if words else _TYPES[code]
-    whole = (*shape, words) if words else shape
-    size = math.prod(whole) * dtype.itemsize
-    # an axis of length zero must not hide others that no array can have
-    is_absurd = len(whole) > 32 or math.prod(max(n, 1) for n in whole) > 1 << 40
-    if is_absurd or at + size > len(body):
-        raise WireError(f"{path!r}: shape {shape} does not fit the message.")
-    array = np.frombuffer(body[at : at + size], np.uint8).view(dtype).reshape(whole)
-    if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
-        raise WireError(f"{path!r}: a truth value is neither 0 nor 1.")
-    return Keys(_KEYS[code][0], array) if words else array, size
+def _from_plain(place: _Place, body: memoryview) -> Any:
+    array = np.frombuffer(body[place.begin : place.end], place.dtype).reshape(place.shape)
+    if place.dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
+        raise WireError(f"{place.path!r}: a truth value is neither 0 nor 1.")
+    return Keys(place.keys, array) if place.keys else array
 
 
 @lru_cache
@@ -270,7 +321,7 @@ def _key_dtype(impl: str) -> Any:
     return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
 
 
-def _text(view: memoryview) -> str:
+def _text(view: bytes | memoryview) -> str:
     try:
         return bytes(view).decode()
     except UnicodeDecodeError as error:

@@ -107,7 +107,7 @@ class Worker:
         self._remember(wanted.commit)
         if wanted.round != self._round:
             self._round, self._values = wanted.round, {}
-        self._store(message.arrays)
+        self._store(message.arrays, wanted.brought)
         self._remember(wanted.remember)
         names = [call.name for call in map(self._call, wanted.tasks)]
         if names and message.name not in names:
@@ -135,7 +135,6 @@ class Worker:
         folds = (self.id,) if task.occurrence < 0 else (self.id, task.occurrence)
         if key is None or task.occurrence == script.OWN_KEY:
             folds = ()
-        key, values = wire.wrapped(key), [wire.wrapped(value) for value in values]
         reply, work = call.run(self._population, self.id, key, folds, values, numbers)
         self._values[task.token] = reply
         return np.asarray(work).astype(np.uint64)
@@ -145,21 +144,20 @@ class Worker:
             raise WireError(f"no such step: number {task.call}")
         return self._plan.calls[task.call]
 
-    def _store(self, arrays: Mapping[str, Any]) -> None:
-        """Values come as ``value/token/leaf``, rows of memories as ``row/token/leaf``."""
-        new: dict[int, list[Any]] = {}
+    def _store(self, arrays: Mapping[str, Any], brought: list[int]) -> None:
+        """Values come as ``value/place/leaf``, rows of memories as ``row/place/leaf``."""
+        new: list[list[Any]] = [[] for _ in brought]
         for path, array in arrays.items():
             kind, _, rest = path.partition("/")
             if kind not in ("value", "row"):
                 continue
-            token, _, leaf = rest.partition("/")
-            if not (token.isdecimal() and leaf.isdecimal() and len(token) < 20):
-                raise WireError(f"{path!r} is not a value")
-            leaves = new.setdefault(int(token), [])
-            if int(leaf) != len(leaves):
+            place, _, leaf = rest.partition("/")
+            if not (place.isdecimal() and len(place) < 20 and int(place) < len(new)):
+                raise WireError(f"{path!r} is not one of the {len(new)} values")
+            if leaf != str(len(new[int(place)])):
                 raise WireError(f"{path!r} comes out of order")
-            leaves.append(array)
-        self._values.update(new)
+            new[int(place)].append(array)
+        self._values.update(zip(brought, new, strict=True))
 
     def _remember(self, changes: list[tuple[int, int, list[script.Ref]]]) -> None:
         for memory, stamp, refs in changes:
