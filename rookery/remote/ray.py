@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import equinox as eqx
@@ -177,7 +176,6 @@ class _Actors:
         self._left = dict.fromkeys(groups, restarts)
         self._actors = {group: start(group) for group in groups}
         self._pending: dict[Any, tuple[int, Any]] = {}  # reply to come: client, actor
-        self._arrived: SimpleQueue[Any] = SimpleQueue()  # those of them that are there
 
     def wait_until_up(self, seconds: float) -> None:
         """Raise unless all actors are up in time; what their own start has raised is told."""
@@ -209,19 +207,15 @@ class _Actors:
             if actor is None:
                 gone.append(client)
             else:
-                # Ray calls back when it is there, which is quicker than to ask for the first again
-                # and again
-                coming = actor.answer.remote(client, message).future()
-                self._pending[coming] = client, actor
-                coming.add_done_callback(self._arrived.put)
+                self._pending[actor.answer.remote(client, message)] = client, actor
         for client in gone:
             yield client, Failure("its process is gone, and was restarted often enough")
         while self._pending:
-            try:
-                ready = self._arrived.get(timeout=max(until - time.monotonic(), 0))
-            except Empty:
+            left = max(until - time.monotonic(), 0)
+            ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=left)
+            if not ready:
                 return
-            yield self._reply(ready)
+            yield self._reply(ready[0])
 
     def close(self) -> None:
         for actor in self._actors.values():
@@ -233,7 +227,7 @@ class _Actors:
     def _reply(self, ready: Any) -> tuple[int, bytes | Failure]:
         client, actor = self._pending.pop(ready)
         try:
-            return client, ready.result()
+            return client, self._ray.get(ready)
         except self._ray.exceptions.RayError as error:
             reason = f"its process is gone: {str(error).splitlines()[0]}"
             return client, Failure(f"{reason} {self._restarted(self._group[client], actor)}")
