@@ -41,6 +41,8 @@ class Session:
         self._spare = max(_SPARE, 2 * agreement.write(agreed)["agreement"].size)
         # by client, the largest reply that it was ever asked for: late ones must be read as well
         self._limits: dict[int, wire.Limits] = {}
+        # by client that was silent: until when it is not asked again, and how long that is
+        self._behind: dict[int, tuple[float, float]] = {}
         # by client and number, jobs whose replies nobody waits for yet, and what has come of them
         self._under_way: dict[tuple[int, int], Message | Failure | None] = {}
         # a server that was started again must not use the numbers of the one before
@@ -104,8 +106,10 @@ class Session:
         least = len(asks) if needs_all else needed
         self._number += 1
         state, attempt, helped = Attempt(asks, dict(begun or {})), 0, set()
+        spared = () if begun else self._spared(asks, least)
         while True:
-            self._attempt(Kind.RUN, step, state, begun or {})
+            self._attempt(Kind.RUN, step, state, begun or {}, spared)
+            spared = ()
             begun = {}  # from now on requests are sent again, as they may have got lost
             for slot, reason in state.failed.items():
                 self.say(step, asks[slot].client, reason)
@@ -189,11 +193,31 @@ class Session:
         """Drop what comes back of jobs that were begun."""
         self._under_way.clear()
 
-    def _attempt(self, kind: Kind, step: str, state: Attempt, begun: Mapping[int, int]) -> None:
-        state.failed, state.lost, state.silent = {}, {}, set()
-        settled = set[int]()
+    def _spared(self, asks: Mapping[int, Ask], least: int) -> list[int]:
+        """Slots of clients that owe an answer and are not asked, if the others are enough.
+
+        Asked all the same, a slow client would never be done with questions that are long settled,
+        and everybody would wait for it each time.
+        """
+        now = time.monotonic()
+        behind = [s for s, ask in asks.items() if self._behind.get(ask.client, (0.0,))[0] > now]
+        return behind if len(asks) - len(behind) >= least else []
+
+    def _attempt(
+        self,
+        kind: Kind,
+        step: str,
+        state: Attempt,
+        begun: Mapping[int, int],
+        spared: Collection[int] = (),
+    ) -> None:
+        state.failed = dict.fromkeys(
+            spared, "not asked: it has not answered what it was asked before"
+        )
+        state.lost, state.silent = {}, set()
+        settled = set(spared)
         state.numbers = {slot: self._number for slot in state.waiting} | state.numbers
-        new = {slot: ask for slot, ask in state.waiting.items() if slot not in begun}
+        new = {s: ask for s, ask in state.waiting.items() if s not in begun and s not in settled}
         # made one after another, so that the first is on its way while the last is put together
         messages = (
             self._message(kind, step, slot, ask, state.numbers[slot]) for slot, ask in new.items()
@@ -210,6 +234,9 @@ class Session:
         for slot in outstanding:
             state.failed[slot] = self._silent()
             state.silent.add(slot)
+        for client in {state.asked[slot].client for slot in outstanding}:
+            span = 2 * self._behind.get(client, (0.0, self.policy.wait_for / 2))[1]
+            self._behind[client] = time.monotonic() + span, span
         for slot in (*state.replies, *state.refused):
             state.waiting.pop(slot, None)
 
@@ -233,6 +260,7 @@ class Session:
         self, kind: Kind, step: str, client: int, arrival: bytes | Failure, state: Attempt
     ) -> Collection[int]:
         """File what has come in; the slots that need not be waited for any longer."""
+        self._behind.pop(client, None)
         if isinstance(arrival, Failure):
             return self._fail(client, arrival, state)
         try:

@@ -39,16 +39,16 @@ def test_what_can_be_mended_changes_no_number(faults, said, algorithm):
     assert said in reasons(result)
 
 
-def test_a_slow_client_is_left_out_and_named_and_its_late_replies_dropped():
+def test_a_slow_client_is_left_out_and_named_in_every_round():
     policy = Policy(wait_for=1.2, min_replies=0.8, back_off=0.01)
     result = go(faults=Faults(delays={1: 1.6}), policy=policy)
     np.testing.assert_allclose(result.state.w, only(0, 2, 3, 4).state.w, rtol=1e-12)
-    missing = [e for e in result.events if "no reply within 1.2 s" in e.reason]
+    assert "no reply within 1.2 s" in reasons(result)
+    missing = [e for e in result.events if "no reply within" in e.reason or "not asked" in e.reason]
     steps = {e.step for e in missing if e.step != "agreement"}
     assert {e.client for e in missing} == {1}
-    assert {e.round for e in missing} == {0, 1, 2, 3}
+    assert {e.round for e in missing if e.step != "agreement"} == {0, 1, 2, 3}
     assert len(steps) == 1 and steps.pop().endswith(".gradient_steps")
-    assert "late reply dropped" in reasons(result)
 
 
 def test_a_crashed_client_is_noticed_at_once_and_the_run_goes_on(tmp_path):

@@ -162,9 +162,10 @@ def test_a_slow_client_is_left_out_by_the_deadline(tmp_path, capsys):
     go(Ray(load=ray_rows.own, **SMALL), LONG, tmp_path / "warm", 1)
     policy = Policy(wait_for=1.0, min_replies=0.8, back_off=0.01, retries=20)
     result, took = go(transport, policy, tmp_path / "slow")
-    missing = {e.round for e in result.events if "no reply within 1 s" in e.reason}
-    late = [e for e in result.events if "late reply dropped" in e.reason]
-    assert {e.client for e in late} == {1} and 1 in {e.client for e in result.events}
+    silent = [e for e in result.events if "no reply within 1 s" in e.reason]
+    spared = [e for e in result.events if "not asked" in e.reason]
+    missing = {e.round for e in (*silent, *spared) if e.step != "agreement"}
+    assert silent and {e.client for e in (*silent, *spared)} == {1}
     assert missing == set(range(8))
     with capsys.disabled():
         print(f"\nslow client: {len(missing)} of 8 rounds without it, run of {took:.1f} s")

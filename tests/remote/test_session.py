@@ -184,3 +184,44 @@ def test_an_agreement_of_more_than_64_kb_is_refused():
     session, noted = session_of(answer)
     session.greet([0])
     assert "body claims" in noted[0].reason
+
+
+def test_a_client_that_is_silent_is_asked_ever_less_often_and_noted_each_time():
+    session, noted = session_of(lambda asked, _: None if asked.client == 1 else reply(asked))
+    for _ in range(200):
+        assert list(session.ask(STEP, asks(3), needs_all=False)) == [0, 2]
+    count = sum(asked.client == 1 for asked in requests(session))
+    assert 1 <= count <= 8  # after 0.05 s, 0.1 s, 0.2 s and so on
+    assert len([event for event in noted if event.client == 1]) == 200
+    assert sum("not asked" in event.reason for event in noted) == 200 - count
+
+
+def test_a_client_that_has_answered_late_is_asked_again():
+    owed = []
+
+    class Late(Peers):
+        def exchange(self, step, messages, wait_for):
+            owing, owed[:] = list(owed), []
+            yield from owing
+            yield from super().exchange(step, messages, wait_for)
+
+    def answer(asked, count):
+        if asked.client == 1 and count == 0:
+            owed.append((1, reply(asked)))
+            return None
+        return reply(asked)
+
+    session, noted = Session(Late(answer), LENIENT, {"algorithm": "ours"}), []
+    session.note = noted.append
+    got = [list(session.ask(STEP, asks(3), needs_all=False)) for _ in range(3)]
+    assert got == [[0, 2], [0, 2], [0, 1, 2]]
+    reasons = [event.reason for event in noted]
+    assert reasons[0].startswith("no reply within")
+    assert any("late reply dropped" in reason for reason in reasons)
+    assert any("not asked" in reason for reason in reasons)
+
+
+def test_a_client_that_owes_an_answer_is_asked_where_it_is_needed():
+    session, _ = session_of(lambda asked, n: None if asked.client == 1 and n == 0 else reply(asked))
+    assert list(session.ask(STEP, asks(2), needs_all=False)) == [0]
+    assert sorted(session.ask(STEP, asks(2), needs_all=True)) == [0, 1]
