@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from rookery import config, desk, registry, results
+from rookery import cli_flare, config, desk, registry, results
 from rookery.clients import datasets
 from rookery.remote.study import JobFailed
 from rookery.report.comparison import Comparison
@@ -207,6 +207,12 @@ def list_names(as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> 
     Console().print(table)
 
 
+app.command(name="flare-simulate")(cli_flare.simulate)
+app.command(name="flare-join")(cli_flare.join)
+app.command(name="flare-submit")(cli_flare.submit)
+app.command(name="flare-stop")(cli_flare.stop)
+
+
 def _run(experiments: list[config.Experiment], out: Path | None, data, overwrite: bool) -> None:
     console = Console()
     folder = out or Path("runs") / experiments[0].name
@@ -228,65 +234,6 @@ def _run(experiments: list[config.Experiment], out: Path | None, data, overwrite
         console.print(cost_table(comparison, metric, shown["target"], higher_is_better=better))
     page, picture = results.write_report(comparison, folder, shown)
     console.print(f"The page: {page}\nThe picture: {picture}")
-
-
-@app.command(name="flare-simulate")
-def flare_simulate(study: tyro.conf.Positional[Path], workspace: Path = Path("runs/flare")) -> None:
-    """Run a study of several sites with NVIDIA FLARE's simulator: a process for each site.
-
-    Needs pip install 'rookery[flare]'. When a site crashes, the same command goes on from the last
-    checkpoint. examples/04_deploy has a study and shows all four commands.
-
-    Args:
-        study: its Python file; python -c "help('rookery.remote.study')" says what it must hold.
-        workspace: a folder for all sites, and for the run.
-    """
-    print(f"The run is in {_flare().simulate(study, workspace)}.")
-
-
-@app.command(name="flare-join")
-def flare_join(kit: tyro.conf.Positional[Path], study: tyro.conf.Positional[Path]) -> None:
-    """Make a party's FLARE kit ready for a study. Server and sites each do it for themselves.
-
-    The study is copied into the kit, and jobs may name rookery's classes from then on. A job itself
-    carries no code. Start the party afterwards, with startup/start.sh in the kit.
-
-    Args:
-        kit: the folder that FLARE has provisioned for the party, with startup and local in it.
-        study: the study's Python file; read it, for the site's data is given to it.
-    """
-    _flare().join(kit, study)
-    print(f"{kit} takes part in {study.stem} when it is started.")
-
-
-@app.command(name="flare-submit")
-def flare_submit(study: tyro.conf.Positional[Path], kit: Path) -> None:
-    """Have running parties carry out a study, and wait until they have.
-
-    The server's console shows who answers; the run is kept in the server's kit, in rookery. When a
-    site crashes the job fails, and the same command goes on from the last checkpoint.
-
-    Args:
-        study: its Python file; it tells which sites take part.
-        kit: the folder that FLARE has provisioned for the user who submits.
-    """
-    print(f"Job {_flare().submit(study, kit)} is done.")
-
-
-@app.command(name="flare-stop")
-def flare_stop(kit: Path) -> None:
-    """End the server and all sites of a FLARE project.
-
-    Args:
-        kit: the folder that FLARE has provisioned for the project's administrator.
-    """
-    _flare().shut_down(kit)
-
-
-def _flare() -> Any:
-    from rookery.remote import flare
-
-    return flare
 
 
 def _spread(values: list) -> str:

@@ -22,7 +22,7 @@ from nvflare.collab.api.exceptions import (  # pyright: ignore[reportMissingImpo
 )
 
 import rookery as rk
-from rookery.remote import flare
+from rookery.remote import flare, flare_jobs
 from rookery.remote.asking import TooFew
 from rookery.remote.port import Failure
 from rookery.run.checkpoint import load_all
@@ -53,7 +53,7 @@ def study(request, monkeypatch):
 @pytest.mark.parametrize("study", ALGORITHMS, indirect=True)
 def test_the_simulator_gives_the_compiled_numbers(study, tmp_path):
     want = study.main(rk.Compiled(), tmp_path / "compiled", study.EVERYONE)
-    directory = flare.simulate("flare_study", tmp_path / "flare")
+    directory = flare_jobs.simulate("flare_study", tmp_path / "flare")
     newest = load_all(directory / "checkpoints", want.state)[0][0]
     assert newest.round == want.rounds == 3
     jax.tree.map(
@@ -170,12 +170,12 @@ def test_a_job_that_flare_has_ended_stops_the_run(port):
 
 def test_what_is_no_kit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no folder 'local'"):
-        flare.join(tmp_path, EXAMPLE / "clinics.py")
+        flare_jobs.join(tmp_path, EXAMPLE / "clinics.py")
     with pytest.raises(ValueError, match=r"no startup/fed_admin\.json"):
-        flare.shut_down(tmp_path)
+        flare_jobs.shut_down(tmp_path)
     (tmp_path / "local").mkdir()
     with pytest.raises(ValueError, match="no file"):
-        flare.join(tmp_path, tmp_path / "study.py")
+        flare_jobs.join(tmp_path, tmp_path / "study.py")
 
 
 def test_joining_adds_to_what_a_site_allows_and_takes_nothing_away(tmp_path):
@@ -183,9 +183,9 @@ def test_joining_adds_to_what_a_site_allows_and_takes_nothing_away(tmp_path):
     local.mkdir()
     (local / "resources.json.default").write_text('{"a": 1, "class_allow_list": ["own.Class"]}')
     for _ in range(2):
-        flare.join(tmp_path, EXAMPLE / "clinics.py")
+        flare_jobs.join(tmp_path, EXAMPLE / "clinics.py")
     settings = json.loads((local / "resources.json").read_text())
-    assert settings == {"a": 1, "class_allow_list": ["own.Class", *flare.ALLOWED]}
+    assert settings == {"a": 1, "class_allow_list": ["own.Class", *flare_jobs.ALLOWED]}
     assert (local / "custom" / "clinics.py").read_text() == (EXAMPLE / "clinics.py").read_text()
 
 
