@@ -1,18 +1,14 @@
 """Clients are visited in order, each once, whatever their number."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rookery.engines.visits import visit_some
-
-
-class Some:
-    """As much of a federation as visits look at."""
-
-    def __init__(self, n_clients):
-        self.n_clients = n_clients
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 5, 9, 10, 16, 17, 100, 103])
@@ -28,8 +24,9 @@ def test_all_concerned_have_their_turn_in_order(n, width, share):
         )
         return seen.at[jnp.where(active, ids, n)].add(1, mode="drop"), order, turn + 1
 
+    fed: Any = SimpleNamespace(n_clients=n)  # all that visits look at
     empty = (jnp.zeros(n, jnp.int32), jnp.full(n, -1, jnp.int32), jnp.int32(0))
-    run = jax.jit(lambda who: visit_some(Some(n), who, width, visit, empty))
+    run = jax.jit(lambda who: visit_some(fed, who, width, visit, empty))
     seen, order, turns = run(jnp.asarray(who))
     np.testing.assert_array_equal(seen, who)
     np.testing.assert_array_equal(order[who], np.arange(who.sum()))
