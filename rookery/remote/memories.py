@@ -100,7 +100,7 @@ def settle(
             asks.setdefault(step, {})[client] = Ask(client, lambda c=client: draft(c).give([]), [])
     silent = {client for some in asks.values() for client in some}
     for step, some in asks.items():
-        for client, reply in session.ask(step, some, needs_all=False).items():
+        for client, reply in session.ask(step, some, needs_all=False, spares=False).items():
             bill(*reply.work)
             drafts[client].confirm()
             silent.discard(client)
@@ -145,7 +145,7 @@ def collect(session: Session, holdings: Holdings, round: int, state: Tree) -> Tr
         return Ask(client, build, wanted, is_billed=False)
 
     asks = {client: ask(client) for client in sorted(holdings.unseen)}
-    replies = session.ask("memory", asks, needs_all=False)
+    replies = session.ask("memory", asks, needs_all=False, spares=False)
     for client in asks.keys() - replies.keys():
         session.say("memory", client, "its memory of the last rounds is lost")
         holdings.remembering.discard(client)

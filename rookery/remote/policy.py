@@ -19,9 +19,9 @@ class Policy:
     that is missing is noted. If not, the others are asked again; when that has not helped either,
     the run stops, and the same command goes on from where it was.
 
-    A client that was silent is left alone until it has answered, and noted, as long as the others
-    are enough: it is asked again after ``wait_for`` seconds at the earliest, and each time it is
-    silent again, after twice as long.
+    A client that was silent is left alone for ``wait_for`` seconds, and for twice as long each time
+    it is silent again, up to sixteen times that, as long as the others may be enough; it is noted
+    in every round. A reply in time ends that.
 
     Sums and stacks need every reply, whatever ``min_replies`` is: an algorithm that asked for each
     client's value could not know which of them are missing. A robust rule in place of the mean

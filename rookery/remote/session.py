@@ -20,6 +20,7 @@ _FEW = 4  # arrays that it may have besides, such as its work
 _DESCRIBED = 512  # bytes to describe one array
 _NOTHING = wire.Limits(arrays=_FEW, description=_FEW * _DESCRIBED, body=_SPARE)
 _MOST_WORK = 1 << 53
+_LONGEST = 16  # deadlines for which a silent client is left alone, at most
 
 
 class Session:
@@ -41,8 +42,10 @@ class Session:
         self._spare = max(_SPARE, 2 * agreement.write(agreed)["agreement"].size)
         # by client, the largest reply that it was ever asked for: late ones must be read as well
         self._limits: dict[int, wire.Limits] = {}
-        # by client that was silent: until when it is not asked again, and how long that is
-        self._behind: dict[int, tuple[float, float]] = {}
+        # by client that was silent: until when it is left alone, and how many seconds that was
+        self._left_alone: dict[int, tuple[float, float]] = {}
+        # by step and client that was left alone, the round in which that was last noted
+        self._noted: dict[tuple[str, int], int] = {}
         # by client and number, jobs whose replies nobody waits for yet, and what has come of them
         self._under_way: dict[tuple[int, int], Message | Failure | None] = {}
         # a server that was started again must not use the numbers of the one before
@@ -90,6 +93,7 @@ class Session:
         needs_all: bool,
         fewest: int = 1,
         begun: Mapping[int, int] | None = None,
+        spares: bool = True,
     ) -> dict[int, Reply]:
         """The replies by slot; those missing have been noted.
 
@@ -99,6 +103,7 @@ class Session:
             needs_all: whether every slot must answer, whatever the policy says.
             fewest: how many must answer at least, of those asked, whatever the policy says.
             begun: by slot, the number of what was sent before, so that only the reply is missing.
+            spares: whether clients that were silent may be left alone if the others are enough.
         """
         if not asks:
             return {}
@@ -106,10 +111,11 @@ class Session:
         least = len(asks) if needs_all else needed
         self._number += 1
         state, attempt, helped = Attempt(asks, dict(begun or {})), 0, set()
-        spared = () if begun else self._spared(asks, least)
+        spared = self._spared(step, asks, least) if spares and not begun else {}
+        for slot in spared:
+            del state.waiting[slot]
         while True:
-            self._attempt(Kind.RUN, step, state, begun or {}, spared)
-            spared = ()
+            self._attempt(Kind.RUN, step, state, begun or {})
             begun = {}  # from now on requests are sent again, as they may have got lost
             for slot, reason in state.failed.items():
                 self.say(step, asks[slot].client, reason)
@@ -124,9 +130,14 @@ class Session:
                     helped |= set(forgetful)
                     continue
             if len(state.replies) >= least:
+                self._leave_alone(asks[slot].client for slot in state.silent)
                 return state.replies
             if len(state.spoiled) == len(asks):
                 return state.spoiled  # all clients alike: that is a divergence, not a bad client
+            if spared:  # the others were not enough after all
+                state.waiting |= spared
+                spared = {}
+                continue
             count = f"{len(state.replies)} of {len(asks)} clients answered, {least} are needed"
             if attempt >= self.policy.retries or not state.waiting:
                 missing = sorted({asks[slot].client for slot in asks.keys() - state.replies.keys()})
@@ -193,31 +204,37 @@ class Session:
         """Drop what comes back of jobs that were begun."""
         self._under_way.clear()
 
-    def _spared(self, asks: Mapping[int, Ask], least: int) -> list[int]:
-        """Slots of clients that owe an answer and are not asked, if the others are enough.
+    def _spared(self, step: str, asks: Mapping[int, Ask], least: int) -> dict[int, Ask]:
+        """Slots whose clients are left alone, if the others may be enough; it is noted.
 
         Asked all the same, a slow client would never be done with questions that are long settled,
         and everybody would wait for it each time.
         """
         now = time.monotonic()
-        behind = [s for s, ask in asks.items() if self._behind.get(ask.client, (0.0,))[0] > now]
-        return behind if len(asks) - len(behind) >= least else []
+        alone = {c for c, (until, _) in self._left_alone.items() if until > now}
+        spared = {slot: ask for slot, ask in asks.items() if ask.client in alone}
+        if len(asks) - len(spared) < least:
+            return {}
+        for client in {ask.client for ask in spared.values()}:
+            if self._noted.get((step, client)) != self.round:
+                self._noted[step, client] = self.round
+                self.say(step, client, "not asked in this round: it was silent before")
+        return spared
 
-    def _attempt(
-        self,
-        kind: Kind,
-        step: str,
-        state: Attempt,
-        begun: Mapping[int, int],
-        spared: Collection[int] = (),
-    ) -> None:
-        state.failed = dict.fromkeys(
-            spared, "not asked: it has not answered what it was asked before"
-        )
-        state.lost, state.silent = {}, set()
-        settled = set(spared)
+    def _leave_alone(self, silent: Iterable[int]) -> None:
+        """Do not ask clients for a while; for twice as long each time, as far as that goes."""
+        now, wait = time.monotonic(), self.policy.wait_for
+        for client in set(silent):
+            until, span = self._left_alone.get(client, (0.0, wait / 2))
+            if until <= now:
+                span = min(2 * span, _LONGEST * wait)
+                self._left_alone[client] = now + span, span
+
+    def _attempt(self, kind: Kind, step: str, state: Attempt, begun: Mapping[int, int]) -> None:
+        state.failed, state.lost, state.silent = {}, {}, set()
+        settled = set[int]()
         state.numbers = {slot: self._number for slot in state.waiting} | state.numbers
-        new = {s: ask for s, ask in state.waiting.items() if s not in begun and s not in settled}
+        new = {slot: ask for slot, ask in state.waiting.items() if slot not in begun}
         # made one after another, so that the first is on its way while the last is put together
         messages = (
             self._message(kind, step, slot, ask, state.numbers[slot]) for slot, ask in new.items()
@@ -234,9 +251,6 @@ class Session:
         for slot in outstanding:
             state.failed[slot] = self._silent()
             state.silent.add(slot)
-        for client in {state.asked[slot].client for slot in outstanding}:
-            span = 2 * self._behind.get(client, (0.0, self.policy.wait_for / 2))[1]
-            self._behind[client] = time.monotonic() + span, span
         for slot in (*state.replies, *state.refused):
             state.waiting.pop(slot, None)
 
@@ -260,7 +274,6 @@ class Session:
         self, kind: Kind, step: str, client: int, arrival: bytes | Failure, state: Attempt
     ) -> Collection[int]:
         """File what has come in; the slots that need not be waited for any longer."""
-        self._behind.pop(client, None)
         if isinstance(arrival, Failure):
             return self._fail(client, arrival, state)
         try:
@@ -314,7 +327,9 @@ class Session:
         is_expected = state.numbers.get(slot) == message.exchange and message.name == step
         if ask is None or ask.client != client or not is_expected:
             reason = f"reply refused: it is of {message.name}, slot {message.slot}"
-            return self._fail(client, Failure(reason), state)
+            if not (slots := self._fail(client, Failure(reason), state)):
+                self.say(step, client, reason)
+            return slots
         if slot in state.replies:
             self.say(step, client, f"double reply dropped, of {message.name}")
             return ()
@@ -341,6 +356,7 @@ class Session:
             state.refused.add(slot)
         else:
             state.replies[slot] = reply
+            self._left_alone.pop(client, None)
         return [slot]
 
     def _checked(self, kind: Kind, message: Message, ask: Ask) -> Reply:

@@ -25,14 +25,15 @@ import jax.numpy as jnp
 import numpy as np
 
 MAGIC = b"ROOK"
-VERSION = 1
+VERSION = 2
 
 _HEADER = struct.Struct("<4sHBBIIQHHIQI")
 _ARRAY = struct.Struct("<HBB")
 _ALIGNED = 16
 _GAPS = [bytes(n) for n in range(_ALIGNED)]
 _SHOWN = 500  # characters of a text that somebody else wrote
-_SHORT = 4096  # bytes of a description that is worth remembering
+_SHORT = 4096  # bytes of a description that may be remembered
+_FEW = 64  # arrays whose description may be
 _CHECKED = 1  # flag: the checksum covers the arrays' bytes too
 
 _TYPES = {
@@ -150,7 +151,8 @@ def encode(message: Message, *, is_checked: bool = True) -> bytes:
     _little_endian()
     name = message.name.encode()
     plain = [_to_plain(path, value) for path, value in message.arrays.items()]
-    description = _describe(tuple(what for what, _ in plain))
+    describe = _describe if len(plain) <= _FEW else _describe.__wrapped__
+    description = describe(tuple(what for what, _ in plain))
     body, at = [], 0
     for _, array in plain:
         body += [_GAPS[-at % _ALIGNED], array.reshape(-1).view(np.uint8).data]
@@ -205,11 +207,11 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = LIMITS) -> Mes
     return Message(Kind(kind), name, client, slot, exchange, arrays)
 
 
-def unwrapped(key: jax.Array) -> Keys:
+def unwrapped(key: jax.Array, path: str = "key") -> Keys:
     """Typed keys as they travel."""
     impl = str(jax.random.key_impl(key))
     if impl not in _KEY_CODES:
-        raise WireError(f"keys of type {impl} cannot travel.")
+        raise WireError(f"{path!r}: keys of type {impl} cannot travel.")
     return Keys(impl, np.asarray(jax.random.key_data(key), order="C"))
 
 
@@ -237,7 +239,7 @@ def tidy(value: str) -> str:
     return "".join(c if c.isprintable() else " " for c in value[:_SHOWN])
 
 
-@lru_cache(1000)  # programs send the same few kinds of messages again and again
+@lru_cache(128)  # programs send the same few kinds of messages again and again
 def _describe(arrays: tuple[tuple[str, int, tuple[int, ...]], ...]) -> bytes:
     """The description of arrays of some paths, types and shapes."""
     parts = []
@@ -248,7 +250,7 @@ def _describe(arrays: tuple[tuple[str, int, tuple[int, ...]], ...]) -> bytes:
     return b"".join(parts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Place:
     """Where an array lies in the body of a message, and what it is."""
 
@@ -260,7 +262,7 @@ class _Place:
     keys: str | None
 
 
-@lru_cache(1000)
+@lru_cache(128)
 def _layout(description: bytes, count: int) -> tuple[tuple[_Place, ...], int]:
     """The arrays that a description tells of, and how many bytes they take."""
     places: list[_Place] = []
@@ -300,7 +302,7 @@ def _place(path: str, code: int, shape: tuple[int, ...], begin: int) -> _Place:
 def _to_plain(path: str, value: Any) -> tuple[tuple[str, int, tuple[int, ...]], np.ndarray]:
     """Path, type and shape of an array, and its numbers."""
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        value = unwrapped(value)
+        value = unwrapped(value, path)
     if isinstance(value, Keys):
         return (path, _KEY_CODES[value.impl], value.shape), np.asarray(value.words, order="C")
     array = np.asarray(value, order="C")

@@ -146,6 +146,8 @@ class Worker:
 
     def _store(self, arrays: Mapping[str, Any], brought: list[int]) -> None:
         """Values come as ``value/place/leaf``, rows of memories as ``row/place/leaf``."""
+        if any(token < 0 for token in brought):
+            raise WireError("a value has a number below 0, as only memories have")
         new: list[list[Any]] = [[] for _ in brought]
         for path, array in arrays.items():
             kind, _, rest = path.partition("/")

@@ -5,12 +5,25 @@ import json
 import jax
 import numpy as np
 import pytest
-from world import FEDAVG, PEOPLE, QUICK, SCAFFOLD, ZOO, clean, go, only, plan, reasons, same
+from world import (
+    FEDAVG,
+    PEOPLE,
+    QUICK,
+    SCAFFOLD,
+    ZOO,
+    clean,
+    go,
+    only,
+    plan,
+    reasons,
+    same,
+)  # fmt: skip
 
 import rookery as rk
 from rookery.engines.engine import Stopped
 from rookery.remote import Faults, Policy, Worker, wire
 from rookery.remote.agreement import Disagreement
+from rookery.remote.session import Session
 
 PATIENT = Policy(wait_for=0.3, back_off=0.0, retries=60)
 MOST = Policy(wait_for=20.0, back_off=0.01, min_replies=0.6)
@@ -49,6 +62,20 @@ def test_a_slow_client_is_left_out_and_named_in_every_round():
     assert {e.client for e in missing} == {1}
     assert {e.round for e in missing if e.step != "agreement"} == {0, 1, 2, 3}
     assert len(steps) == 1 and steps.pop().endswith(".gradient_steps")
+
+
+def test_what_clients_keep_is_asked_of_all_of_them(monkeypatch):
+    """Who is left out of a mean has lost little; not asked for its memory, it would lose that."""
+    ask, seen = Session.ask, {}
+
+    def spy(self, step, asks, *, spares=True, **rest):
+        seen.setdefault(step, set()).add(spares)
+        return ask(self, step, asks, spares=spares, **rest)
+
+    monkeypatch.setattr(Session, "ask", spy)
+    go(SCAFFOLD)
+    assert seen.pop("memory") == {False}
+    assert any(True in spares for spares in seen.values())
 
 
 def test_a_crashed_client_is_noticed_at_once_and_the_run_goes_on(tmp_path):

@@ -186,42 +186,87 @@ def test_an_agreement_of_more_than_64_kb_is_refused():
     assert "body claims" in noted[0].reason
 
 
-def test_a_client_that_is_silent_is_asked_ever_less_often_and_noted_each_time():
-    session, noted = session_of(lambda asked, _: None if asked.client == 1 else reply(asked))
-    for _ in range(200):
-        assert list(session.ask(STEP, asks(3), needs_all=False)) == [0, 2]
-    count = sum(asked.client == 1 for asked in requests(session))
-    assert 1 <= count <= 8  # after 0.05 s, 0.1 s, 0.2 s and so on
-    assert len([event for event in noted if event.client == 1]) == 200
-    assert sum("not asked" in event.reason for event in noted) == 200 - count
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that stands still until a test moves it."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
 
 
-def test_a_client_that_has_answered_late_is_asked_again():
-    owed = []
-
-    class Late(Peers):
-        def exchange(self, step, messages, wait_for):
-            owing, owed[:] = list(owed), []
-            yield from owing
-            yield from super().exchange(step, messages, wait_for)
-
-    def answer(asked, count):
-        if asked.client == 1 and count == 0:
-            owed.append((1, reply(asked)))
-            return None
-        return reply(asked)
-
-    session, noted = Session(Late(answer), LENIENT, {"algorithm": "ours"}), []
-    session.note = noted.append
-    got = [list(session.ask(STEP, asks(3), needs_all=False)) for _ in range(3)]
-    assert got == [[0, 2], [0, 2], [0, 1, 2]]
-    reasons = [event.reason for event in noted]
-    assert reasons[0].startswith("no reply within")
-    assert any("late reply dropped" in reason for reason in reasons)
-    assert any("not asked" in reason for reason in reasons)
+def silent_at(times):
+    """Client 1 does not answer the requests of these numbers; nobody else is ever silent."""
+    return lambda asked, n: None if asked.client == 1 and n in times else reply(asked)
 
 
-def test_a_client_that_owes_an_answer_is_asked_where_it_is_needed():
-    session, _ = session_of(lambda asked, n: None if asked.client == 1 and n == 0 else reply(asked))
+def test_a_silent_client_is_left_alone_for_longer_each_time_and_noted_in_every_round(clock):
+    session, noted = session_of(silent_at(range(100)), Policy(wait_for=1.0, min_replies=0.5))
+    asked_at, rounds = [], 60
+    for session.round in range(rounds):
+        before = len(requests(session))
+        for _ in range(3):
+            assert list(session.ask(STEP, asks(3), needs_all=False)) == [0, 2]
+        if any(asked.client == 1 for asked in requests(session)[before:]):
+            asked_at.append(session.round)
+        clock[0] += 1.0
+    assert asked_at == [0, 1, 3, 7, 15, 31, 47]  # and not 63: sixteen deadlines are the most
+    assert {event.round for event in noted} == set(range(rounds))
+    assert {event.client for event in noted} == {1}
+    assert len(noted) <= 2 * rounds  # once for a step and a round, however many exchanges it has
+
+
+def test_a_reply_in_time_ends_that(clock):
+    session, noted = session_of(silent_at({0}), LENIENT)
+    assert list(session.ask(STEP, asks(3), needs_all=False)) == [0, 2]
+    assert list(session.ask(STEP, asks(3), needs_all=False)) == [0, 2]
+    clock[0] += LENIENT.wait_for
+    for _ in range(2):
+        assert list(session.ask(STEP, asks(3), needs_all=False)) == [0, 1, 2]
+    assert ["no reply" in e.reason for e in noted] == [True, False]
+
+
+def test_a_client_that_is_left_alone_is_asked_where_it_is_needed(clock):
+    session, _ = session_of(silent_at({0}))
     assert list(session.ask(STEP, asks(2), needs_all=False)) == [0]
     assert sorted(session.ask(STEP, asks(2), needs_all=True)) == [0, 1]
+    session, _ = session_of(silent_at({0}))
+    assert list(session.ask(STEP, asks(2), needs_all=False)) == [0]
+    assert sorted(session.ask(STEP, asks(2), needs_all=False, spares=False)) == [0, 1]
+
+
+def test_if_the_others_fail_it_is_asked_at_once(clock):
+    def answer(asked, count):
+        if asked.client == 1:
+            return None if count == 0 else reply(asked)
+        return failure(asked, "tired") if count > 0 and asked.client > 1 else reply(asked)
+
+    session, _ = session_of(answer, Policy(wait_for=1.0, min_replies=0.5, retries=0))
+    assert list(session.ask(STEP, asks(4), needs_all=False)) == [0, 2, 3]
+    assert sorted(session.ask(STEP, asks(4), needs_all=False)) == [0, 1]
+
+
+def test_a_reply_of_who_was_not_asked_is_refused(clock):
+    """Numbers of exchanges can be guessed, so a client could answer before it is asked."""
+    guesses, built = [], []
+
+    class Guessing(Peers):
+        def exchange(self, step, messages, wait_for):
+            yield from guesses
+            yield from super().exchange(step, messages, wait_for)
+
+    def build(client):
+        return lambda: built.append(client) or {}
+
+    some = {client: Ask(client, build(client), WANTED) for client in range(3)}
+    session, noted = Session(Guessing(silent_at({0})), LENIENT, {"algorithm": "ours"}), []
+    session.note = noted.append
+    session.ask(STEP, some, needs_all=False)
+    last = requests(session)[-1]
+    for i in (1, 2):
+        arrays = {"work": np.zeros(2, np.uint64), "give/0": np.ones(3)}
+        guess = Message(Kind.REPLY, STEP, 1, 1, last.exchange + i, arrays)
+        guesses.append((1, wire.encode(guess)))
+    built.clear()
+    assert list(session.ask(STEP, some, needs_all=False)) == [0, 2]
+    assert built == [0, 2]
+    assert any("refused" in event.reason for event in noted)

@@ -82,7 +82,7 @@ def with_field(index: int, value: int) -> bytes:
 @pytest.mark.parametrize(
     ("index", "value", "match"),
     [
-        (1, 2, "version 2"),
+        (1, 1, "version 1"),
         (2, 99, "kind"),
         (7, 60_000, "name claims"),
         (8, 60_000, "arrays claims"),
