@@ -1,10 +1,12 @@
 """The compiled engine: many rounds, and many runs of one structure, are one XLA call."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rookery import _check
 from rookery._types import Key, Tree
@@ -85,7 +87,7 @@ class _CompiledRunner(AbstractRunner):
                 ledgers[lane] += read_books(mine)
                 is_finite[lane] &= bool(finite)
         return [
-            Progress(jax.tree.map(lambda a, i=i: a[i], stacked), ledgers[i], is_finite[i])
+            Progress(_lane(stacked, np.int32(i)), ledgers[i], is_finite[i])
             for i in range(len(states))
         ]
 
@@ -108,3 +110,8 @@ def _advance(program, lanes, structure, at_once, capacity, states, keys, first, 
 def stack(trees: Sequence[Tree]) -> Tree:
     """Trees of one structure, leaf by leaf along a new first axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+@jax.jit  # one call for a lane: a call for each of its leaves takes longer than a round does
+def _lane(stacked: Tree, i: Any) -> Tree:
+    return jax.tree.map(lambda a: a[i], stacked)

@@ -188,7 +188,7 @@ class Lanes:
     ) -> None:
         """Evaluate all lanes, in one call of one shape, and note the numbers of some."""
         solutions = [lane.job.algorithm.solution(lane.state) for lane in lanes]
-        at = [jax.random.fold_in(key[1], round) for key in keys]
+        at = _fold_in_all(jnp.stack([key[1] for key in keys]), round)
         numbers = self._evaluate(solutions, at)
         for i, lane in enumerate(lanes):
             if lane.status == "diverged":  # an argmax of NaN would pass for an accuracy
@@ -196,9 +196,9 @@ class Lanes:
             if any(lane is one for one in some):
                 bar.measured(lane.book.measure(round, numbers[i]), lane.name)
 
-    def _evaluate(self, solutions: list, keys: list) -> list[dict[str, float]]:
+    def _evaluate(self, solutions: list, keys: jax.Array) -> list[dict[str, float]]:
         numbers = jax.device_get(
-            evaluate_all(self.evaluate, stack(solutions), self.program.population, jnp.stack(keys))
+            evaluate_all(self.evaluate, stack(solutions), self.program.population, keys)
         )
         return [
             {name: float(values[i]) for name, values in numbers.items()}
@@ -224,6 +224,9 @@ class Lanes:
             "evaluate_every": self.evaluate_every,
             "float": str(jnp.zeros(()).dtype),
         }
+
+
+_fold_in_all = jax.jit(jax.vmap(jax.random.fold_in, (0, None)))
 
 
 def _next(done: int, every: int) -> int:
