@@ -22,7 +22,7 @@ from rookery.report.statistics import interval
 from rookery.tasks.distance import GradientNorm
 
 HERE = Path(__file__).parent
-CHOOSING, SEEDS = range(10, 12), range(4)
+CHOOSING, SEEDS = range(10, 12), range(8)
 INNER = 0.05  # seconds of an inner exchange or a hop, always
 DELAYS = (0.1, 0.5, 2.5)  # medians in the outer loop, of log-normal delays with sigma 1
 SECONDS = 200.0
@@ -41,14 +41,18 @@ NOISE, ROWS = 0.5, 50
 
 
 def problem(n_clients: int, heterogeneity: float = 0.0):
-    """Clients whose rows scatter around the same matrices, or around matrices of their own."""
-    return rk.zoo.quadratic_bilevel(
-        n_clients=n_clients,
+    """Clients whose rows scatter around the same matrices, or around matrices of their own.
+
+    The first of many, so that without heterogeneity any number of them has the same solution.
+    """
+    many = rk.zoo.quadratic_bilevel(
+        n_clients=max(CLIENTS),
         heterogeneity=heterogeneity,
         condition=CONDITION,
         rows=ROWS,
         noise=NOISE,
     )
+    return type(many)(**{name: rows[:n_clients] for name, rows in many.data.items()}, m0=many.m0)
 
 
 def afbo(alpha: float, beta: float, **changes):
@@ -162,7 +166,10 @@ def draw(found: dict[str, list[dict]]) -> None:
         half = [own[0]["error"] * (CLIENTS[0] / m) ** 0.5 for m in CLIENTS]
         panels[1].plot(CLIENTS, half, color=f"C{i}", lw=0.8, ls=":")
     panels[1].set(xlabel="clients; dotted: one over the root", xscale="log")
-    panels[1].set_xticks(CLIENTS, [str(m) for m in CLIENTS], minor=False)
+    panels[1].set_xticks(CLIENTS, [str(m) for m in CLIENTS])
+    panels[1].set_xticks([], minor=True)
+    panels[0].set_xticks(DELAYS, [f"{delay:g}" for delay in DELAYS])
+    panels[0].set_xticks([], minor=True)
     bars(panels[2], list(range(len(SPREADS))), found["local iterations"], "C0", "AFBO")
     panels[2].set_xticks(range(len(SPREADS)), SPREADS, fontsize=8)
     panels[2].set(xlabel=f"local iterations of a job, {max(ROUNDS)} rounds")

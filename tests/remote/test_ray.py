@@ -164,9 +164,11 @@ def test_a_slow_client_is_left_out_by_the_deadline(tmp_path, capsys):
     result, took = go(transport, policy, tmp_path / "slow")
     silent = [e for e in result.events if "no reply within 1 s" in e.reason]
     spared = [e for e in result.events if "not asked" in e.reason]
-    missing = {e.round for e in (*silent, *spared) if e.step != "agreement"}
-    assert silent and {e.client for e in (*silent, *spared)} == {1}
-    assert missing == set(range(8))
+    noted = [e for e in (*silent, *spared) if e.step != "agreement"]
+    missing = {e.round for e in noted if e.client == 1}
+    assert silent and missing == set(range(8))
+    # the others only while they compile
+    assert all(e.client == 1 for e in noted if e.round > 4)
     with capsys.disabled():
         print(f"\nslow client: {len(missing)} of 8 rounds without it, run of {took:.1f} s")
 
