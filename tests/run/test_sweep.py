@@ -34,7 +34,10 @@ def go(jobs, zoo, **kwargs):
     return rk.sweep(jobs, zoo.problem, rk.Population.stacked(zoo.data), **kwargs)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-6)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(np.float64, 1e-12), pytest.param(np.float32, 1e-6, marks=pytest.mark.slow)],
+)
 def test_a_sweep_equals_its_single_runs_and_compiles_once_per_structure(
     monkeypatch, dtype, tolerance
 ):
