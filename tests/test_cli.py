@@ -140,6 +140,7 @@ def test_show_tells_the_cost_and_a_run_agrees(desk):
     assert float(cells[3]) == pytest.approx(run["bytes_up"][-1] / rounds / 1e6, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_list_and_help_teach(desk):
     folder, _, _ = desk
     names = json.loads(rookery("list", "--json", cwd=folder).stdout)

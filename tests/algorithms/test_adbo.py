@@ -204,6 +204,7 @@ def test_sdbo_is_adbo_that_waits_for_everyone():
 # ---- costs and errors
 
 
+@pytest.mark.slow
 def test_what_an_iteration_and_a_cut_cost():
     m, K, p, q = 4, 3, 8, 16
     algorithm = rk.SDBO(**BRISK, **{**QUICK, "cut_every": 2}, cuts_until=3)

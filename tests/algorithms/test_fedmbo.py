@@ -112,6 +112,7 @@ def test_identical_clients_and_the_sum_reach_the_exact_solution():
     np.testing.assert_allclose(y, zoo.solution()[1], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_different_clients_and_the_sum_hover_about_the_solution():
     algorithm = rk.FedMBO(0.05, 0.2, inner_rounds=2, hypergradient=rk.PHESum(12, 4.0, chains=8))
     tail = trajectory(ZOO, algorithm, 5000, every=10)[50:]

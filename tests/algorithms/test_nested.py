@@ -93,6 +93,7 @@ def test_single_precision_stays_single(family, algorithm):
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(new))
 
 
+@pytest.mark.slow
 def test_runs_that_differ_in_numbers_go_side_by_side():
     algorithms = [
         rk.Nested(rk.ServerSGD(b), rk.ServerStep(a, rk.PHE(3, 5.0, 2)), clients=2)

@@ -100,6 +100,7 @@ def test_every_instance_is_of_an_algorithm_that_there_is():
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3])
+@pytest.mark.slow
 def test_a_cohort_in_chunks_gives_the_same(at_once):
     zoo, algorithm = CASES["estimated lipschitz, unequal local steps"]
     ready, state = program(zoo), initial(zoo, algorithm)
@@ -121,6 +122,7 @@ def test_where_the_rounds_are_cut_changes_nothing():
     assert once.ledgers == first.ledgers + second.ledgers
 
 
+@pytest.mark.slow
 def test_a_whole_run_maps_over_seeds_and_step_sizes():
     zoo, algorithm = CASES["random length, partial, mini-batch"]
     ready, state = program(zoo), initial(zoo, algorithm)

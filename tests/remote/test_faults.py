@@ -45,7 +45,13 @@ def test_without_faults_nothing_is_noted():
     ],
     ids=["drop", "duplicate", "reorder", "corrupt"],
 )
-@pytest.mark.parametrize("algorithm", [FEDAVG, SCAFFOLD], ids=["FedAvg", "Scaffold"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param(FEDAVG, id="FedAvg"),
+        pytest.param(SCAFFOLD, id="Scaffold", marks=pytest.mark.slow),
+    ],
+)
 def test_what_can_be_mended_changes_no_number(faults, said, algorithm):
     result = go(algorithm, faults, PATIENT)
     assert same(result, clean(type(algorithm).__name__))

@@ -136,7 +136,9 @@ def undisturbed(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_killed_at_a_random_moment_and_resumed_it_is_the_same_bit_for_bit(
     tmp_path, undisturbed, how
 ):
@@ -209,6 +211,7 @@ def test_a_longer_run_has_no_row_that_it_would_not_have_measured(tmp_path):
     assert go(directory=tmp_path, rounds=20).history.rows == go(rounds=20).history.rows
 
 
+@pytest.mark.slow
 def test_a_seed_added_to_a_finished_sweep_leaves_the_others_alone(tmp_path):
     def jobs(seeds):
         return [rk.Job(ALGORITHM, ZOO.start, s, tmp_path / f"{s}") for s in seeds]

@@ -56,6 +56,7 @@ def test_a_sweep_equals_its_single_runs_and_compiles_once_per_structure(
         assert result.history["round"].tolist() == [0, 3, 6, 7]
 
 
+@pytest.mark.slow
 def test_few_lanes_give_the_same_with_one_program_for_all_batches():
     jobs, zoo = jobs_and_zoo()
     together = go(jobs[:5], zoo)
