@@ -2,25 +2,16 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import lru_cache
-
-import numpy as np
 
 from rookery.engines.engine import Event
-from rookery.remote import agreement, wire
+from rookery.remote import agreement, replies, wire
 from rookery.remote.asking import Ask, Attempt, Reply, TooFew
-from rookery.remote.plan import spec, spec_nbytes
+from rookery.remote.plan import spec
 from rookery.remote.policy import Policy, is_finite, norm
 from rookery.remote.port import Failure, Port
+from rookery.remote.silence import Silence
 from rookery.remote.wire import Kind, Message, WireError
 from rookery.remote.worker import ALL, nbytes
-
-_SPARE = 64 << 10  # bytes that a reply may have besides what was asked for
-_FEW = 4  # arrays that it may have besides, such as its work
-_DESCRIBED = 512  # bytes to describe one array
-_NOTHING = wire.Limits(arrays=_FEW, description=_FEW * _DESCRIBED, body=_SPARE)
-_MOST_WORK = 1 << 53
-_LONGEST = 16  # deadlines for which a silent client is left alone, at most
 
 
 class Session:
@@ -39,11 +30,8 @@ class Session:
         self.note: Callable[[Event], None] = lambda event: None
         self.forget: Callable[[int, bool], None] = lambda client, everything: None
         self._agreed = agreed
-        self._spare = max(_SPARE, 2 * agreement.write(agreed)["agreement"].size)
-        # by client, the largest reply that it was ever asked for: late ones must be read as well
-        self._limits: dict[int, wire.Limits] = {}
-        # by client that was silent: until when it is left alone, and how many seconds that was
-        self._left_alone: dict[int, tuple[float, float]] = {}
+        self._room = replies.Room(max(replies.SPARE, 2 * agreement.write(agreed)["agreement"].size))
+        self._silence = Silence(policy.wait_for)
         # by step and client that was left alone, the round in which that was last noted
         self._noted: dict[tuple[str, int], int] = {}
         # by client and number, jobs whose replies nobody waits for yet, and what has come of them
@@ -130,7 +118,7 @@ class Session:
                     helped |= set(forgetful)
                     continue
             if len(state.replies) >= least:
-                self._leave_alone(asks[slot].client for slot in state.silent)
+                self._silence.begin(asks[slot].client for slot in state.silent)
                 return state.replies
             if len(state.spoiled) == len(asks):
                 return state.spoiled  # all clients alike: that is a divergence, not a bad client
@@ -205,13 +193,8 @@ class Session:
         self._under_way.clear()
 
     def _spared(self, step: str, asks: Mapping[int, Ask], least: int) -> dict[int, Ask]:
-        """Slots whose clients are left alone, if the others may be enough; it is noted.
-
-        Asked all the same, a slow client would never be done with questions that are long settled,
-        and everybody would wait for it each time.
-        """
-        now = time.monotonic()
-        alone = {c for c, (until, _) in self._left_alone.items() if until > now}
+        """Slots whose clients are left alone, if the others may be enough; it is noted."""
+        alone = self._silence.alone()
         spared = {slot: ask for slot, ask in asks.items() if ask.client in alone}
         if len(asks) - len(spared) < least:
             return {}
@@ -220,15 +203,6 @@ class Session:
                 self._noted[step, client] = self.round
                 self.say(step, client, "not asked in this round: it was silent before")
         return spared
-
-    def _leave_alone(self, silent: Iterable[int]) -> None:
-        """Do not ask clients for a while; for twice as long each time, as far as that goes."""
-        now, wait = time.monotonic(), self.policy.wait_for
-        for client in set(silent):
-            until, span = self._left_alone.get(client, (0.0, wait / 2))
-            if until <= now:
-                span = min(2 * span, _LONGEST * wait)
-                self._left_alone[client] = now + span, span
 
     def _attempt(self, kind: Kind, step: str, state: Attempt, begun: Mapping[int, int]) -> None:
         state.failed, state.lost, state.silent = {}, {}, set()
@@ -254,16 +228,10 @@ class Session:
         for slot in (*state.replies, *state.refused):
             state.waiting.pop(slot, None)
 
-    def _allow(self, ask: Ask) -> None:
-        """Let a client's replies be as large as what it is asked for, and not much larger."""
-        before, now = self._limits.get(ask.client, _NOTHING), _room(tuple(ask.wanted), self._spare)
-        if not before.allow(now):
-            self._limits[ask.client] = before.joined(now)
-
     def _message(
         self, kind: Kind, step: str, slot: int, ask: Ask, number: int
     ) -> tuple[int, bytes]:
-        self._allow(ask)
+        self._room.make(ask)
         arrays = ask.build()
         self.bytes_down += nbytes(arrays, "value")
         message = Message(kind, step, ask.client, slot, number, arrays)
@@ -277,7 +245,7 @@ class Session:
         if isinstance(arrival, Failure):
             return self._fail(client, arrival, state)
         try:
-            message = wire.decode(arrival, self._limits.get(client, _NOTHING))
+            message = wire.decode(arrival, self._room.of(client))
             if message.client != client:
                 raise WireError(f"it claims to be of client {message.client}")
             if message.exchange == 0 and message.kind is Kind.FAILURE:
@@ -356,42 +324,19 @@ class Session:
             state.refused.add(slot)
         else:
             state.replies[slot] = reply
-            self._left_alone.pop(client, None)
+            self._silence.end(client)
         return [slot]
 
     def _checked(self, kind: Kind, message: Message, ask: Ask) -> Reply:
-        arrays = message.arrays
-        if message.kind is Kind.FAILURE:
-            raise WireError(wire.read_text(arrays.get("reason", np.zeros(0, np.uint8))))
-        if kind is Kind.HELLO and message.kind is Kind.HELLO:
-            if differing := agreement.differences(self._agreed, agreement.read(arrays)):
-                raise agreement.Disagreement(
-                    f"client {ask.client} does not agree with the server. " + "; ".join(differing)
-                )
-            return Reply([])
-        leaves = [array for path, array in arrays.items() if path.startswith("give/")]
-        work = arrays.get("work")
-        if message.kind is not Kind.REPLY or work is None or spec(work) != "uint64[2]":
-            raise WireError("reply refused: it is not the reply to a step")
-        if len(arrays) != len(leaves) + 1 or [spec(leaf) for leaf in leaves] != ask.wanted:
-            raise WireError(
-                f"reply refused: {ask.wanted} was wanted, got {[spec(leaf) for leaf in leaves]}"
+        if not (kind is Kind.HELLO and message.kind is Kind.HELLO):
+            return replies.read(message, ask)
+        theirs = agreement.read(message.arrays)
+        if differing := agreement.differences(self._agreed, theirs):
+            raise agreement.Disagreement(
+                f"client {ask.client} does not agree with the server. " + "; ".join(differing)
             )
-        if work.max() > _MOST_WORK:
-            raise WireError(f"reply refused: it claims {work.max()} units of work")
-        # not before: what was not asked for is not worth the time
-        return Reply([wire.wrapped(leaf) for leaf in leaves], (int(work[0]), int(work[1])))
+        return Reply([])
 
     def say(self, step: str, client: int | None, reason: str) -> None:
         """Note something for the run's record; clients may have written the reason."""
         self.note(Event(self.round, step, client, wire.tidy(reason)))
-
-
-@lru_cache(1000)
-def _room(wanted: tuple[str, ...], spare: int) -> wire.Limits:
-    """What a reply needs that has leaves of some types and shapes."""
-    return wire.Limits(
-        arrays=len(wanted) + _FEW,
-        description=(len(wanted) + _FEW) * _DESCRIBED,
-        body=sum(spec_nbytes(w) + 16 for w in wanted) + spare,
-    )
