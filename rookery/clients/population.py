@@ -1,6 +1,7 @@
 """All clients' data in flat arrays, with offsets and counts per client and split."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -225,61 +226,46 @@ class Population(eqx.Module):
         start, count = int(self.offsets[s, client]), int(self.counts[s, client])
         return jax.tree.map(lambda a: np.asarray(a[start : start + count]), self.data)
 
-    def only(self, client: int) -> "Population":
-        """The same population with the rows of one client alone, as that client holds it.
+    def only(self, *clients: int) -> "Population":
+        """The same population with the rows of some clients alone, as their process holds it.
 
         The others have no rows and may not be drawn from; numbers and weights stay.
         """
-        begin = int(self.offsets[:, client].min())
-        end = int((self.offsets[:, client] + self.counts[:, client]).max())
-        mine = np.arange(self.n_clients) == client
-        return Population(
-            data=jax.tree.map(lambda a: np.asarray(a[begin:end]), self.data),
-            offsets=np.where(mine, np.asarray(self.offsets) - begin, 0).astype(np.int32),
-            counts=np.where(mine, np.asarray(self.counts), 0).astype(np.int32),
-            weights=np.asarray(self.weights),
-            splits=self.splits,
-            largest=self.largest,
-        )
+        rows = {c: {split: self.rows(c, split) for split in self.splits} for c in clients}
+        return self.without_rows().with_rows(rows)
 
     def without_rows(self) -> "Population":
-        """The same population with no row at all, for a client that has its own."""
+        """The same population with no row at all, for clients that have their own."""
         none = np.zeros_like(np.asarray(self.counts))
         data = jax.tree.map(lambda a: np.asarray(a[:0]), self.data)
         return Population(data, none, none, np.asarray(self.weights), self.splits, self.largest)
 
-    def with_rows(self, client: int, rows: Mapping[str, Tree]) -> "Population":
-        """The same population as one client holds it, with rows that it has loaded itself.
+    def with_rows(self, rows: Mapping[int, Mapping[str, Tree]]) -> "Population":
+        """The same population as the process of some clients holds it, with rows that it has.
 
         Args:
-            client: its number.
-            rows: by split, pytrees of arrays like those of the population.
+            rows: by client and split, pytrees of arrays like those of the population.
         """
-        if set(rows) != set(self.splits):
-            raise ValueError(f"client {client} needs rows of {self.splits}, got {tuple(rows)}.")
-        counts = [_common_length(rows[split]) for split in self.splits]
-        for split, count, most in zip(self.splits, counts, self.largest, strict=True):
-            if count > most:
-                raise ValueError(
-                    f"client {client} has {count} rows of {split}, and the largest client was to "
-                    f"have {most}. The server must know the sizes."
-                )
-
-        def joined(like, *parts):
-            data = np.concatenate([np.asarray(part) for part in parts])
-            if (data.dtype, data.shape[1:]) != (like.dtype, like.shape[1:]):
-                raise ValueError(
-                    f"client {client} has rows of {data.dtype}{list(data.shape[1:])}, and "
-                    f"{like.dtype}{list(like.shape[1:])} was wanted."
-                )
-            return data
-
-        mine = np.arange(self.n_clients) == client
-        here = np.array(counts, np.int32)[:, None]
+        offsets = np.zeros((len(self.splits), self.n_clients), np.int32)
+        counts, parts, at = np.zeros_like(offsets), [], 0
+        for client, own in rows.items():
+            if set(own) != set(self.splits):
+                raise ValueError(f"client {client} needs rows of {self.splits}, got {tuple(own)}.")
+            for s, split in enumerate(self.splits):
+                count = _common_length(own[split])
+                if count > self.largest[s]:
+                    raise ValueError(
+                        f"client {client} has {count} rows of {split}, and the largest client was "
+                        f"to have {self.largest[s]}. The server must know the sizes."
+                    )
+                jax.tree.map(partial(_check_like, client), self.data, own[split])
+                parts.append(own[split])
+                offsets[s, client], counts[s, client] = at, count
+                at += count
         return Population(
-            data=jax.tree.map(joined, self.data, *(rows[split] for split in self.splits)),
-            offsets=np.where(mine, np.cumsum(here, axis=0) - here, 0).astype(np.int32),
-            counts=np.where(mine, here, 0).astype(np.int32),
+            data=jax.tree.map(lambda a, *own: np.concatenate([a[:0], *own]), self.data, *parts),
+            offsets=offsets,
+            counts=counts,
             weights=np.asarray(self.weights),
             splits=self.splits,
             largest=self.largest,
@@ -298,6 +284,12 @@ def _common_length(data: Tree) -> int:
     if len(lengths) != 1 or length is None:
         raise ValueError(f"all fields need the same number of rows, got {lengths or 'no fields'}.")
     return length
+
+
+def _check_like(client: int, like: Any, own: Any) -> None:
+    wanted, got = (f"{a.dtype}{list(a.shape[1:])}" for a in (like, np.asarray(own)))
+    if wanted != got:
+        raise ValueError(f"client {client} has rows of {got}, and {wanted} was wanted.")
 
 
 def _check_rows(rows: np.ndarray, client: int, split: str, n_rows: int) -> None:

@@ -7,8 +7,8 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import cached_property, lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,7 @@ class Call:
     structure: Any
     has_key: bool
     _compiling: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _warm: set[int] = field(default_factory=set, repr=False)
+    _warm: set[tuple[int, int]] = field(default_factory=set, repr=False)
 
     @cached_property
     def wanted(self) -> list[str]:
@@ -67,51 +67,62 @@ class Call:
         """The settings that are sent, in order."""
         return [leaf for leaf in self.settings if isinstance(leaf, Travels)]
 
-    def run(
-        self,
-        population: Population,
-        id: int,
-        key: wire.Keys | None,
-        folds: tuple[int, ...],
-        values: list,
-        numbers: list,
-    ) -> tuple[list, Any]:
-        """The leaves of the reply and the work, of one client; compiled once and kept warm.
+    def run(self, population: Population, inputs: Sequence["Inputs"]) -> list[tuple[list, Any]]:
+        """The leaves of the reply and the work of each client; compiled once and kept warm.
 
         Args:
-            population: with the client's rows.
-            id: the client.
-            key: of the step, as it travels.
-            folds: numbers to fold into the key, in order, which make it the client's own.
-            values: leaves of the arguments.
-            numbers: settings that came along.
+            population: with the rows of these clients.
+            inputs: one for each client. Several go through one vmap.
         """
-        arguments = (
-            population, np.int32(id), key, tuple(np.uint32(n) for n in folds), values, numbers
-        )  # fmt: skip
-        if builtins.id(population) in self._warm:
-            return self._jitted(*arguments)
+        kind = builtins.id(population), len(inputs)
+        if kind in self._warm:
+            return self._jitted(population, inputs)
         with self._compiling:  # clients in one process would all compile it at once
-            out = self._jitted(*arguments)
-            self._warm.add(builtins.id(population))
+            out = self._jitted(population, inputs)
+            self._warm.add(kind)
             return out
 
     @cached_property
     def _jitted(self):
-        return jax.jit(self._traced)
+        return jax.jit(self._all)
 
-    def _traced(self, population, id, key, folds, values, numbers):
-        key, values = wire.wrapped(key), [wire.wrapped(value) for value in values]
-        for number in folds:
+    def _all(self, population: Population, inputs: Sequence["Inputs"]) -> list[tuple[list, Any]]:
+        if len(inputs) == 1:  # keeps real branches and loops, which a vmap would turn into selects
+            return [self._one(population, inputs[0])]
+        stacked = jax.tree.map(lambda *one: jnp.stack(one), *inputs)
+        replies, work = jax.vmap(partial(self._one, population))(stacked)
+        return [([leaf[i] for leaf in replies], work[i]) for i in range(len(inputs))]
+
+    def _one(self, population: Population, inputs: "Inputs") -> tuple[list, Any]:
+        key, values = wire.wrapped(inputs.key), [wire.wrapped(value) for value in inputs.values]
+        for number in inputs.folds:
             key = jax.random.fold_in(key, number)
-        sent = iter(numbers)
+        sent = iter(inputs.numbers)
         leaves = [next(sent) if isinstance(s, Travels) else s for s in self.settings]
         settings = jax.tree.unflatten(self.structure, leaves)
         arguments = jax.tree.unflatten(jax.tree.structure(self.arguments), values)
-        client = Client(population, id, key, loop)
+        client = Client(population, inputs.id, key, loop)
         reply = self.step(client, *arguments, **settings)
         work = jnp.stack([jnp.asarray(w).astype(jnp.uint32) for w in client.work])
         return [jnp.asarray(leaf) for leaf in jax.tree.leaves(reply)], work
+
+
+class Inputs(NamedTuple):
+    """What one client puts into a call.
+
+    Attributes:
+        id: the client.
+        key: of the step, as it travels.
+        folds: numbers to fold into the key, in order, which make it the client's own.
+        values: leaves of the arguments.
+        numbers: settings that came along.
+    """
+
+    id: np.int32
+    key: wire.Keys | None
+    folds: tuple[np.uint32, ...]
+    values: list[Any]
+    numbers: list[Any]
 
 
 class Plan:

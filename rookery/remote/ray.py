@@ -26,11 +26,12 @@ from rookery.program.algorithm import AbstractAlgorithm
 from rookery.remote.plan import Plan
 from rookery.remote.port import Failure, Port
 from rookery.remote.rehearsal import rehearse
-from rookery.remote.worker import Worker
+from rookery.remote.worker import Worker, answer_together
 
 Load = Callable[[int], Mapping[str, Tree]]
 
 _LOOPBACK = "127.0.0.1"
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
 
 
 class Ray(eqx.Module):
@@ -42,7 +43,10 @@ class Ray(eqx.Module):
     Args:
         address: of the cluster, such as ``auto`` or ``host:6379``; None starts one on this machine,
             reachable from nowhere else.
-        clients_per_actor: how many clients share a process, where they take turns.
+        clients_per_actor: how many clients share a process, where they are computed together. None
+            is as many as it takes to have no more processes than the cluster has CPUs for.
+        clients_at_once: how many of them go through one vmap; the rest wait their turn. None takes
+            all who are asked; a smaller number bounds memory.
         load: a module-level function that gives a client's rows by split, ``load(client)``. It runs
             where the client does. If not given, the server's rows are sent once, at the start.
         cpus_per_actor: CPUs that Ray reserves for a process; a number for planning, no limit.
@@ -52,7 +56,8 @@ class Ray(eqx.Module):
     """
 
     address: str | None = None
-    clients_per_actor: int = 1
+    clients_per_actor: int | None = None
+    clients_at_once: int | None = None
     load: Load | None = None
     cpus_per_actor: float = 1.0
     restarts: int = 10
@@ -60,7 +65,9 @@ class Ray(eqx.Module):
     object_store_memory: int = 200_000_000
 
     def __check_init__(self):
-        _check.count("Ray.clients_per_actor", self.clients_per_actor)
+        for name in ("clients_per_actor", "clients_at_once"):
+            if getattr(self, name) is not None:
+                _check.count(f"Ray.{name}", getattr(self, name))
         _check.not_negative("Ray.cpus_per_actor", self.cpus_per_actor)
         _check.count("Ray.restarts", self.restarts, least=0)
         _check.positive("Ray.start_within", self.start_within)
@@ -73,11 +80,12 @@ class Ray(eqx.Module):
         ray, people = self._ray(), program.population
         if self.load is None:
             people.check_rows("Ray without load")
-        size, everyone = self.clients_per_actor, range(people.n_clients)
-        groups = [tuple(everyone[i : i + size]) for i in range(0, people.n_clients, size)]
         is_ours = not ray.is_initialized()
-        if is_ours:
-            self._join(ray, len(groups))
+        if is_ours and self.address is not None:
+            ray.init(address=self.address, **_QUIET)
+        groups = self._groups(ray, people.n_clients)
+        if not ray.is_initialized():
+            self._start_cluster(ray, len(groups))
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
         # known before anything is unpacked there, as float64 would become float32 on the way
         precision = {"JAX_ENABLE_X64": str(int(jnp.zeros(()).dtype == jnp.float64))}
@@ -86,10 +94,10 @@ class Ray(eqx.Module):
         )(Host)
 
         def start(clients: tuple[int, ...]) -> Any:
-            rows = {
-                c: people.only(c) if self.load is None else people.without_rows() for c in clients
-            }
-            return actor.remote(rows, self.load, program.problem, algorithm, shapes)
+            rows = people.only(*clients) if self.load is None else people.without_rows()
+            return actor.remote(
+                clients, rows, self.load, program.problem, algorithm, shapes, self.clients_at_once
+            )
 
         port = _Actors(ray, groups, start, self.restarts, is_ours)
         try:
@@ -99,11 +107,16 @@ class Ray(eqx.Module):
             raise
         return port
 
-    def _join(self, ray: Any, n_actors: int) -> None:
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
-        if self.address is not None:
-            ray.init(address=self.address, **quiet)
-            return
+    def _groups(self, ray: Any, n_clients: int) -> list[tuple[int, ...]]:
+        """The clients of each process."""
+        size = self.clients_per_actor
+        if size is None:
+            here = os.cpu_count() or 1
+            cpus = ray.cluster_resources().get("CPU", 1) if ray.is_initialized() else here
+            size = math.ceil(n_clients / max(1, int(cpus / (self.cpus_per_actor or 1.0))))
+        return [tuple(range(i, min(i + size, n_clients))) for i in range(0, n_clients, size)]
+
+    def _start_cluster(self, ray: Any, n_actors: int) -> None:
         with _on_this_machine(ray):
             ray.init(
                 address="local",
@@ -111,7 +124,7 @@ class Ray(eqx.Module):
                 num_cpus=max(1, math.ceil(n_actors * self.cpus_per_actor)),
                 object_store_memory=self.object_store_memory,
                 include_dashboard=False,
-                **quiet,
+                **_QUIET,
             )
         if (bound := ray.nodes()[0]["NodeManagerAddress"]) != _LOOPBACK:
             ray.shutdown()
@@ -133,25 +146,32 @@ class Host:
 
     def __init__(
         self,
-        rows: dict[int, Population],
+        clients: tuple[int, ...],
+        people: Population,
         load: Load | None,
         problem: Any,
         algorithm: AbstractAlgorithm,
         state: Tree,
+        at_once: int | None,
     ):
         if load is not None:
-            rows = {
-                client: people.with_rows(client, load(client)) for client, people in rows.items()
-            }
-        plan = rehearse(algorithm, problem, next(iter(rows.values())), state)
+            people = people.with_rows({client: load(client) for client in clients})
+        plan = rehearse(algorithm, problem, people, state)
+        people = jax.device_put(people)  # once for all of them
         self._workers = {
             client: Worker(client, problem, algorithm, people, state, plan, is_checked=False)
-            for client, people in rows.items()
+            for client in clients
         }
+        self._at_once = at_once
 
     def answer(self, client: int, message: bytes) -> bytes:
-        """A client's reply."""
+        """The reply of one client."""
         return self._workers[client].answer(message)
+
+    def answer_together(self, clients: tuple[int, ...], *messages: bytes) -> list[bytes]:
+        """The replies of several, in order."""
+        workers = (self._workers[client] for client in clients)
+        return answer_together(list(zip(workers, messages, strict=True)), self._at_once)
 
     def process(self) -> int:
         """Its number on its machine."""
@@ -201,13 +221,18 @@ class _Actors:
         self, step: str, messages: Iterable[tuple[int, bytes]], wait_for: float
     ) -> Iterator[tuple[int, bytes | Failure]]:
         until = time.monotonic() + wait_for
-        gone = []
+        gone: list[int] = []
+        shared: dict[tuple[int, ...], list[tuple[int, bytes]]] = {}
         for client, message in messages:
-            actor = self._actors.get(self._group[client])
-            if actor is None:
+            group = self._group[client]
+            if group not in self._actors:
                 gone.append(client)
+            elif len(group) == 1:  # on its way while the next is put together
+                self._send(group, [(client, message)])
             else:
-                self._pending[actor.answer.remote(client, message)] = client, actor
+                shared.setdefault(group, []).append((client, message))
+        for group, asked in shared.items():
+            self._send(group, asked)
         for client in gone:
             yield client, Failure("its process is gone, and was restarted often enough")
         while self._pending:
@@ -223,6 +248,16 @@ class _Actors:
         self._actors, self._pending = {}, {}
         if self._is_ours:
             self._ray.shutdown()
+
+    def _send(self, group: tuple[int, ...], asked: Sequence[tuple[int, bytes]]) -> None:
+        actor = self._actors[group]
+        clients, messages = zip(*asked, strict=True)
+        if len(asked) == 1:
+            replies = [actor.answer.remote(clients[0], messages[0])]
+        else:
+            together = actor.answer_together.options(num_returns=len(asked))
+            replies = together.remote(clients, *messages)
+        self._pending |= {r: (c, actor) for r, c in zip(replies, clients, strict=True)}
 
     def _reply(self, ready: Any) -> tuple[int, bytes | Failure]:
         client, actor = self._pending.pop(ready)

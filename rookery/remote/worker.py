@@ -1,6 +1,6 @@
 """The client's side: it answers messages, one after another, and keeps its data and its memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,9 +9,10 @@ import numpy as np
 from rookery._types import Tree
 from rookery.clients.population import Population
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
-from rookery.remote import agreement, script, wire
-from rookery.remote.plan import Call, Plan, spec
+from rookery.remote import agreement, script, together, wire
+from rookery.remote.plan import Call, Inputs, Plan, spec
 from rookery.remote.rehearsal import rehearse
+from rookery.remote.together import Answering, Turn
 from rookery.remote.wire import Kind, Message, WireError
 
 _KEPT = 8  # replies that are sent again when their request comes again
@@ -58,7 +59,7 @@ class Worker:
         plan = plan if plan is not None else rehearse(algorithm, problem, population, state)
         self.id = id
         self._plan = plan
-        self._population = jax.device_put(population)
+        self._population = population if _is_here(population) else jax.device_put(population)
         self._limits, self._is_checked = limits, is_checked
         self._agreement = agreement.agreement(problem, algorithm, population.n_clients, plan)
         self._has_agreed = False
@@ -70,6 +71,11 @@ class Worker:
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a message; whatever is wrong with it is said in the reply."""
+        (reply,) = together.finish([self.answering(data)])
+        return reply
+
+    def answering(self, data: bytes) -> Answering:
+        """The same, by and by: calls are handed out to be run, and their results taken in."""
         try:
             message = wire.decode(data, self._limits)
         except WireError as error:
@@ -82,7 +88,7 @@ class Worker:
         if message.exchange < self._latest:
             return self._failure(message, "this request is older than one that was answered")
         try:
-            reply = self._reply(message)
+            reply = yield from self._reply(message)
         except _Lost as error:
             return self._failure(message, f"the client has no {error}", error.lost)
         except Exception as error:  # a client says what went wrong, and lives
@@ -93,7 +99,7 @@ class Worker:
             del self._answered[old]
         return reply
 
-    def _reply(self, message: Message) -> bytes:
+    def _reply(self, message: Message) -> Answering:
         if message.kind is Kind.HELLO:
             theirs = agreement.read(message.arrays)
             self._has_agreed = not agreement.differences(theirs, self._agreement)
@@ -114,11 +120,12 @@ class Worker:
             raise WireError(f"the message names {message.name} and asks for {names}")
         work = np.zeros(2, np.uint64)
         for i, task in enumerate(wanted.tasks):
-            work += self._run(i, task, message)
+            self._values[task.token], done = yield self._turn(i, task, message)
+            work += np.asarray(done).astype(np.uint64)
         given = {f"give/{i}": self._leaf(ref) for i, ref in enumerate(wanted.give)}
         return self._message(Kind.REPLY, message, {"work": work, **given})
 
-    def _run(self, i: int, task: script.Task, message: Message) -> np.ndarray:
+    def _turn(self, i: int, task: script.Task, message: Message) -> Turn:
         call = self._call(task)
         values = [self._leaf(ref) for ref in task.values]
         if (got := [spec(v) for v in values]) != call.wanted:
@@ -135,9 +142,8 @@ class Worker:
         folds = (self.id,) if task.occurrence < 0 else (self.id, task.occurrence)
         if key is None or task.occurrence == script.OWN_KEY:
             folds = ()
-        reply, work = call.run(self._population, self.id, key, folds, values, numbers)
-        self._values[task.token] = reply
-        return np.asarray(work).astype(np.uint64)
+        own = tuple(np.uint32(n) for n in folds)
+        return Turn(call, self._population, Inputs(np.int32(self.id), key, own, values, numbers))
 
     def _call(self, task: script.Task) -> Call:
         if not 0 <= task.call < len(self._plan.calls):
@@ -185,7 +191,31 @@ class Worker:
         return wire.encode(message, is_checked=self._is_checked)
 
 
+def answer_together(
+    asked: Sequence[tuple[Worker, bytes]], at_once: int | None = None
+) -> list[bytes]:
+    """The replies to messages, in order; what clients have to compute alike is computed together.
+
+    Args:
+        asked: clients of one population, and messages. Several to one client are answered one
+            after another.
+        at_once: how many clients go through one vmap, at most; None is any number.
+    """
+    replies: dict[int, bytes] = {}
+    left = dict(enumerate(asked))
+    while left:
+        firsts = {worker.id: i for i, (worker, _) in reversed(left.items())}
+        now = [(i, *left.pop(i)) for i in sorted(firsts.values())]
+        answering = [worker.answering(message) for _, worker, message in now]
+        replies |= zip((i for i, *_ in now), together.finish(answering, at_once), strict=True)
+    return [replies[i] for i in range(len(asked))]
+
+
 def nbytes(arrays: Mapping[str, Any], kind: str) -> int:
     """Bytes of the values, ``value``, or of the replies, ``give``, that a message carries."""
     mine = (array for path, array in arrays.items() if path.startswith(f"{kind}/"))
     return sum(array.size * array.dtype.itemsize for array in mine)
+
+
+def _is_here(population: Population) -> bool:
+    return all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(population))

@@ -150,6 +150,34 @@ def test_some_clients_among_many_keep_their_rows():
         mine.among(whole, 3)
 
 
+def test_a_process_has_the_rows_of_its_clients_alone():
+    _, parts, mine = ragged()
+    two = mine.only(2, 0)
+    assert two.n_clients == 3 and two.counts[:, 1].sum() == 0
+    assert two.largest == mine.largest and two.weights.tolist() == mine.weights.tolist()
+    for client in (0, 2):
+        for split in parts:
+            own, whole = two.rows(client, split), mine.rows(client, split)
+            jax.tree.map(np.testing.assert_array_equal, own, whole)
+
+
+def test_rows_that_a_client_brings_must_fit():
+    _, parts, mine = ragged()
+    rows = {split: mine.rows(1, split) for split in parts}
+    nobody = mine.without_rows()
+    jax.tree.map(
+        np.testing.assert_array_equal, nobody.with_rows({1: rows}).rows(1, "train"), rows["train"]
+    )
+    with pytest.raises(ValueError, match="client 1 needs rows of"):
+        nobody.with_rows({1: {"train": rows["train"]}})
+    wide = jax.tree.map(lambda a: np.concatenate([a] * 50), rows["train"])
+    with pytest.raises(ValueError, match="server must know the sizes"):
+        nobody.with_rows({1: rows | {"train": wide}})
+    odd = jax.tree.map(lambda a: a.astype(np.complex64), rows["train"])
+    with pytest.raises(ValueError, match=r"complex64.* was wanted"):
+        nobody.with_rows({1: rows | {"train": odd}})
+
+
 def test_populations_of_another_form_do_not_go_together():
     _, _, mine = ragged()
     with pytest.raises(ValueError, match="wanted"):

@@ -23,8 +23,9 @@ CASES = INSTANCES["FedNest"]
 # messages, and none of those that are put together from the parts of another.
 IS_WHOLE = os.environ.get("ROOKERY_CONTRACT") == "all"
 RELATIVES = set(
-    "FedNestSGD LFedNestSVRG LFedNestNonAlt AID StocBiO ALSET TTSA Nested SDBO AFLBilevel AFACD "
-    "AlternatingGDA Extragradient STSA NASA ComposedSGD ScaffoldS AgnosticFL FedProx".split()
+    "FedNestSGD LFedNest LFedNestSVRG LFedNestNonAlt AID StocBiO ALSET TTSA Nested SDBO AFLBilevel "
+    "AFACD FedBuff AlternatingGDA Extragradient STSA NASA ComposedSGD ScaffoldS AgnosticFL "
+    "FedProx".split()
 )
 EVERY = [
     (name, which)

@@ -34,6 +34,7 @@ from rookery.remote.ray import Ray
 
 LONG = Policy(wait_for=300.0)
 SMALL: dict[str, Any] = {"cpus_per_actor": 0.1, "object_store_memory": 100_000_000}
+ALONE: dict[str, Any] = {"clients_per_actor": 1, **SMALL}  # so that one can be killed
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,7 +42,7 @@ def cluster():
     """A small cluster that all tests use and none of them stops."""
     transport = Ray(**SMALL)
     ray = transport._ray()
-    transport._join(ray, 10)
+    transport._start_cluster(ray, 10)
     yield ray
     ray.shutdown()
 
@@ -135,8 +136,8 @@ def when_lines(directory, count, then):
 
 
 def test_clients_load_their_own_rows_and_a_killed_one_is_started_again(tmp_path, capsys):
-    clean, _ = go(Ray(load=ray_rows.own, **SMALL), LONG, tmp_path / "clean")
-    watched, killed = Watched(Ray(load=ray_rows.own_but_slow_at_1, **SMALL)), []
+    clean, _ = go(Ray(load=ray_rows.own, **ALONE), LONG, tmp_path / "clean")
+    watched, killed = Watched(Ray(load=ray_rows.own_but_slow_at_1, **ALONE)), []
 
     def kill():  # client 1 takes two seconds for an answer, so it is in the middle of one
         killed.append(time.monotonic())
@@ -158,8 +159,8 @@ def test_clients_load_their_own_rows_and_a_killed_one_is_started_again(tmp_path,
 
 
 def test_a_slow_client_is_left_out_by_the_deadline(tmp_path, capsys):
-    transport = Ray(load=ray_rows.own_but_slow_at_1, **SMALL)
-    go(Ray(load=ray_rows.own, **SMALL), LONG, tmp_path / "warm", 1)
+    transport = Ray(load=ray_rows.own_but_slow_at_1, **ALONE)
+    go(Ray(load=ray_rows.own, **ALONE), LONG, tmp_path / "warm", 1)
     policy = Policy(wait_for=1.0, min_replies=0.8, back_off=0.01, retries=20)
     result, took = go(transport, policy, tmp_path / "slow")
     silent = [e for e in result.events if "no reply within 1 s" in e.reason]
@@ -175,14 +176,14 @@ def test_a_slow_client_is_left_out_by_the_deadline(tmp_path, capsys):
 
 def test_nan_is_refused_by_name(tmp_path):
     policy = Policy(wait_for=120.0, min_replies=0.8)
-    result, _ = go(Ray(load=ray_rows.own_but_nan_at_4, **SMALL), policy, tmp_path, 4)
+    result, _ = go(Ray(load=ray_rows.own_but_nan_at_4, **ALONE), policy, tmp_path, 4)
     np.testing.assert_allclose(result.state.w, only(0, 1, 2, 3).state.w, rtol=1e-12)
     assert {e.client for e in result.events} == {4}
     assert "NaN or infinity" in reasons(result)
 
 
 def test_a_third_of_the_clients_dead(tmp_path, capsys):
-    watched, killed = Watched(Ray(restarts=0, **SMALL)), []
+    watched, killed = Watched(Ray(restarts=0, **ALONE)), []
 
     def kill():
         killed.append(time.monotonic())

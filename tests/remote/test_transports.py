@@ -52,6 +52,19 @@ def test_ray_without_load_needs_rows(monkeypatch):
         Ray().open(program, FEDAVG, None, None)  # pyright: ignore[reportArgumentType]
 
 
+def test_clients_share_as_many_processes_as_there_are_cpus(monkeypatch):
+    ray = fake_ray()
+    ray.is_initialized, ray.cluster_resources = (lambda: True), (lambda: {"CPU": 8.0})
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    assert [len(group) for group in Ray()._groups(ray, 20)] == [3] * 6 + [2]
+    assert len(Ray(cpus_per_actor=0.5)._groups(ray, 20)) == 10  # two in each: one in each would need 20
+    assert Ray(cpus_per_actor=20)._groups(ray, 3) == [(0, 1, 2)]
+    assert Ray(clients_per_actor=1)._groups(ray, 3) == [(0,), (1,), (2,)]
+    ray.is_initialized = lambda: False
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert Ray()._groups(ray, 4) == Ray(cpus_per_actor=0)._groups(ray, 4) == [(0, 1), (2, 3)]
+
+
 def test_a_difference_is_shown_where_it_is():
     same = "x" * 5000
     (line,) = agreement.differences({"p": f"{same}1{same}"}, {"p": f"{same}2{same}"})

@@ -27,7 +27,7 @@ if __name__ == "__main__":
         zoo.problem,
         rk.Population.stacked(zoo.data),
         zoo.start,
-        rounds=160,
+        rounds=100,
         evaluate=[rk.OfSolution(size)],
         evaluate_every=10,
         checkpoint_every=20,
