@@ -162,7 +162,7 @@ class Population(eqx.Module):
 
     @property
     def has_rows(self) -> bool:
-        """Whether rows are here; a server's :meth:`elsewhere` has none."""
+        """Whether the sizes of rows are known, as where rows are; not by :meth:`elsewhere`."""
         return max(self.largest) > 0
 
     def check_rows(self, who: str) -> None:
@@ -244,7 +244,8 @@ class Population(eqx.Module):
         """The same population as the process of some clients holds it, with rows that it has.
 
         Args:
-            rows: by client and split, pytrees of arrays like those of the population.
+            rows: by client and split, pytrees of arrays like those of the population. Where it
+                knows how many rows the largest client has, nobody may have more.
         """
         offsets = np.zeros((len(self.splits), self.n_clients), np.int32)
         counts, parts, at = np.zeros_like(offsets), [], 0
@@ -253,7 +254,9 @@ class Population(eqx.Module):
                 raise ValueError(f"client {client} needs rows of {self.splits}, got {tuple(own)}.")
             for s, split in enumerate(self.splits):
                 count = _common_length(own[split])
-                if count > self.largest[s]:
+                if count == 0:
+                    raise ValueError(_no_rows(client, split))
+                if self.has_rows and count > self.largest[s]:
                     raise ValueError(
                         f"client {client} has {count} rows of {split}, and the largest client was "
                         f"to have {self.largest[s]}. The server must know the sizes."
@@ -268,7 +271,7 @@ class Population(eqx.Module):
             counts=counts,
             weights=np.asarray(self.weights),
             splits=self.splits,
-            largest=self.largest,
+            largest=self.largest if self.has_rows else tuple(int(c) for c in counts.max(axis=1)),
         )
 
 
@@ -286,6 +289,10 @@ def _common_length(data: Tree) -> int:
     return length
 
 
+def _no_rows(client: int, split: str) -> str:
+    return f"client {client} has no rows in split {split!r}. Give it some, or leave it out."
+
+
 def _check_like(client: int, like: Any, own: Any) -> None:
     wanted, got = (f"{a.dtype}{list(a.shape[1:])}" for a in (like, np.asarray(own)))
     if wanted != got:
@@ -294,9 +301,7 @@ def _check_like(client: int, like: Any, own: Any) -> None:
 
 def _check_rows(rows: np.ndarray, client: int, split: str, n_rows: int) -> None:
     if rows.size == 0:
-        raise ValueError(
-            f"client {client} has no rows in split {split!r}. Give it some, or leave it out."
-        )
+        raise ValueError(_no_rows(client, split))
     if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
         raise TypeError(
             f"client {client}, split {split!r}: row numbers must be a flat array of integers, "

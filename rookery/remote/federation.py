@@ -30,8 +30,6 @@ from rookery.remote.plan import Plan, spec
 from rookery.remote.poll import poll
 from rookery.remote.session import Session
 
-_SMALL = 100_000  # bytes that are sooner copied by a compiled call than given to JAX without one
-
 
 class RemoteFederation(AbstractFederation):
     """The clients during one round, over a session."""
@@ -285,12 +283,7 @@ def _stacked(given: dict[int, list], leaf: int, handle: Handle, slots: int) -> j
     out = _empty((slots, *handle.shape), np.dtype(handle.dtype))
     for slot in range(slots):
         out[slot] = given[slot][leaf] if slot in given else 0
-    return _as_jax(out) if out.nbytes <= _SMALL else jax.device_put(out)
-
-
-@jax.jit
-def _as_jax(array: Any) -> jax.Array:
-    return array
+    return jax.device_put(out)
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -1,13 +1,12 @@
 """The calls of an algorithm: its steps with their settings and the shapes that go in and out."""
 
-import builtins
 import hashlib
 import json
 import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -74,24 +73,30 @@ class Call:
             population: with the rows of these clients.
             inputs: one for each client. Several go through one vmap.
         """
-        kind = builtins.id(population), len(inputs)
-        if kind in self._warm:
-            return self._jitted(population, inputs)
+        kind = id(population), len(inputs)
+        if kind in self._warm:  # a hint: whoever is wrong about it waits, or compiles too
+            return self._run(population, inputs)
         with self._compiling:  # clients in one process would all compile it at once
-            out = self._jitted(population, inputs)
+            out = self._run(population, inputs)
             self._warm.add(kind)
             return out
 
-    @cached_property
-    def _jitted(self):
-        return jax.jit(self._all)
-
-    def _all(self, population: Population, inputs: Sequence["Inputs"]) -> list[tuple[list, Any]]:
+    def _run(self, population: Population, inputs: Sequence["Inputs"]) -> list[tuple[list, Any]]:
         if len(inputs) == 1:  # keeps real branches and loops, which a vmap would turn into selects
-            return [self._one(population, inputs[0])]
-        stacked = jax.tree.map(lambda *one: jnp.stack(one), *inputs)
-        replies, work = jax.vmap(partial(self._one, population))(stacked)
-        return [([leaf[i] for leaf in replies], work[i]) for i in range(len(inputs))]
+            return [self._alone(population, inputs[0])]
+        # stacked before the call and divided after it: in it, every client would be more to compile
+        stacked = jax.tree.map(lambda *one: np.stack(one), *inputs)
+        replies, work = jax.tree.map(np.asarray, self._together(population, stacked))
+        rows = range(len(inputs))
+        return [(jax.tree.map(lambda a, i=i: a[i], replies), work[i]) for i in rows]
+
+    @cached_property
+    def _alone(self):
+        return jax.jit(self._one)
+
+    @cached_property
+    def _together(self):
+        return jax.jit(jax.vmap(self._one, in_axes=(None, 0)))
 
     def _one(self, population: Population, inputs: "Inputs") -> tuple[list, Any]:
         key, values = wire.wrapped(inputs.key), [wire.wrapped(value) for value in inputs.values]
@@ -104,7 +109,7 @@ class Call:
         client = Client(population, inputs.id, key, loop)
         reply = self.step(client, *arguments, **settings)
         work = jnp.stack([jnp.asarray(w).astype(jnp.uint32) for w in client.work])
-        return [jnp.asarray(leaf) for leaf in jax.tree.leaves(reply)], work
+        return [wire.unwrapped(jnp.asarray(leaf)) for leaf in jax.tree.leaves(reply)], work
 
 
 class Inputs(NamedTuple):

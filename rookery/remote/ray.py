@@ -1,8 +1,8 @@
 """Clients as Ray actors: one owner's machines, from a workstation to a cluster.
 
-Our messages travel as plain bytes, in order, and an actor answers them one after another; its steps
-stay compiled. Problem, algorithm and shapes go to an actor once, when it is started, by Ray's own
-means. Ray trusts everyone who reaches the cluster: it is for machines of one owner.
+Our messages travel as plain bytes, in order; an actor answers for its clients, and its steps stay
+compiled. Problem, algorithm and shapes go to an actor when it is started, by Ray's own means. Ray
+trusts everyone who reaches the cluster: it is for machines of one owner.
 """
 
 import math
@@ -17,6 +17,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rookery import _check
 from rookery._types import Tree
@@ -26,7 +27,8 @@ from rookery.program.algorithm import AbstractAlgorithm
 from rookery.remote.plan import Plan
 from rookery.remote.port import Failure, Port
 from rookery.remote.rehearsal import rehearse
-from rookery.remote.worker import Worker, answer_together
+from rookery.remote.together import finish
+from rookery.remote.worker import Worker
 
 Load = Callable[[int], Mapping[str, Tree]]
 
@@ -43,12 +45,13 @@ class Ray(eqx.Module):
     Args:
         address: of the cluster, such as ``auto`` or ``host:6379``; None starts one on this machine,
             reachable from nowhere else.
-        clients_per_actor: how many clients share a process, where they are computed together. None
-            is as many as it takes to have no more processes than the cluster has CPUs for.
-        clients_at_once: how many of them go through one vmap; the rest wait their turn. None takes
-            all who are asked; a smaller number bounds memory.
+        clients_per_actor: how many clients share a process, where they are computed together, and
+            are lost together when it dies. None spreads them over one process for each free CPU.
+        clients_at_once: how many of them go through one vmap and answer at the same time; the rest
+            wait their turn. None takes all who are asked. A smaller number bounds memory; a program
+            in real time, which is to go on with the first who are ready, wants 1.
         load: a module-level function that gives a client's rows by split, ``load(client)``. It runs
-            where the client does. If not given, the server's rows are sent once, at the start.
+            where the client does. If not given, the server's rows are sent when a process starts.
         cpus_per_actor: CPUs that Ray reserves for a process; a number for planning, no limit.
         restarts: how often a process that died is started again.
         start_within: seconds in which all processes must be up.
@@ -81,8 +84,17 @@ class Ray(eqx.Module):
         if self.load is None:
             people.check_rows("Ray without load")
         is_ours = not ray.is_initialized()
+        try:
+            return self._open(ray, program, algorithm, state, is_ours)
+        except BaseException:
+            if is_ours:
+                ray.shutdown()
+            raise
+
+    def _open(self, ray: Any, program: Program, algorithm: Any, state: Tree, is_ours: bool) -> Port:
+        people = program.population
         if is_ours and self.address is not None:
-            ray.init(address=self.address, **_QUIET)
+            self._join(ray, self.address)
         groups = self._groups(ray, people.n_clients)
         if not ray.is_initialized():
             self._start_cluster(ray, len(groups))
@@ -99,7 +111,7 @@ class Ray(eqx.Module):
                 clients, rows, self.load, program.problem, algorithm, shapes, self.clients_at_once
             )
 
-        port = _Actors(ray, groups, start, self.restarts, is_ours)
+        port = _Actors(ray, groups, start, self.restarts, self.clients_at_once, is_ours)
         try:
             port.wait_until_up(self.start_within)
         except BaseException:
@@ -109,12 +121,19 @@ class Ray(eqx.Module):
 
     def _groups(self, ray: Any, n_clients: int) -> list[tuple[int, ...]]:
         """The clients of each process."""
-        size = self.clients_per_actor
-        if size is None:
-            here = os.cpu_count() or 1
-            cpus = ray.cluster_resources().get("CPU", 1) if ray.is_initialized() else here
-            size = math.ceil(n_clients / max(1, int(cpus / (self.cpus_per_actor or 1.0))))
-        return [tuple(range(i, min(i + size, n_clients))) for i in range(0, n_clients, size)]
+        if self.clients_per_actor is not None:
+            n_actors = math.ceil(n_clients / self.clients_per_actor)
+        else:
+            cpus = ray.available_resources().get("CPU", 1) if ray.is_initialized() else _cpus()
+            n_actors = max(1, min(n_clients, int(cpus / (self.cpus_per_actor or 1.0))))
+        return [tuple(group.tolist()) for group in np.array_split(np.arange(n_clients), n_actors)]
+
+    def _join(self, ray: Any, address: str) -> None:
+        if address.partition(":")[0] not in (_LOOPBACK, "localhost"):
+            ray.init(address=address, **_QUIET)
+            return
+        with _on_this_machine(ray):
+            ray.init(address=address, _node_ip_address=_LOOPBACK, **_QUIET)
 
     def _start_cluster(self, ray: Any, n_actors: int) -> None:
         with _on_this_machine(ray):
@@ -170,8 +189,8 @@ class Host:
 
     def answer_together(self, clients: tuple[int, ...], *messages: bytes) -> list[bytes]:
         """The replies of several, in order."""
-        workers = (self._workers[client] for client in clients)
-        return answer_together(list(zip(workers, messages, strict=True)), self._at_once)
+        pairs = zip(clients, messages, strict=True)
+        return finish([self._workers[c].answering(m) for c, m in pairs], self._at_once)
 
     def process(self) -> int:
         """Its number on its machine."""
@@ -189,13 +208,16 @@ class _Actors:
         groups: Sequence[tuple[int, ...]],
         start: Callable[[tuple[int, ...]], Any],
         restarts: int,
+        at_once: int | None,
         is_ours: bool,
     ):
         self._ray, self._start, self._is_ours = ray, start, is_ours
+        self._at_once = at_once
         self._group = {client: group for group in groups for client in group}
         self._left = dict.fromkeys(groups, restarts)
         self._actors = {group: start(group) for group in groups}
         self._pending: dict[Any, tuple[int, Any]] = {}  # reply to come: client, actor
+        self._failed: dict[int, Failure] = {}  # to be told, by client
 
     def wait_until_up(self, seconds: float) -> None:
         """Raise unless all actors are up in time; what their own start has raised is told."""
@@ -221,31 +243,43 @@ class _Actors:
         self, step: str, messages: Iterable[tuple[int, bytes]], wait_for: float
     ) -> Iterator[tuple[int, bytes | Failure]]:
         until = time.monotonic() + wait_for
-        gone: list[int] = []
-        shared: dict[tuple[int, ...], list[tuple[int, bytes]]] = {}
+        asked: dict[tuple[int, ...], list[tuple[int, bytes]]] = {group: [] for group in self._left}
         for client, message in messages:
             group = self._group[client]
+            self._failed.pop(client, None)  # that was another request's
             if group not in self._actors:
-                gone.append(client)
-            elif len(group) == 1:  # on its way while the next is put together
-                self._send(group, [(client, message)])
-            else:
-                shared.setdefault(group, []).append((client, message))
-        for group, asked in shared.items():
-            self._send(group, asked)
-        for client in gone:
-            yield client, Failure("its process is gone, and was restarted often enough")
-        while self._pending:
+                reason = "its process is gone, and was restarted often enough"
+                self._failed[client] = Failure(reason)
+                continue
+            asked[group].append((client, message))
+            if len(asked[group]) == (self._at_once or len(group)):
+                self._send(group, asked[group])  # on its way while the next are put together
+                asked[group] = []
+        for group, some in asked.items():
+            if some:
+                self._send(group, some)
+        while self._failed or self._pending:
+            if self._failed:
+                yield self._failed.popitem()
+                continue
             left = max(until - time.monotonic(), 0)
             ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=left)
             if not ready:
                 return
-            yield self._reply(ready[0])
+            client, actor = self._pending.pop(ready[0])
+            try:
+                reply = self._ray.get(ready[0])
+            except self._ray.exceptions.RayActorError as error:
+                self._bury(client, actor, _first_line(error))
+            except self._ray.exceptions.RayError as error:
+                yield client, Failure(f"Ray could not have it answer: {_first_line(error)}")
+            else:
+                yield client, reply
 
     def close(self) -> None:
         for actor in self._actors.values():
             self._ray.kill(actor)
-        self._actors, self._pending = {}, {}
+        self._actors, self._pending, self._failed = {}, {}, {}
         if self._is_ours:
             self._ray.shutdown()
 
@@ -259,22 +293,30 @@ class _Actors:
             replies = together.remote(clients, *messages)
         self._pending |= {r: (c, actor) for r, c in zip(replies, clients, strict=True)}
 
-    def _reply(self, ready: Any) -> tuple[int, bytes | Failure]:
-        client, actor = self._pending.pop(ready)
-        try:
-            return client, self._ray.get(ready)
-        except self._ray.exceptions.RayError as error:
-            reason = f"its process is gone: {str(error).splitlines()[0]}"
-            return client, Failure(f"{reason} {self._restarted(self._group[client], actor)}")
-
-    def _restarted(self, group: tuple[int, ...], dead: Any) -> str:
-        """Start a process anew unless it was done before; what it is asked from now on, it does."""
+    def _bury(self, client: int, dead: Any, reason: str) -> None:
+        """Have all whom a dead process was to answer for fail once, and start it anew."""
+        group = self._group[client]
+        lost = {r: c for r, (c, actor) in self._pending.items() if actor is dead}
+        self._pending = {r: what for r, what in self._pending.items() if r not in lost}
         if self._actors.get(group) is dead:
             del self._actors[group]
             if self._left[group] > 0:
                 self._left[group] -= 1
                 self._actors[group] = self._start(group)
-        return "It is started again." if group in self._actors else "It stays away."
+        now = "It is started again." if group in self._actors else "It stays away."
+        failure = Failure(f"its process is gone: {reason} {now}")
+        self._failed |= dict.fromkeys((client, *lost.values()), failure)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _cpus() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @contextmanager

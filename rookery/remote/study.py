@@ -10,7 +10,9 @@ It is an ordinary module with these names:
     population   what the server knows of the clients: ``Population.elsewhere(...)``
     load(site)   a site's own rows, as a population of its clients; called at that site alone
     main(engine, directory)
-                 what the server does: ``rk.run(..., engine=engine, directory=directory)``
+                 what the server does: ``rk.run(..., engine=engine, directory=directory)``. Results
+                 in the order in which they really come are had of
+                 ``Remote(engine.transport, engine.policy, in_real_time=True)``
     policy       what to do about clients that do not answer; may be left out
 
 Server and sites read the module on their own, and agree on a fingerprint of it before the first
@@ -116,11 +118,8 @@ class Study:
         rows = rows.among(self.population, mine.start)
         state = first_state(self.algorithm, self.problem, self.population.n_clients, self.start)
         plan = rehearse(numbers_to_arrays(self.algorithm), self.problem, rows, state)
-        shared = (self.problem, self.algorithm)
-        return {
-            client: Worker(client, *shared, rows.only(client), state, plan, is_checked=is_checked)
-            for client in mine
-        }
+        shared = (self.problem, self.algorithm, jax.device_put(rows), state, plan)
+        return {client: Worker(client, *shared, is_checked=is_checked) for client in mine}
 
 
 def module_name(study: str | Path) -> str:

@@ -1,6 +1,6 @@
 """Clients of one process, computed together: calls that they share go through one vmap."""
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 from rookery.clients.population import Population
@@ -22,12 +22,12 @@ Answering = Generator[Turn, Result, bytes]
 """A client that makes a reply: it hands out calls, takes in their results, and has it at last."""
 
 
-def finish(clients: Sequence[Answering], at_once: int | None = None) -> list[bytes]:
+def finish(clients: Sequence[Answering], most: int | None = None) -> list[bytes]:
     """The replies, once all calls are run.
 
     Args:
         clients: at work, each on one reply. Those to be computed together share a population.
-        at_once: how many of them go through one vmap, at most; None is any number.
+        most: a vmap is not filled up beyond so many clients; None is any number.
     """
     replies: dict[int, bytes] = {}
     results: dict[int, Any] = dict.fromkeys(range(len(clients)))
@@ -41,30 +41,31 @@ def finish(clients: Sequence[Answering], at_once: int | None = None) -> list[byt
                     turns[i] = clients[i].send(result)
             except StopIteration as end:
                 replies[i] = end.value
-        results = dict(_results(turns, at_once))
+        alike: dict[Any, list[int]] = {}
+        for i, (call, population, inputs) in turns.items():
+            alike.setdefault((call.number, id(population), len(inputs.folds)), []).append(i)
+        results = {
+            i: result
+            for some in alike.values()
+            for i, result in zip(some, _results([turns[i] for i in some], most), strict=True)
+        }
     return [replies[i] for i in range(len(clients))]
 
 
-def _results(
-    turns: Mapping[int, Turn], at_once: int | None
-) -> Iterable[tuple[int, Result | Exception]]:
-    """What calls give; what a call raises is the result of all who share it."""
-    alike: dict[Any, list[int]] = {}
-    for i, (call, population, inputs) in turns.items():
-        alike.setdefault((call.number, id(population), len(inputs.folds)), []).append(i)
-    for some in alike.values():
-        size = at_once or len(some)
-        for chunk in (some[k : k + size] for k in range(0, len(some), size)):
-            call, population, _ = turns[chunk[0]]
-            inputs = [turns[i].inputs for i in chunk]
-            try:
-                results = call.run(population, inputs + inputs[-1:] * _spare(len(chunk), at_once))
-            except Exception as error:  # a client says so in its reply
-                results = [error] * len(chunk)
-            yield from zip(chunk, results, strict=False)
+def _results(turns: Sequence[Turn], most: int | None) -> list[Result | Exception]:
+    """What a call gives each client."""
+    call, population, _ = turns[0]
+    inputs = [turn.inputs for turn in turns]
+    try:
+        results = call.run(population, inputs + inputs[-1:] * _spare(len(inputs), most))
+    except Exception as error:  # a client says so in its reply
+        if len(turns) > 1:  # whose it was is seen when they take turns
+            return [_results([turn], most)[0] for turn in turns]
+        return [error]
+    return [*results[: len(turns)]]
 
 
-def _spare(n: int, at_once: int | None) -> int:
+def _spare(n: int, most: int | None) -> int:
     """Clients to compute in vain, so that numbers of them that vary compile few programs."""
     full = 1 << (n - 1).bit_length()
-    return min(full, at_once or full) - n
+    return max(min(full, most or full) - n, 0)

@@ -207,12 +207,14 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = LIMITS) -> Mes
     return Message(Kind(kind), name, client, slot, exchange, arrays)
 
 
-def unwrapped(key: jax.Array, path: str = "key") -> Keys:
-    """Typed keys as they travel."""
-    impl = str(jax.random.key_impl(key))
+def unwrapped(value: Any, path: str = "key") -> Any:
+    """An array of JAX as it travels: :class:`Keys` for typed keys, others as they are."""
+    if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)):
+        return value
+    impl = str(jax.random.key_impl(value))
     if impl not in _KEY_CODES:
         raise WireError(f"{path!r}: keys of type {impl} cannot travel.")
-    return Keys(impl, np.asarray(jax.random.key_data(key), order="C"))
+    return Keys(impl, jax.random.key_data(value))
 
 
 def wrapped(value: Any) -> Any:
@@ -301,8 +303,7 @@ def _place(path: str, code: int, shape: tuple[int, ...], begin: int) -> _Place:
 
 def _to_plain(path: str, value: Any) -> tuple[tuple[str, int, tuple[int, ...]], np.ndarray]:
     """Path, type and shape of an array, and its numbers."""
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        value = unwrapped(value, path)
+    value = unwrapped(value, path)
     if isinstance(value, Keys):
         return (path, _KEY_CODES[value.impl], value.shape), np.asarray(value.words, order="C")
     array = np.asarray(value, order="C")

@@ -1,6 +1,6 @@
-"""The client's side: it answers messages, one after another, and keeps its data and its memory."""
+"""The client's side: it answers messages, and keeps its data and its memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -37,7 +37,8 @@ class Worker:
         id: the client's number.
         problem: what is solved.
         algorithm: the server's program, of which a client runs the steps.
-        population: with this client's rows; see :meth:`Population.only`.
+        population: with this client's rows; see :meth:`Population.only`. Clients that share one
+            that is on the device already can be computed together.
         state: the algorithm's state before the first round, or its shapes.
         plan: of a rehearsal that was made before, to save the time for another.
         limits: on the sizes of messages.
@@ -59,7 +60,8 @@ class Worker:
         plan = plan if plan is not None else rehearse(algorithm, problem, population, state)
         self.id = id
         self._plan = plan
-        self._population = population if _is_here(population) else jax.device_put(population)
+        is_here = all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(population))
+        self._population = population if is_here else jax.device_put(population)
         self._limits, self._is_checked = limits, is_checked
         self._agreement = agreement.agreement(problem, algorithm, population.n_clients, plan)
         self._has_agreed = False
@@ -75,7 +77,11 @@ class Worker:
         return reply
 
     def answering(self, data: bytes) -> Answering:
-        """The same, by and by: calls are handed out to be run, and their results taken in."""
+        """The same, by and by: calls are handed out to be run, and their results taken in.
+
+        What the message brings is taken in before the first call, so a second message to the same
+        client in the same exchange can be begun before this one is answered.
+        """
         try:
             message = wire.decode(data, self._limits)
         except WireError as error:
@@ -170,7 +176,9 @@ class Worker:
     def _remember(self, changes: list[tuple[int, int, list[script.Ref]]]) -> None:
         for memory, stamp, refs in changes:
             if stamp > self._memory.get(memory, (-1,))[0]:
-                self._memory[memory] = (stamp, [self._leaf(ref) for ref in refs])
+                # a row of clients that were computed together would keep the others' rows as well
+                leaves = [jax.tree.map(np.array, self._leaf(ref)) for ref in refs]
+                self._memory[memory] = (stamp, leaves)
 
     def _leaf(self, ref: script.Ref) -> Any:
         token, leaf = ref
@@ -191,31 +199,7 @@ class Worker:
         return wire.encode(message, is_checked=self._is_checked)
 
 
-def answer_together(
-    asked: Sequence[tuple[Worker, bytes]], at_once: int | None = None
-) -> list[bytes]:
-    """The replies to messages, in order; what clients have to compute alike is computed together.
-
-    Args:
-        asked: clients of one population, and messages. Several to one client are answered one
-            after another.
-        at_once: how many clients go through one vmap, at most; None is any number.
-    """
-    replies: dict[int, bytes] = {}
-    left = dict(enumerate(asked))
-    while left:
-        firsts = {worker.id: i for i, (worker, _) in reversed(left.items())}
-        now = [(i, *left.pop(i)) for i in sorted(firsts.values())]
-        answering = [worker.answering(message) for _, worker, message in now]
-        replies |= zip((i for i, *_ in now), together.finish(answering, at_once), strict=True)
-    return [replies[i] for i in range(len(asked))]
-
-
 def nbytes(arrays: Mapping[str, Any], kind: str) -> int:
     """Bytes of the values, ``value``, or of the replies, ``give``, that a message carries."""
     mine = (array for path, array in arrays.items() if path.startswith(f"{kind}/"))
     return sum(array.size * array.dtype.itemsize for array in mine)
-
-
-def _is_here(population: Population) -> bool:
-    return all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(population))

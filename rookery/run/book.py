@@ -4,7 +4,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +17,7 @@ from rookery.engines.engine import Event
 from rookery.program.ledger import Ledger
 from rookery.run.checkpoint import Checkpoint, load_all, remove_after, save
 from rookery.run.history import History, HistoryFile, replace_file, to_json
+from rookery.run.lock import locked
 from rookery.run.track import Tracker
 
 FORMAT = 1
@@ -37,11 +38,14 @@ class Book:
     status: str | None = None
     """How the run has ended, once it has."""
 
+    def locked(self) -> AbstractContextManager[None]:
+        """Have the directory to ourselves for a while."""
+        return nullcontext() if self.directory is None else locked(self.directory, self.say)
+
     def open(self, title: str, configuration: dict[str, Any], overwrite: bool) -> None:
         """Make the directory this run's own, or raise if it is another's."""
         if self.directory is None:
             return
-        self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / "config.json"
         if overwrite:
             remove_after(self.directory / "checkpoints", -1)

@@ -48,6 +48,11 @@ class Lanes:
         n_clients = self.program.population.n_clients
         state = first_state(job.algorithm, self.program.problem, n_clients, job.start)
         lane = Lane(job, book, state, {}, end=self.rounds)
+        with book.locked():
+            return self._opened(lane)
+
+    def _opened(self, lane: Lane) -> Lane:
+        job, book, state = lane.job, lane.book, lane.state
         book.open(lane.name, self._configuration(job), self.overwrite)
         lane.found = {c.round: c for c in book.checkpoints(state)}
         if max(lane.found, default=0) > self.rounds:
@@ -81,10 +86,11 @@ class Lanes:
             newest.setdefault(max(lane.found, default=0), []).append(lane)
         return list(newest.items())
 
-    def tracked(self, lanes: list[Lane]) -> ExitStack:
-        """Start the lanes' trackers, to be finished however their runs end."""
+    def held(self, lanes: list[Lane]) -> ExitStack:
+        """Have the lanes' directories to ourselves, and their trackers started, until the end."""
         with ExitStack() as started:
             for lane in lanes:
+                started.enter_context(lane.book.locked())
                 if lane.job.tracker is not None:
                     configuration = self._configuration(lane.job)
                     started.enter_context(

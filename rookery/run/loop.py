@@ -145,12 +145,12 @@ def sweep(
     opened = [loop.open(job) for job in configured]
     batches = _batches(loop, opened, lanes)
     # nothing is left to do for these, and their trackers are told so
-    loop.tracked([lane for lane in opened if lane.status == "diverged"]).close()
+    loop.held([lane for lane in opened if lane.status == "diverged"]).close()
     with RunProgress(loop.console, sum(rounds - done for done, *_ in batches)) as bar:
         before = 0
         for done, batch, width in batches:
             bar.begin(_title(batch), before - done)
-            with loop.tracked(batch):
+            with loop.held(batch):
                 loop.run(batch, done, width, bar)
             before += rounds - done
     return [lane.result() for lane in opened]

@@ -178,6 +178,15 @@ def test_rows_that_a_client_brings_must_fit():
         nobody.with_rows({1: rows | {"train": odd}})
 
 
+def test_a_client_of_a_server_that_knows_no_rows_brings_any_number():
+    _, parts, mine = ragged()
+    server = rk.Population.elsewhere(mine.example("train"), 3, splits=mine.splits)
+    rows = {split: mine.rows(1, split) for split in parts}
+    own = server.with_rows({1: rows})
+    assert own.has_rows and own.largest == tuple(mine.counts[:, 1])
+    jax.tree.map(np.testing.assert_array_equal, own.rows(1, "train"), rows["train"])
+
+
 def test_populations_of_another_form_do_not_go_together():
     _, _, mine = ragged()
     with pytest.raises(ValueError, match="wanted"):

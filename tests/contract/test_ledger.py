@@ -14,7 +14,10 @@ P, Q = 3 * 8, 4 * 8  # bytes of x and of y
 TINY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2)
 SADDLE = rk.zoo.saddle(n_clients=3, size=1)
 CHAIN = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2))
-SETTINGS = [(1, 1), (1, 4), (3, 2)]  # T and N
+SETTINGS = [  # T and N
+    (3, 2),
+    *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 1), (1, 4))),
+]
 
 
 def ledgers(algorithm, rounds=6, seed=0, zoo=ZOO, engine=None):

@@ -1,4 +1,4 @@
-"""A run on a Ray cluster of its own that the tests kill and begin again."""
+"""A run on a Ray cluster of its own that the tests kill and begin again, or on one by address."""
 
 import sys
 
@@ -35,5 +35,9 @@ if __name__ == "__main__":
     from rookery.remote.ray import Ray
 
     jax.config.update("jax_enable_x64", True)
-    transport = Ray(clients_per_actor=2, object_store_memory=100_000_000)
-    rk.run(**settings(sys.argv[1]), engine=Remote(transport, Policy(wait_for=200.0)))
+    directory, *address = sys.argv[1:]
+    if address:
+        transport = Ray(address=address[0], cpus_per_actor=0.1)
+    else:
+        transport = Ray(clients_per_actor=2, object_store_memory=100_000_000)
+    rk.run(**settings(directory), engine=Remote(transport, Policy(wait_for=200.0)))

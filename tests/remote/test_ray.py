@@ -158,6 +158,47 @@ def test_clients_load_their_own_rows_and_a_killed_one_is_started_again(tmp_path,
         print(f"\nkill -9 seen after {seen - killed[0]:.2f} s, no round lost; run of {took:.1f} s")
 
 
+def test_clients_that_share_a_killed_process_all_come_back(tmp_path):
+    shared: dict[str, Any] = {"clients_per_actor": 3, "clients_at_once": 2, **SMALL}
+    clean, _ = go(Ray(load=ray_rows.own, **shared), LONG, tmp_path / "clean")
+    watched = Watched(Ray(load=ray_rows.own, **shared))
+
+    def kill():
+        assert len(set(watched.processes.values())) == 2
+        os.kill(watched.processes[1], signal.SIGKILL)
+
+    thread = when_lines(tmp_path / "killed", 3, kill)
+    result, _ = go(watched, Policy(wait_for=120.0, back_off=0.01), tmp_path / "killed")
+    thread.join()
+    pairs = zip(jax.tree.leaves(result.state), jax.tree.leaves(clean.state), strict=True)
+    assert all(bool((a == b).all()) for a, b in pairs)
+    gone = [client for client, _ in watched.failures]
+    assert gone and len(gone) == len(set(gone)) and set(gone) <= {0, 1, 2}
+    assert "its process is gone" in reasons(result)
+
+
+def test_a_cluster_that_is_there_is_joined_by_its_address(tmp_path, cluster):
+    address = cluster.get_runtime_context().gcs_address
+    program = str(Path(__file__).with_name("ray_program.py"))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, program, str(tmp_path), address]
+    subprocess.run(command, env=environment, check=True, timeout=400)
+    want = rk.run(**ray_program.settings(None), engine=rk.Compiled())
+    rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    np.testing.assert_allclose([row["size"] for row in rows], want.history["size"], rtol=1e-12)
+    assert cluster.nodes()[0]["Alive"]  # left as it was
+
+
+def test_a_server_that_has_no_rows_comes_to_the_same():
+    example = PEOPLE.example("train")
+    people = rk.Population.elsewhere(example, PEOPLE.n_clients)
+    transport = Ray(load=ray_rows.own, clients_per_actor=3, **SMALL)
+    result = rk.run(
+        FEDAVG, ZOO.problem, people, ZOO.start, rounds=4, engine=Remote(transport, LONG)
+    )
+    np.testing.assert_allclose(result.state.w, only(0, 1, 2, 3, 4).state.w, rtol=1e-12)
+
+
 def test_a_slow_client_is_left_out_by_the_deadline(tmp_path, capsys):
     transport = Ray(load=ray_rows.own_but_slow_at_1, **ALONE)
     go(Ray(load=ray_rows.own, **ALONE), LONG, tmp_path / "warm", 1)

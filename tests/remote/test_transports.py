@@ -2,6 +2,7 @@
 
 import sys
 import types
+from typing import Any
 
 import pytest
 from world import FEDAVG, PEOPLE, ZOO, go, plan, reasons, warm_worker
@@ -39,7 +40,7 @@ def fake_ray():
 def test_actors_that_do_not_come_up_are_explained():
     process = types.SimpleNamespace(remote=lambda: None)
     actor = types.SimpleNamespace(process=process)
-    port = _Actors(fake_ray(), [(0,), (1,)], lambda clients: actor, 0, is_ours=False)
+    port: Any = _Actors(fake_ray(), [(0,), (1,)], lambda clients: actor, 0, None, is_ours=False)
     with pytest.raises(TimeoutError, match=r"2 processes.*within 3 s.*start_within"):
         port.wait_until_up(3.0)
 
@@ -54,15 +55,111 @@ def test_ray_without_load_needs_rows(monkeypatch):
 
 def test_clients_share_as_many_processes_as_there_are_cpus(monkeypatch):
     ray = fake_ray()
-    ray.is_initialized, ray.cluster_resources = (lambda: True), (lambda: {"CPU": 8.0})
+    ray.is_initialized, ray.available_resources = (lambda: True), (lambda: {"CPU": 8.0})
     monkeypatch.setitem(sys.modules, "ray", ray)
-    assert [len(group) for group in Ray()._groups(ray, 20)] == [3] * 6 + [2]
-    assert len(Ray(cpus_per_actor=0.5)._groups(ray, 20)) == 10  # two in each: one in each would need 20
-    assert Ray(cpus_per_actor=20)._groups(ray, 3) == [(0, 1, 2)]
-    assert Ray(clients_per_actor=1)._groups(ray, 3) == [(0,), (1,), (2,)]
+    assert [len(group) for group in Ray()._groups(ray, 20)] == [3] * 4 + [2] * 4
+    assert [len(group) for group in Ray(cpus_per_actor=0.5)._groups(ray, 20)] == [2] * 4 + [1] * 12
+    assert Ray()._groups(ray, 3) == [(0,), (1,), (2,)]
+    assert Ray(clients_per_actor=2)._groups(ray, 3) == [(0, 1), (2,)]
     ray.is_initialized = lambda: False
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("rookery.remote.ray._cpus", lambda: 2)
     assert Ray()._groups(ray, 4) == Ray(cpus_per_actor=0)._groups(ray, 4) == [(0, 1), (2, 3)]
+
+
+class Gone(Exception):
+    """Ray's own error of an actor that is dead."""
+
+
+class FakeRay:
+    """Calls of actors that are answered, or not, as a test says."""
+
+    exceptions = types.SimpleNamespace(RayActorError=Gone, RayError=Exception)
+
+    def __init__(self):
+        self.replies = {}  # by call, its reply or error
+        self.calls = []
+
+    def actor(self, clients):
+        def answer(client, message):
+            self.calls.append((client, message))
+            return self.calls[-1]
+
+        def answer_together(clients, *messages):
+            return [answer(c, m) for c, m in zip(clients, messages, strict=True)]
+
+        many = types.SimpleNamespace(remote=answer_together)
+        return types.SimpleNamespace(
+            answer=types.SimpleNamespace(remote=answer),
+            answer_together=types.SimpleNamespace(options=lambda num_returns: many),
+        )
+
+    def wait(self, calls, num_returns, timeout):
+        return [call for call in calls if call in self.replies][:1], []
+
+    def get(self, call):
+        if isinstance(self.replies[call], Exception):
+            raise self.replies[call]
+        return self.replies[call]
+
+
+def messages(number, *clients):
+    return [(client, b"%d" % number) for client in clients]
+
+
+def test_all_clients_of_a_dead_process_fail_once_and_not_again():
+    ray = FakeRay()
+    port: Any = _Actors(ray, [(0, 1), (2,)], ray.actor, 1, None, is_ours=False)
+    assert list(port.exchange("s", messages(1, 0, 1, 2), 0.0)) == []
+    asked_again = port.exchange("s", messages(2, 0, 1, 2), 1.0)
+    ray.replies |= {(2, b"2"): b"fine"} | {(c, b"%d" % n): Gone() for c in (0, 1) for n in (1, 2)}
+    came = dict(asked_again)
+    assert came[2] == b"fine" and came.keys() == {0, 1, 2}
+    assert all("is gone: Gone It is started again." in came[c].reason for c in (0, 1))
+    assert port.alive() == {0, 1, 2}
+    ray.replies |= {(0, b"3"): b"new", (1, b"3"): b"new"}
+    assert dict(port.exchange("s", messages(3, 0, 1), 1.0)) == {0: b"new", 1: b"new"}
+    ray.replies |= {(0, b"4"): Gone()}
+    ((client, failure),) = port.exchange("s", messages(4, 0), 1.0)
+    assert client == 0 and "It stays away." in failure.reason
+    assert port.alive() == {2}
+    came = dict(port.exchange("s", messages(5, 0, 1), 1.0))
+    assert all("restarted often enough" in came[c].reason for c in (0, 1))
+
+
+def test_who_was_not_asked_hears_of_its_process_in_the_next_exchange():
+    ray = FakeRay()
+    port: Any = _Actors(ray, [(0, 1)], ray.actor, 5, None, is_ours=False)
+    assert list(port.exchange("job", messages(1, 1), 0.0)) == []
+    ray.replies |= {(0, b"2"): Gone()}
+    asked = port.exchange("s", messages(2, 0), 1.0)
+    first, _ = next(asked)
+    asked.close()  # whoever asked has what it waited for
+    ((second, failure),) = port.exchange("t", [], 1.0)
+    assert {first, second} == {0, 1} and "is gone" in failure.reason
+
+
+def test_a_call_that_fails_in_a_living_process_is_one_clients_own():
+    ray = FakeRay()
+    port: Any = _Actors(ray, [(0, 1)], ray.actor, 5, None, is_ours=False)
+    ray.replies |= {(0, b"1"): OSError("object lost"), (1, b"1"): b"fine"}
+    came = dict(port.exchange("s", messages(1, 0, 1), 1.0))
+    assert came[1] == b"fine" and "object lost" in came[0].reason
+    assert port._left[0, 1] == 5  # nothing was restarted
+
+
+def test_clients_at_once_are_sent_in_calls_of_so_many():
+    ray, sizes = FakeRay(), []
+
+    def actor(clients):
+        one = ray.actor(clients)
+        many = one.answer_together.options(0)
+        one.answer_together.options = lambda num_returns: (sizes.append(num_returns), many)[1]
+        return one
+
+    port: Any = _Actors(ray, [tuple(range(5))], actor, 5, 2, is_ours=False)
+    ray.replies |= {(c, b"1"): b"%d" % c for c in range(5)}
+    came = dict(port.exchange("s", messages(1, *range(5)), 1.0))
+    assert came == {c: b"%d" % c for c in range(5)} and sizes == [2, 2]
 
 
 def test_a_difference_is_shown_where_it_is():
