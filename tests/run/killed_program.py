@@ -17,7 +17,7 @@ if __name__ == "__main__":
     algorithm = rk.FedNest(
         outer_lr=0.01,
         inner_lr=0.05,
-        inner_steps=200,
+        inner_steps=100,
         ihgp=rk.FedIHGP(30, 5.0),
         clients=4,
         batch_size=2,
