@@ -10,7 +10,8 @@ from world import FEDAVG, PEOPLE, ZOO, go, plan, reasons, warm_worker
 import rookery as rk
 from rookery.engines.engine import Program
 from rookery.remote import Policy, agreement
-from rookery.remote.ray import Ray, _Actors
+from rookery.remote.ray import Ray
+from rookery.remote.ray_actors import Actors
 
 
 def test_a_client_that_cannot_be_made_says_why():
@@ -40,7 +41,7 @@ def fake_ray():
 def test_actors_that_do_not_come_up_are_explained():
     process = types.SimpleNamespace(remote=lambda: None)
     actor = types.SimpleNamespace(process=process)
-    port: Any = _Actors(fake_ray(), [(0,), (1,)], lambda clients: actor, 0, None, is_ours=False)
+    port: Any = Actors(fake_ray(), [(0,), (1,)], lambda clients: actor, 0, None, is_ours=False)
     with pytest.raises(TimeoutError, match=r"2 processes.*within 3 s.*start_within"):
         port.wait_until_up(3.0)
 
@@ -62,7 +63,7 @@ def test_clients_share_as_many_processes_as_there_are_cpus(monkeypatch):
     assert Ray()._groups(ray, 3) == [(0,), (1,), (2,)]
     assert Ray(clients_per_actor=2)._groups(ray, 3) == [(0, 1), (2,)]
     ray.is_initialized = lambda: False
-    monkeypatch.setattr("rookery.remote.ray._cpus", lambda: 2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1}, raising=False)
     assert Ray()._groups(ray, 4) == Ray(cpus_per_actor=0)._groups(ray, 4) == [(0, 1), (2, 3)]
 
 
@@ -108,7 +109,7 @@ def messages(number, *clients):
 
 def test_all_clients_of_a_dead_process_fail_once_and_not_again():
     ray = FakeRay()
-    port: Any = _Actors(ray, [(0, 1), (2,)], ray.actor, 1, None, is_ours=False)
+    port: Any = Actors(ray, [(0, 1), (2,)], ray.actor, 1, None, is_ours=False)
     assert list(port.exchange("s", messages(1, 0, 1, 2), 0.0)) == []
     asked_again = port.exchange("s", messages(2, 0, 1, 2), 1.0)
     ray.replies |= {(2, b"2"): b"fine"} | {(c, b"%d" % n): Gone() for c in (0, 1) for n in (1, 2)}
@@ -128,7 +129,7 @@ def test_all_clients_of_a_dead_process_fail_once_and_not_again():
 
 def test_who_was_not_asked_hears_of_its_process_in_the_next_exchange():
     ray = FakeRay()
-    port: Any = _Actors(ray, [(0, 1)], ray.actor, 5, None, is_ours=False)
+    port: Any = Actors(ray, [(0, 1)], ray.actor, 5, None, is_ours=False)
     assert list(port.exchange("job", messages(1, 1), 0.0)) == []
     ray.replies |= {(0, b"2"): Gone()}
     asked = port.exchange("s", messages(2, 0), 1.0)
@@ -140,7 +141,7 @@ def test_who_was_not_asked_hears_of_its_process_in_the_next_exchange():
 
 def test_a_call_that_fails_in_a_living_process_is_one_clients_own():
     ray = FakeRay()
-    port: Any = _Actors(ray, [(0, 1)], ray.actor, 5, None, is_ours=False)
+    port: Any = Actors(ray, [(0, 1)], ray.actor, 5, None, is_ours=False)
     ray.replies |= {(0, b"1"): OSError("object lost"), (1, b"1"): b"fine"}
     came = dict(port.exchange("s", messages(1, 0, 1), 1.0))
     assert came[1] == b"fine" and "object lost" in came[0].reason
@@ -156,7 +157,7 @@ def test_clients_at_once_are_sent_in_calls_of_so_many():
         one.answer_together.options = lambda num_returns: (sizes.append(num_returns), many)[1]
         return one
 
-    port: Any = _Actors(ray, [tuple(range(5))], actor, 5, 2, is_ours=False)
+    port: Any = Actors(ray, [tuple(range(5))], actor, 5, 2, is_ours=False)
     ray.replies |= {(c, b"1"): b"%d" % c for c in range(5)}
     came = dict(port.exchange("s", messages(1, *range(5)), 1.0))
     assert came == {c: b"%d" % c for c in range(5)} and sizes == [2, 2]
