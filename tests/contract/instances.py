@@ -216,7 +216,7 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
         "Hessian-free": (MAML, rk.PerFedAvg(0.1, 2, rk.HessianFree(), **PARTIAL)),
     },
     "ComFedL": {
-        "composition": (ROBUST, rk.ComFedL(0.1, 2, outer_batch_size=1, **PARTIAL)),
+        "composition": (ROBUST, rk.ComFedL(0.01, 2, outer_batch_size=1, **PARTIAL)),
         "MAML, first-order, one batch": (
             MAML,
             rk.ComFedL(0.1, 2, hessian=rk.FirstOrder(), shared_batch=True, **PARTIAL),
