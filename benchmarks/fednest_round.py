@@ -25,7 +25,7 @@ ALGORITHM = rk.FedNest(
     outer_lr=0.01,
     inner_lr=0.01,
     inner_steps=LOCAL_STEPS,
-    ihgp=rk.FedIHGPSum(HOPS, lipschitz=20.0),
+    ihgp=rk.parts.FedIHGPSum(HOPS, lipschitz=20.0),
     clients=COHORT,
     batch_size=BATCH,
 )
@@ -87,7 +87,7 @@ def rounds_compiled(people: rk.Population):
     """An XLA executable of many rounds, and what compiling it took."""
 
     def rounds(people, state, key, first, n):
-        program = Program(PROBLEM, people, rk.Clock(), rk.Mean())
+        program = Program(PROBLEM, people, rk.delays.Clock(), rk.aggregate.Mean())
         return many_rounds(program, ALGORITHM, None, 20, state, key, first, n)
 
     state = ALGORITHM.init(PROBLEM, *start())
@@ -119,7 +119,7 @@ def bench_gemm_share(compiled, people, state) -> float:
 
 
 def bench_eager(people, compiled_seconds: float) -> None:
-    program = Program(PROBLEM, people, rk.Clock(), rk.Mean())
+    program = Program(PROBLEM, people, rk.delays.Clock(), rk.aggregate.Mean())
     runner = rk.Eager().prepare(program, [ALGORITHM])
     states, keys = [ALGORITHM.init(PROBLEM, *start())], [jax.random.key(0)]
     runner.advance(states, keys, 0, [1])
@@ -163,7 +163,7 @@ def bench_seeds() -> None:
         outer_lr=0.02,
         inner_lr=0.05,
         inner_steps=5,
-        ihgp=rk.FedIHGPSum(5, 5.0),
+        ihgp=rk.parts.FedIHGPSum(5, 5.0),
         clients=10,
         batch_size=2,
     )
@@ -171,7 +171,7 @@ def bench_seeds() -> None:
     state = algorithm.init(zoo.problem, *(jnp.asarray(a) for a in zoo.start))
 
     def run(people, seed):
-        program = Program(zoo.problem, people, rk.Clock(), rk.Mean())
+        program = Program(zoo.problem, people, rk.delays.Clock(), rk.aggregate.Mean())
         return many_rounds(program, algorithm, None, 200, state, jax.random.key(seed), 0, 200)[0]
 
     seeds = jnp.arange(8)

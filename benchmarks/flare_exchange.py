@@ -24,10 +24,10 @@ import numpy as np
 
 import rookery as rk
 from rookery.engines.engine import Program
-from rookery.program.cohort import Everyone
+from rookery.program.participation import Everyone
 from rookery.remote import Policy
-from rookery.remote.draft import Holdings
-from rookery.remote.federation import RemoteFederation
+from rookery.remote.server.federation import RemoteFederation
+from rookery.remote.server.message_builder import Holdings
 
 CLIENTS, WANTED = 4, 1.3
 REPEATS = {1_000: 200, 1_000_000: 60}
@@ -83,7 +83,7 @@ def main(engine, directory):
     """Take turns, and keep what was measured in a file."""
     from nvflare.collab import collab  # pyright: ignore[reportMissingImports]
 
-    program = Program(problem, population, rk.Clock(), rk.Mean())
+    program = Program(problem, population, rk.delays.Clock(), rk.aggregate.Mean())
     runner = engine.prepare(program, [algorithm])
     runner.advance([algorithm.init(problem, 0)], [jax.random.key(0)], 0, [2])
     plan, session = runner._opened
@@ -129,7 +129,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         command = ["flare-simulate", __file__, "--workspace", folder]
         done = subprocess.run(
-            [sys.executable, "-m", "rookery.cli", *command], capture_output=True, text=True
+            [sys.executable, "-m", "rookery.cli.main", *command], capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout + done.stderr
         print((Path(folder) / "runs" / "flare_exchange" / "measured.txt").read_text())

@@ -55,7 +55,7 @@ def step_seconds(loss, local_steps: int, repeats: int) -> tuple[float, float]:
     problem, people = rk.Meta(loss, 0.05), population()
 
     def round(people, state, key):
-        program = Program(problem, people, rk.Clock(), rk.Mean())
+        program = Program(problem, people, rk.delays.Clock(), rk.aggregate.Mean())
         return many_rounds(program, algorithm, 1, 1, state, key, 0, 1)
 
     state = algorithm.init(problem, jax.tree.map(jnp.asarray, start))

@@ -28,12 +28,12 @@ import ray  # pyright: ignore[reportMissingImports]
 import rookery as rk
 from rookery.engines.engine import Program
 from rookery.program.algorithm import first_state, numbers_to_arrays
-from rookery.program.cohort import Everyone
+from rookery.program.participation import Everyone
 from rookery.remote import Policy, Remote, Worker
-from rookery.remote.draft import Holdings
-from rookery.remote.federation import RemoteFederation
-from rookery.remote.inprocess import own_worker
-from rookery.remote.ray import Ray
+from rookery.remote.server.federation import RemoteFederation
+from rookery.remote.server.message_builder import Holdings
+from rookery.remote.transports.in_process import own_worker
+from rookery.remote.transports.ray.transport import Ray
 
 CLIENTS, WANTED = 4, 1.3
 REPEATS = {1_000: 200, 1_000_000: 60}
@@ -111,7 +111,7 @@ def engine_exchange(size: int, per_actor: int):
     """A call that makes one empty exchange through the engine, and the runner to close."""
     zoo = rk.zoo.quadratic_losses(n_clients=CLIENTS, size=2, rows=1)
     people = rk.Population.stacked(zoo.data)
-    program = Program(zoo.problem, people, rk.Clock(), rk.Mean())
+    program = Program(zoo.problem, people, rk.delays.Clock(), rk.aggregate.Mean())
     state = State(jnp.zeros(size // 4, jnp.float32))
     transport = Ray(clients_per_actor=per_actor, **SMALL)
     runner: Any = Remote(transport, Policy(wait_for=600.0)).prepare(program, [Echo()])
@@ -187,9 +187,11 @@ class _Inline:
 
 def fednest() -> None:
     zoo = rk.zoo.quadratic_bilevel(n_clients=CLIENTS, x_size=20, y_size=20, rows=50, noise=0.1)
-    algorithm = rk.FedNest(0.01, 0.05, inner_steps=5, ihgp=rk.FedIHGPSum(5, 5.0), batch_size=8)
+    algorithm = rk.FedNest(
+        0.01, 0.05, inner_steps=5, ihgp=rk.parts.FedIHGPSum(5, 5.0), batch_size=8
+    )
     people = rk.Population.stacked(zoo.data)
-    program = Program(zoo.problem, people, rk.Clock(), rk.Mean())
+    program = Program(zoo.problem, people, rk.delays.Clock(), rk.aggregate.Mean())
     state = first_state(numbers_to_arrays(algorithm), zoo.problem, CLIENTS, zoo.start)
     key, rounds, times, exchanges = jax.random.key(0), 5, ([], [], [], []), 1
     transports = (*(Ray(clients_per_actor=n, **SMALL) for n in (1, 2)), Inline())

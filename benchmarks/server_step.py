@@ -30,7 +30,7 @@ class State(NamedTuple):
 
     y: Any
     g: Any
-    jobs: rk.Jobs
+    jobs: rk.program.InFlight
 
 
 class Anarchic(rk.AbstractAlgorithm):
@@ -43,7 +43,7 @@ class Anarchic(rk.AbstractAlgorithm):
 
     def init(self, problem, x, y):
         """No gradient has come yet."""
-        return State(y, jnp.zeros_like(y), rk.Jobs.of("inner", (y,), jnp.zeros_like(y)))
+        return State(y, jnp.zeros_like(y), rk.program.InFlight.of("inner", (y,), jnp.zeros_like(y)))
 
     def round(self, fed, problem, state, key):
         """Wait for some gradients."""
@@ -100,10 +100,10 @@ def population(n_clients: int) -> rk.Population:
 def make_ready(n_clients: int):
     """A compiled call that goes on from a state by so many server steps, and a state under way."""
     people, algorithm = population(n_clients), Anarchic()
-    clock = rk.Clock(rk.LogNormalDelay(0.03))
+    clock = rk.delays.Clock(rk.delays.LogNormalDelay(0.03))
 
     def steps(people, state, first, n):
-        program = Program(PROBLEM, people, clock, rk.Mean())
+        program = Program(PROBLEM, people, clock, rk.aggregate.Mean())
         return many_rounds(program, algorithm, None, STEPS, state, jax.random.key(0), first, n)
 
     start = (jnp.zeros(()), jnp.zeros((N_IN, CLASSES), jnp.float32))

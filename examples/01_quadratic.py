@@ -18,7 +18,7 @@ def distance(x, y):
 
 
 algorithm = rk.FedNest(
-    outer_lr=0.1, inner_lr=0.2, inner_steps=3, ihgp=rk.FedIHGPSum(terms=40, lipschitz=4.0)
+    outer_lr=0.1, inner_lr=0.2, inner_steps=3, ihgp=rk.parts.FedIHGPSum(terms=40, lipschitz=4.0)
 )
 result = rk.run(
     algorithm,
@@ -26,7 +26,7 @@ result = rk.run(
     rk.Population.stacked(zoo.data),
     zoo.start,
     rounds=300,
-    evaluate=[rk.OfSolution(distance)],
+    evaluate=[rk.metrics.OfSolution(distance)],
     evaluate_every=50,
     console=Console(),
 )

@@ -29,7 +29,7 @@ parts = rk.partition.split(
 population = rk.Population.from_parts({"input": inputs, "target": targets}, parts)
 
 result = rk.run(
-    rk.FedNest(outer_lr=3.0, inner_lr=0.05, inner_steps=5, ihgp=rk.FedIHGPSum(terms=20)),
+    rk.FedNest(outer_lr=3.0, inner_lr=0.05, inner_steps=5, ihgp=rk.parts.FedIHGPSum(terms=20)),
     rk.Bilevel(outer, inner),
     population,
     start=(np.zeros(10, np.float32), np.zeros(10, np.float32)),

@@ -28,7 +28,7 @@ class LocalHypergradient(rk.AbstractAlgorithm):
     def round(self, fed, problem, state, key):
         """One exchange: x down, the clients' hypergradients up."""
         x, y = state
-        cohort = fed.sample(rk.Everyone(), key)
+        cohort = fed.sample(rk.participation.Everyone(), key)
         x_i, y_i = fed.broadcast(cohort, x, y)
         h, y = fed.mean(fed.map(own_hypergradient, x_i, y_i, key=key, problem=problem, me=self))
         return x - self.outer_lr * h, y
@@ -52,7 +52,7 @@ def own_hypergradient(client, x, y, *, problem, me):
 
 
 zoo = rk.zoo.quadratic_bilevel(n_clients=6)
-nested = rk.FedNest(outer_lr=0.1, inner_lr=0.2, ihgp=rk.FedIHGPSum(40, 4.0))
+nested = rk.FedNest(outer_lr=0.1, inner_lr=0.2, ihgp=rk.parts.FedIHGPSum(40, 4.0))
 for algorithm in (LocalHypergradient(outer_lr=0.1), nested):
     people = rk.Population.stacked(zoo.data)
     result = rk.run(algorithm, zoo.problem, people, zoo.start, rounds=400)

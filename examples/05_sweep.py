@@ -19,7 +19,7 @@ def distance(x, y):
 
 rates, seeds = (0.02, 0.05, 0.1), (0, 1, 2, 3)
 jobs = [
-    rk.Job(
+    rk.Run(
         rk.FedNest(outer_lr=rate, inner_lr=0.1, clients=3, batch_size=2),
         zoo.start,
         seed,
@@ -33,7 +33,7 @@ results = rk.sweep(
     zoo.problem,
     rk.Population.stacked(zoo.data),
     rounds=200,
-    evaluate=[rk.OfSolution(distance)],
+    evaluate=[rk.metrics.OfSolution(distance)],
     console=Console(),
 )
 curves = [

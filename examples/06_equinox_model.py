@@ -42,12 +42,12 @@ clients = rk.partition.shards(digits.train["labels"], 10, shards_per_client=2)
 parts = rk.partition.split(clients, fractions={"train": 0.5, "validation": 0.5})
 
 result = rk.run(
-    rk.FedNest(outer_lr=0.1, inner_lr=0.2, inner_steps=5, ihgp=rk.FedIHGPSum(terms=5)),
+    rk.FedNest(outer_lr=0.1, inner_lr=0.2, inner_steps=5, ihgp=rk.parts.FedIHGPSum(terms=5)),
     rk.Bilevel(outer, inner),
     rk.Population.from_parts(digits.train, parts),
     start=(features, head),
     rounds=50,
-    evaluate=[rk.OnServer({"accuracy": accuracy}, digits.test)],
+    evaluate=[rk.metrics.OnServer({"accuracy": accuracy}, digits.test)],
 )
 for row in result.history:
     print(f"round {row['round']:>3}: accuracy {row['accuracy']:.3f}")

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import rookery as rk
-from rookery.run.history import HistoryFile
+from rookery.runner.history import HistoryFile
 
 zoo = rk.zoo.scalar_bilevel()
 directory = Path(tempfile.mkdtemp())
@@ -15,7 +15,7 @@ rk.run(
     rk.Population.stacked(zoo.data),
     zoo.start,
     rounds=30,
-    evaluate=[rk.OfSolution(lambda x, y: {"x": x[0], "y": y[0]})],
+    evaluate=[rk.metrics.OfSolution(lambda x, y: {"x": x[0], "y": y[0]})],
     evaluate_every=10,
     directory=directory,
 )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from rookery._types import Tree
+from rookery.types import Tree
 
 
 def dense_init(

@@ -45,6 +45,6 @@ def test_one_file_and_one_line_are_enough(tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    names = json.loads(python("-m", "rookery.cli", "list", "--json"))
+    names = json.loads(python("-m", "rookery.cli.main", "list", "--json"))
     assert names["algorithm"]["FedGrad"] == "Steps along the mean of f_x."
     python("-c", TRY)

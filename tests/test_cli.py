@@ -46,7 +46,7 @@ target = 0.05
 
 def rookery(*arguments, cwd, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "rookery.cli", *map(str, arguments)],
+        [sys.executable, "-m", "rookery.cli.main", *map(str, arguments)],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -242,7 +242,7 @@ def test_control_c_leaves_a_run_that_goes_on(desk):
     (folder / "long.toml").write_text(
         SMALL.split("[tune]")[0].replace("rounds = 4", "rounds = 1000000")
     )
-    command = [sys.executable, "-m", "rookery.cli", "run", "long.toml", "--out", "long"]
+    command = [sys.executable, "-m", "rookery.cli.main", "run", "long.toml", "--out", "long"]
     for expected in ("Interrupted after round", "Going on from round"):
         running = subprocess.Popen(command, cwd=folder, text=True, stdout=subprocess.PIPE)
         newest = 0
@@ -259,7 +259,7 @@ def test_control_c_leaves_a_run_that_goes_on(desk):
 
 
 def test_the_demo_file_is_valid():
-    from rookery import config
+    from rookery.experiment import config
 
     demo = Path(config.__file__).parent / "demo.toml"
     assert len(config.load(demo).curves) == 3

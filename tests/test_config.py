@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery import config
+from rookery.experiment import config
 
 BASE = """
 [data]
@@ -53,15 +53,15 @@ def write(tmp_path, text):
 def test_a_file_builds_the_objects_of_the_python_api(tmp_path):
     experiment = config.load(write(tmp_path, BASE))
     (curve,) = experiment.curves
-    power = rk.PowerIteration(every=3)
+    power = rk.parts.PowerIteration(every=3)
     assert curve.algorithm == rk.FedNest(
         outer_lr=0.01,
         inner_lr=0.02,
         inner_steps=(1, 2, 3, 1, 2),
-        ihgp=rk.FedIHGP(4, power),
-        clients=rk.WithReplacement(4),
+        ihgp=rk.parts.FedIHGP(4, power),
+        clients=rk.participation.WithReplacement(4),
     )
-    assert curve.clock == rk.Clock(rk.Stragglers(rk.LogNormalDelay(0.1), (1,)))
+    assert curve.clock == rk.delays.Clock(rk.delays.Stragglers(rk.delays.LogNormalDelay(0.1), (1,)))
     task = curve.task()
     assert task.population.n_clients == 5
     assert int(task.population.counts.sum()) == 1437 - 100
@@ -84,9 +84,9 @@ algorithm = { ihgp = { terms = 9 } }
     experiment = config.load(write(tmp_path, text))
     total, iid, fast = experiment.curves
     summed, _, longer = algorithms(experiment)
-    assert summed.ihgp == rk.FedIHGPSum(2)  # another name: nothing of the old table stays
+    assert summed.ihgp == rk.parts.FedIHGPSum(2)  # another name: nothing of the old table stays
     assert iid.tables["partition"] == {"name": "iid", "clients": 5}
-    assert longer.ihgp == rk.FedIHGP(9, rk.PowerIteration(every=3))
+    assert longer.ihgp == rk.parts.FedIHGP(9, rk.parts.PowerIteration(every=3))
     assert total.needs() == fast.needs() != iid.needs()
 
 

@@ -30,7 +30,9 @@ def penalties(a, w):
 
 
 problem = rk.Bilevel(outer, inner)
-algorithm = rk.FedNest(outer_lr=3.0, inner_lr=0.05, inner_steps=5, ihgp=rk.FedIHGPSum(terms=10))
+algorithm = rk.FedNest(
+    outer_lr=3.0, inner_lr=0.05, inner_steps=5, ihgp=rk.parts.FedIHGPSum(terms=10)
+)
 start = (np.zeros(10), np.zeros(10))
 sites = ("clinic-1", "clinic-2")
 row = {"input": np.zeros(10), "target": np.zeros(())}
@@ -50,7 +52,7 @@ def main(engine, directory, people=population):
     """What the server does."""
     return rk.run(
         algorithm, problem, people, start, rounds=20, engine=engine, directory=directory,
-        evaluate=[rk.OfSolution(penalties)], evaluate_every=5, console=Console(),
+        evaluate=[rk.metrics.OfSolution(penalties)], evaluate_every=5, console=Console(),
     )  # fmt: skip
 
 

@@ -30,8 +30,8 @@ CLIENTS = (4, 16, 64)
 ROUNDS = (100, 400)
 SPREADS = {
     "5": 5,
-    "3 to 7": rk.Between(3, 7),
-    "1 to 9": rk.Between(1, 9),
+    "3 to 7": rk.parts.Between(3, 7),
+    "1 to 9": rk.parts.Between(1, 9),
     "1 or 9,\nalways the same": (1, 9) * 8,
 }
 X_STEPS = (0.003, 0.01, 0.03, 0.1, 0.3)
@@ -57,13 +57,13 @@ def problem(n_clients: int, heterogeneity: float = 0.0):
 
 def afbo(alpha: float, beta: float, **changes):
     """Half of the clients are waited for; five inner steps of the server in a round."""
-    settings = {"inner_rounds": 5, "aphe": rk.APHESum(TERMS, CONDITION), "batch_size": 1}
+    settings = {"inner_rounds": 5, "aphe": rk.parts.APHESum(TERMS, CONDITION), "batch_size": 1}
     return rk.AFBO(alpha, beta, **(settings | changes))
 
 
 def fednest(alpha: float, beta: float):
     """Everyone is waited for in every exchange."""
-    ihgp = rk.FedIHGPSum(TERMS, lipschitz=CONDITION)
+    ihgp = rk.parts.FedIHGPSum(TERMS, lipschitz=CONDITION)
     return rk.FedNest(alpha, beta, 5, ihgp=ihgp, batch_size=1)
 
 
@@ -78,11 +78,13 @@ def main() -> None:
         print(part, found[part][-1], f"{time.monotonic() - began:.0f} s", flush=True)
 
     for make, median in itertools.product((afbo, fednest), DELAYS):
-        clock = rk.Clock(rk.ConstantDelay(INNER), outer_delay=rk.LogNormalDelay(median))
+        clock = rk.delays.Clock(
+            rk.delays.ConstantDelay(INNER), outer_delay=rk.delays.LogNormalDelay(median)
+        )
         point = {"algorithm": {afbo: "AFBO", fednest: "FedNest"}[make], "median": median}
         runs = histories(make, problem(16), clock, rounds=1000, seconds=SECONDS)
         measure("delay", point, runs)
-    clock = rk.Clock(rk.LogNormalDelay(1.0))
+    clock = rk.delays.Clock(rk.delays.LogNormalDelay(1.0))
     for m in CLIENTS:
         runs = histories(afbo, problem(m), clock, rounds=max(ROUNDS), evaluate_every=5)
         for rounds in ROUNDS:
@@ -90,7 +92,7 @@ def main() -> None:
     for name, steps in SPREADS.items():
 
         def make(alpha, beta, steps=steps):
-            return afbo(alpha, beta, inner_steps=steps, hessians=rk.StaleHessians())
+            return afbo(alpha, beta, inner_steps=steps, hessians=rk.parts.StaleHessians())
 
         runs = histories(make, problem(16, 1.0), clock, rounds=max(ROUNDS), evaluate_every=5)
         measure("local iterations", {"steps": name}, runs)
@@ -100,15 +102,15 @@ def main() -> None:
     draw(found)
 
 
-def histories(make: Callable, zoo, clock: rk.Clock, **settings) -> list[list]:
+def histories(make: Callable, zoo, clock: rk.delays.Clock, **settings) -> list[list]:
     """For every setting of the grid, what runs with all seeds have measured."""
     grid = list(itertools.product(X_STEPS, Y_STEPS))
     seeds = [*CHOOSING, *SEEDS]
-    jobs = [rk.Job(make(a, b), zoo.start, seed=seed) for a, b in grid for seed in seeds]
+    jobs = [rk.Run(make(a, b), zoo.start, seed=seed) for a, b in grid for seed in seeds]
     settings = {"evaluate_every": 1} | settings
     results = rk.sweep(
         jobs, zoo.problem, rk.Population.stacked(zoo.data), clock=clock, lanes=len(jobs),
-        evaluate=(rk.OfSolution(GradientNorm(*zoo.affine_hypergradient())),), **settings,
+        evaluate=(rk.metrics.OfSolution(GradientNorm(*zoo.affine_hypergradient())),), **settings,
     )  # fmt: skip
     runs = [result.history for result in results]
     return [runs[i : i + len(seeds)] for i in range(0, len(runs), len(seeds))]

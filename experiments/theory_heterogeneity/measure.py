@@ -41,7 +41,7 @@ def fedmsa(alpha, beta, K):
 
 def fednest(alpha, beta, K):
     """Local steps in both levels, everyone in every exchange, nothing random."""
-    ihgp = rk.FedIHGPSum(TERMS, lipschitz=CONDITION)
+    ihgp = rk.parts.FedIHGPSum(TERMS, lipschitz=CONDITION)
     return rk.FedNest(alpha, beta, 1, inner_steps=K, outer_steps=K, ihgp=ihgp)
 
 
@@ -50,7 +50,7 @@ def fedmbo(alpha, beta, K):
 
     A hop is one client's, whose Hessian may be twice the mean one: twice L, and twice the terms.
     """
-    return rk.FedMBO(alpha, beta, K, rk.PHESum(2 * TERMS, lipschitz=2 * CONDITION))
+    return rk.FedMBO(alpha, beta, K, rk.parts.PHESum(2 * TERMS, lipschitz=2 * CONDITION))
 
 
 ALGORITHMS = {"FedMSA": fedmsa, "FedNest": fednest, "FedMBO": fedmbo}
@@ -90,10 +90,10 @@ def family(tau: float):
 def best(make, K: int, zoo) -> dict:
     """The setting with the fewest exchanges to the target, of those that take every seed there."""
     grid = list(itertools.product(X_STEPS, Y_STEPS))
-    jobs = [rk.Job(make(a, b, K), zoo.start, seed=seed) for a, b in grid for seed in SEEDS]
+    jobs = [rk.Run(make(a, b, K), zoo.start, seed=seed) for a, b in grid for seed in SEEDS]
     results = rk.sweep(
         jobs, zoo.problem, rk.Population.stacked(zoo.data), rounds=ROUNDS, lanes=len(jobs),
-        evaluate=(rk.OfSolution(GradientNorm(*zoo.affine_hypergradient())),), evaluate_every=1,
+        evaluate=(rk.metrics.OfSolution(GradientNorm(*zoo.affine_hypergradient())),), evaluate_every=1,
     )  # fmt: skip
     each = np.array([exchanges_to_target(r.history) for r in results]).reshape(len(grid), -1)
     mean = np.where(np.isfinite(each).all(1), each.mean(1), np.inf)

@@ -34,7 +34,7 @@ def main() -> None:
     y = zoo.inner_solution(x)
     exact = zoo.hypergradient(x)
     population = jax.tree.map(jnp.asarray, rk.Population.stacked(zoo.data))
-    program = Program(zoo.problem, population, rk.Clock(), rk.Mean())
+    program = Program(zoo.problem, population, rk.delays.Clock(), rk.aggregate.Mean())
     # |f_y| (1 - 1/κ)^N |G_xy| / μ, μ and the norms taken from the mean matrices
     H, B = zoo.H.mean((0, 1)), zoo.B.mean((0, 1))
     mu = np.linalg.eigvalsh(H)[0]
@@ -47,19 +47,21 @@ def main() -> None:
         def one(key):
             fed = TracedFederation(program, 0, None)
             at, zero = jax.tree.map(jnp.asarray, (x, y)), jnp.zeros(())
-            return estimator(fed, zoo.problem, Sampling(rk.Everyone()), *at, zero, key)[0]
+            return estimator(
+                fed, zoo.problem, Sampling(rk.participation.Everyone()), *at, zero, key
+            )[0]
 
         keys = jax.random.split(jax.random.key(0), n_draws)
         drawn = jax.jit(jax.vmap(one))(keys)
         error = jnp.linalg.norm(jnp.std(drawn, 0)) / jnp.sqrt(n_draws)
         return float(jnp.linalg.norm(jnp.mean(drawn, 0) - exact)), float(error)
 
-    chains = rk.WithReplacement(64)
+    chains = rk.participation.WithReplacement(64)
     estimators = {
-        "FedIHGP": (lambda n: rk.FedIHGP(n, L), 64 * DRAWS),
-        "FedIHGPSum": (lambda n: rk.FedIHGPSum(n, L), 1),
-        "PHE": (lambda n: rk.PHE(n, L, chains), DRAWS),
-        "PHESum": (lambda n: rk.PHESum(n, L, chains), DRAWS),
+        "FedIHGP": (lambda n: rk.parts.FedIHGP(n, L), 64 * DRAWS),
+        "FedIHGPSum": (lambda n: rk.parts.FedIHGPSum(n, L), 1),
+        "PHE": (lambda n: rk.parts.PHE(n, L, chains), DRAWS),
+        "PHESum": (lambda n: rk.parts.PHESum(n, L, chains), DRAWS),
     }
     found = {
         name: [bias(make(n), draws) for n in LENGTHS] for name, (make, draws) in estimators.items()

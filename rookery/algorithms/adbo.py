@@ -46,17 +46,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.admm import ADMM, Setting, minus, total
 from rookery.algorithms.parts.cuts import Cuts, linear_part
 from rookery.problem.bilevel import Bilevel
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import Everyone
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.jobs import Jobs
 from rookery.program.memory import PerClient
+from rookery.program.participation import Everyone
+from rookery.program.polling import InFlight
+from rookery.types import Key, Tree
 
 REMEDY = (
     "Smaller steps of the server and of ADMM.server_lr are the usual remedy, since they go along "
@@ -71,7 +71,7 @@ class ADBOState(NamedTuple):
     z: Tree
     theta: PerClient
     cuts: Cuts
-    jobs: Jobs
+    jobs: InFlight
 
 
 class ADBO(AbstractAlgorithm):
@@ -117,14 +117,14 @@ class ADBO(AbstractAlgorithm):
         local.check_fields(self)
         for name in ("server_outer_step", "server_inner_step"):
             if getattr(self, name) is not None:
-                _check.positive(name, getattr(self, name))
+                check.positive(name, getattr(self, name))
         for name in ("consensus_damping", "cut_damping", "tolerance"):
-            _check.not_negative(name, getattr(self, name))
+            check.not_negative(name, getattr(self, name))
         for name in ("cut_every", "max_cuts"):
-            _check.count(name, getattr(self, name))
+            check.count(name, getattr(self, name))
         for name, least in (("wait_for", 1), ("cuts_until", 0), ("staleness", 0)):
             if getattr(self, name) is not None:
-                _check.count(name, getattr(self, name), least=least)
+                check.count(name, getattr(self, name), least=least)
 
     def check(self, problem: Bilevel, n_clients: int) -> None:
         """Raise unless the problem is bilevel and there are as many clients as are waited for."""
@@ -136,9 +136,9 @@ class ADBO(AbstractAlgorithm):
 
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> ADBOState:
         """All copies at the given iterates, all multipliers zero; no cut, no job begun."""
-        x, y = _tree.as_arrays((x, y))
-        zero = _tree.zeros_like((x, y))
-        jobs = Jobs.of("outer", ((x, y), zero), (x, y))
+        x, y = tree.as_arrays((x, y))
+        zero = tree.zeros_like((x, y))
+        jobs = InFlight.of("outer", ((x, y), zero), (x, y))
         return ADBOState(x, y, PerClient.of(zero[0]), Cuts.none(self.max_cuts, x, y), jobs)
 
     def round(
@@ -153,13 +153,13 @@ class ADBO(AbstractAlgorithm):
         news = fed.poll(jobs, primal_step, own, forces, key=step_key, **settings)
         x, y = news.jobs.results  # ------------- down  x_i, y_i, θ_i, Σ_l λ_l b_il  up  x_i, y_i
 
-        force = _tree.sub(cuts.force_on_v(), total(fed, theta.rows))
-        v = _tree.axpy(-_either(self.server_outer_step, self.outer_lr), force, v)
-        z = _tree.axpy(-_either(self.server_inner_step, self.inner_lr), cuts.force_on_z(), z)
+        force = tree.sub(cuts.force_on_v(), total(fed, theta.rows))
+        v = tree.axpy(-_either(self.server_outer_step, self.outer_lr), force, v)
+        z = tree.axpy(-_either(self.server_inner_step, self.inner_lr), cuts.force_on_z(), z)
         cuts = cuts.ascend(fed, v, y, z, self.cut_lr, self.cut_damping)
-        apart = _tree.axpy(-self.consensus_damping, theta.rows, minus(x, v))
-        risen = _tree.axpy(self.consensus_lr, apart, theta.rows)
-        theta = PerClient(_tree.where(news.jobs.has_arrived, risen, theta.rows))
+        apart = tree.axpy(-self.consensus_damping, theta.rows, minus(x, v))
+        risen = tree.axpy(self.consensus_lr, apart, theta.rows)
+        theta = PerClient(tree.where(news.jobs.has_arrived, risen, theta.rows))
 
         def new_cut(_, cuts):
             return cuts.add(*self._cut(fed, problem, v, y, z, cut_key))
@@ -181,9 +181,9 @@ class ADBO(AbstractAlgorithm):
         at = fed.broadcast(everyone, v)  # ---------------------------------- down  v
         setting = Setting(fed, problem, everyone, at, self.batch_size, key)
         phi, phi_z, trail = self.admm.solve(setting, y, z)
-        b, c = _tree.scale(2, _tree.sub(y, phi)), _tree.scale(2, _tree.sub(z, phi_z))
-        a = self.admm.pull_back(setting, trail, _tree.scale(-1, b), _tree.scale(-1, c), v)
-        h = (total(fed, jax.vmap(_tree.dot)(b, b)) + _tree.dot(c, c)) / 4  # they are twice the gaps
+        b, c = tree.scale(2, tree.sub(y, phi)), tree.scale(2, tree.sub(z, phi_z))
+        a = self.admm.pull_back(setting, trail, tree.scale(-1, b), tree.scale(-1, c), v)
+        h = (total(fed, jax.vmap(tree.dot)(b, b)) + tree.dot(c, c)) / 4  # they are twice the gaps
         k = h - linear_part(fed, (a, b, c), v, y, z)
         return a, b, c, k - jnp.asarray(self.tolerance, k.dtype)
 
@@ -272,9 +272,9 @@ def primal_step(
     """x_i - η_x (f_x + θ_i)  and  y_i - η_y (f_y + Σ_l λ_l b_il)."""
     (x, y), (theta, force) = own, forces
     sample = client.draw(problem.outer_split, algorithm.batch_size, client.key)
-    down_x = _tree.add(problem.outer_grad_x(x, y, sample), theta)
-    down_y = _tree.add(problem.outer_grad_y(x, y, sample), force)
-    return _tree.axpy(-algorithm.outer_lr, down_x, x), _tree.axpy(-algorithm.inner_lr, down_y, y)
+    down_x = tree.add(problem.outer_grad_x(x, y, sample), theta)
+    down_y = tree.add(problem.outer_grad_y(x, y, sample), force)
+    return tree.axpy(-algorithm.outer_lr, down_x, x), tree.axpy(-algorithm.inner_lr, down_y, y)
 
 
 def check_bilevel(name: str, problem: Bilevel) -> None:

@@ -31,8 +31,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.aphe import AbstractAPHE, APHESum
 from rookery.algorithms.parts.hessians import AbstractHessians, ActiveHessians
@@ -40,7 +39,8 @@ from rookery.algorithms.parts.lipschitz import REMEDY
 from rookery.problem.bilevel import Bilevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.jobs import Jobs
+from rookery.program.polling import InFlight
+from rookery.types import Key, Tree
 
 
 class AFBOState(NamedTuple):
@@ -51,8 +51,8 @@ class AFBOState(NamedTuple):
     lipschitz: jax.Array
     g: Tree
     h: Tree
-    inner: Jobs
-    outer: Jobs
+    inner: InFlight
+    outer: InFlight
 
 
 class AFBO(AbstractAlgorithm):
@@ -92,15 +92,15 @@ class AFBO(AbstractAlgorithm):
 
     def __check_init__(self):
         local.check_fields(self, may_be_drawn=True)
-        _check.count("inner_rounds", self.inner_rounds)
+        check.count("inner_rounds", self.inner_rounds)
         if self.local_step is not None:
-            _check.not_negative("local_step", self.local_step)
+            check.not_negative("local_step", self.local_step)
         for name in ("wait_for", "first_wait_for", "batch_size"):
             if getattr(self, name) is not None:
-                _check.count(name, getattr(self, name))
+                check.count(name, getattr(self, name))
         for name in ("inner_staleness", "outer_staleness"):
             if getattr(self, name) is not None:
-                _check.count(name, getattr(self, name), least=0)
+                check.count(name, getattr(self, name), least=0)
 
     def check(self, problem: Bilevel, n_clients: int) -> None:
         """Raise unless the problem is bilevel and there are as many clients as are waited for."""
@@ -117,9 +117,9 @@ class AFBO(AbstractAlgorithm):
 
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> AFBOState:
         """The given iterates; no result has been delivered, no job begun."""
-        g, h = _tree.zeros_like(y), _tree.zeros_like(x)
+        g, h = tree.zeros_like(y), tree.zeros_like(x)
         L = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
-        return AFBOState(x, y, L, g, h, Jobs.of("inner", (x, y), g), self.hessians.jobs(x, y))
+        return AFBOState(x, y, L, g, h, InFlight.of("inner", (x, y), g), self.hessians.jobs(x, y))
 
     def round(
         self, fed: AbstractFederation, problem: Bilevel, state: AFBOState, key: Key
@@ -134,16 +134,16 @@ class AFBO(AbstractAlgorithm):
             waiting = self._waiting(fed, jobs, self.inner_staleness)
             key = jax.random.fold_in(inner_key, k)
             news = fed.poll(jobs, inner_iterations, x, y, key=key, **waiting, **settings)
-            g = _tree.add(g, news.change)  # --------------------------------- down  x, y  up  G_i
-            return _tree.axpy(-self.inner_lr, g, y), g, news.jobs
+            g = tree.add(g, news.change)  # --------------------------------- down  x, y  up  G_i
+            return tree.axpy(-self.inner_lr, g, y), g, news.jobs
 
         y, g, inner = fed.repeat(self.inner_rounds, inner_step, (y, g, inner))
         waiting = self._waiting(fed, outer, self.outer_staleness)
         news, L = self.hessians.poll(
             fed, problem, outer, self.aphe, x, y, L, self.batch_size, outer_key, **waiting
         )
-        h = _tree.add(h, news.change)
-        x = _tree.axpy(-self.outer_lr, h, x)
+        h = tree.add(h, news.change)
+        x = tree.axpy(-self.outer_lr, h, x)
         return AFBOState(x, y, L, g, h, inner, news.jobs)
 
     def solution(self, state: AFBOState) -> tuple[Tree, Tree]:
@@ -154,7 +154,7 @@ class AFBO(AbstractAlgorithm):
         """A smaller step, or a larger L."""
         return REMEDY
 
-    def _waiting(self, fed: AbstractFederation, jobs: Jobs, staleness: int | None) -> dict:
+    def _waiting(self, fed: AbstractFederation, jobs: InFlight, staleness: int | None) -> dict:
         """When the server goes on."""
         usual = self.wait_for or -(-fed.n_clients // 2)
         at_first = self.first_wait_for or fed.n_clients
@@ -174,7 +174,7 @@ def inner_iterations(
         y_i, total = carry
         sample = client.draw(problem.inner_split, algorithm.batch_size, jax.random.fold_in(key, e))
         g = problem.inner_grad_y(x, y_i, sample)
-        return _tree.axpy(-size, g, y_i), _tree.add(total, g)
+        return tree.axpy(-size, g, y_i), tree.add(total, g)
 
-    _, total = client.repeat(steps, iteration, (y, _tree.zeros_like(y)))
-    return _tree.scale(1 / jnp.asarray(steps).astype(float), total)
+    _, total = client.repeat(steps, iteration, (y, tree.zeros_like(y)))
+    return tree.scale(1 / jnp.asarray(steps).astype(float), total)

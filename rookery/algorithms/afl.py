@@ -35,8 +35,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.afbo import AFBO, AFBOState
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.aphe import AbstractAPHE, APHESum
@@ -47,7 +46,8 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.jobs import Jobs
+from rookery.program.polling import InFlight
+from rookery.types import Key, Tree
 
 
 class AFACSState(NamedTuple):
@@ -55,7 +55,7 @@ class AFACSState(NamedTuple):
 
     w: Tree
     g: Tree
-    jobs: Jobs
+    jobs: InFlight
 
 
 class AFACD(AbstractAlgorithm):
@@ -86,7 +86,7 @@ class AFACD(AbstractAlgorithm):
 
     def init(self, problem: SingleLevel, w: Tree) -> AsyncModelState:
         """The given model; no job has begun."""
-        return AsyncModelState(w, Jobs.of("inner", (w,), _tree.zeros_like(w)))
+        return AsyncModelState(w, InFlight.of("inner", (w,), tree.zeros_like(w)))
 
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: AsyncModelState, key: Key
@@ -96,7 +96,7 @@ class AFACD(AbstractAlgorithm):
         settings = {"problem": problem, "algorithm": self, "staleness": self.staleness}
         wait_for = _usual(self, fed)
         news = fed.poll(jobs, mean_gradient, w, wait_for=wait_for, key=key, **settings)
-        w = _tree.axpy(-self.server_lr / news.weight, news.sum, w)  # -------- down  w  up  G_i
+        w = tree.axpy(-self.server_lr / news.weight, news.sum, w)  # -------- down  w  up  G_i
         return AsyncModelState(w, news.jobs)
 
     def solution(self, state: AsyncModelState) -> tuple[Tree]:
@@ -135,8 +135,8 @@ class AFACS(AbstractAlgorithm):
 
     def init(self, problem: SingleLevel, w: Tree) -> AFACSState:
         """The given model; no result has been delivered, no job begun."""
-        g = _tree.zeros_like(w)
-        return AFACSState(w, g, Jobs.of("inner", (w,), g))
+        g = tree.zeros_like(w)
+        return AFACSState(w, g, InFlight.of("inner", (w,), g))
 
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: AFACSState, key: Key
@@ -148,8 +148,8 @@ class AFACS(AbstractAlgorithm):
         wait_for = jnp.where(jobs.polls == 0, self.first_wait_for or fed.n_clients, usual)
         settings["at_once"] = min(usual, 32)  # a number that is traced cannot say it
         news = fed.poll(jobs, mean_gradient, w, wait_for=wait_for, key=key, **settings)
-        g = _tree.add(g, news.change)  # ------------------------------------- down  w  up  G_i
-        return AFACSState(_tree.axpy(-self.server_lr, g, w), g, news.jobs)
+        g = tree.add(g, news.change)  # ------------------------------------- down  w  up  G_i
+        return AFACSState(tree.axpy(-self.server_lr, g, w), g, news.jobs)
 
     def solution(self, state: AFACSState) -> tuple[Tree]:
         """(w,)."""
@@ -168,10 +168,10 @@ def mean_gradient(
         w_i, total = carry
         sample = client.draw(problem.split, algorithm.batch_size, jax.random.fold_in(key, k))
         g = problem.gradient(w_i, sample)
-        return _tree.axpy(-size, g, w_i), _tree.add(total, g)
+        return tree.axpy(-size, g, w_i), tree.add(total, g)
 
-    _, total = client.repeat(steps, step, (w, _tree.zeros_like(w)))
-    return _tree.scale(1 / jnp.asarray(steps).astype(float), total)
+    _, total = client.repeat(steps, step, (w, tree.zeros_like(w)))
+    return tree.scale(1 / jnp.asarray(steps).astype(float), total)
 
 
 def _usual(algorithm: AFACD | AFACS, fed: AbstractFederation) -> int:
@@ -182,7 +182,7 @@ def _check_settings(algorithm: Any) -> None:
     local.check_fields(algorithm, may_be_drawn=True)
     for name, least in (("wait_for", 1), ("first_wait_for", 1), ("staleness", 0)):
         if getattr(algorithm, name, None) is not None:
-            _check.count(name, getattr(algorithm, name), least=least)
+            check.count(name, getattr(algorithm, name), least=least)
 
 
 def _check_fits(algorithm: Any, problem: Any, n_clients: int) -> None:

@@ -17,15 +17,15 @@ takes the place of the population's weights in the run's rule of aggregation.
 import equinox as eqx
 import jax
 
-from rookery import _check, _tree
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.parts import local, simplex
 from rookery.algorithms.parts.model import RobustState, check_single_level
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import Everyone
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.memory import Shares
+from rookery.program.memory import Probabilities
+from rookery.program.participation import Everyone
+from rookery.types import Key, Tree
 
 
 class AgnosticFL(AbstractAlgorithm):
@@ -42,10 +42,10 @@ class AgnosticFL(AbstractAlgorithm):
     batch_size: int | None = None
 
     def __check_init__(self):
-        _check.positive("lr", self.lr)
-        _check.positive("ascent_lr", self.ascent_lr)
+        check.positive("lr", self.lr)
+        check.positive("ascent_lr", self.ascent_lr)
         if self.batch_size is not None:
-            _check.count("batch_size", self.batch_size)
+            check.count("batch_size", self.batch_size)
 
     def check(self, problem: SingleLevel, n_clients: int) -> None:
         """Raise unless the problem is single-level."""
@@ -53,7 +53,7 @@ class AgnosticFL(AbstractAlgorithm):
 
     def init(self, problem: SingleLevel, w: Tree) -> RobustState:
         """The given model; λ is equal for all."""
-        return RobustState(w, Shares())
+        return RobustState(w, Probabilities())
 
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: RobustState, key: Key
@@ -67,8 +67,8 @@ class AgnosticFL(AbstractAlgorithm):
         descent = fed.aggregate(gradients, lam)
         ascent = self.ascent_lr * losses.astype(float)
         return RobustState(
-            w=_tree.axpy(-self.lr, descent, state.w),
-            shares=Shares(simplex.project(lam + ascent)),
+            w=tree.axpy(-self.lr, descent, state.w),
+            shares=Probabilities(simplex.project(lam + ascent)),
         )
 
     def solution(self, state: RobustState) -> tuple[Tree]:

@@ -37,8 +37,7 @@ import math
 
 import equinox as eqx
 
-from rookery import _check, _tree
-from rookery._types import Tree
+from rookery import check, tree
 from rookery.algorithms.nested import AbstractNested, Nested
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.adjoint import AbstractAdjoint
@@ -47,7 +46,8 @@ from rookery.algorithms.parts.fedihgp import FedIHGP, FedIHGPSum
 from rookery.algorithms.parts.lipschitz import Lipschitz, PowerIteration
 from rookery.algorithms.parts.schedule import PowerDecay, Rate
 from rookery.algorithms.parts.server import ServerSGD, ServerStep
-from rookery.program.cohort import AbstractParticipation, participation
+from rookery.program.participation import AbstractParticipation, participation
+from rookery.types import Tree
 
 
 class AID(AbstractNested):
@@ -69,7 +69,7 @@ class AID(AbstractNested):
     adjoint: AbstractAdjoint = eqx.field(default_factory=lambda: FederatedCG(10))
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
 
     def parts(self) -> Nested:
         """The server's steps, with the given adjoint."""
@@ -97,10 +97,10 @@ class StocBiO(AbstractNested):
     adjoint_lr: float = eqx.field(converter=local.number, default=0.1)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
 
     def __check_init__(self):
-        _check.positive("adjoint_lr", self.adjoint_lr)
+        check.positive("adjoint_lr", self.adjoint_lr)
 
     def parts(self) -> Nested:
         """The server's steps, with the series of step η."""
@@ -131,12 +131,12 @@ class ALSET(AbstractNested):
     lipschitz: Lipschitz = eqx.field(default_factory=PowerIteration)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
 
     def __check_init__(self):
-        _check.count("horizon", self.horizon)
-        _check.positive("outer_lr", self.outer_lr)
-        _check.positive("inner_lr", self.inner_lr)
+        check.count("horizon", self.horizon)
+        check.positive("outer_lr", self.outer_lr)
+        check.positive("inner_lr", self.inner_lr)
 
     def parts(self) -> Nested:
         """The server's steps, with FedIHGP."""
@@ -164,7 +164,7 @@ class TTSA(AbstractNested):
     lipschitz: Lipschitz = eqx.field(default_factory=PowerIteration)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
 
     def parts(self) -> Nested:
         """The server's steps, the inner ones falling more slowly."""

@@ -51,8 +51,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 
-from rookery import _check, _tree
-from rookery._types import Key, Sample, Tree
+from rookery import check, tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.hessian import AbstractHessian, ExactHessian, meta_gradient
 from rookery.algorithms.parts.weighting import AbstractWeighting, Normalised
@@ -60,8 +59,9 @@ from rookery.problem.composition import LocalComposition
 from rookery.problem.meta import Meta
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import AbstractParticipation, participation
 from rookery.program.federation import AbstractFederation, Client
+from rookery.program.participation import AbstractParticipation, participation
+from rookery.types import Key, Sample, Tree
 
 
 class ComFedLState(NamedTuple):
@@ -105,7 +105,7 @@ class ComFedL(AbstractAlgorithm):
     def __check_init__(self):
         local.check_fields(self)
         if self.gamma is not None:
-            _check.positive("gamma", self.gamma)
+            check.positive("gamma", self.gamma)
         elif self.weighting is not None:
             raise ValueError("weighting says how gamma is used; give a gamma, or no weighting.")
         if self.shared_batch and self.outer_batch_size is not None:
@@ -228,7 +228,7 @@ def weighted_steps(
 
     def direction(w, key):
         value, gradient = value_and_gradient(client, problem, algorithm, w, key)
-        return _tree.scale(weights.weight(value, level, gamma), gradient)
+        return tree.scale(weights.weight(value, level, gamma), gradient)
 
     lr, steps = algorithm.lr, algorithm.local_steps
     report = weights.report(ask, level, gamma)

@@ -27,16 +27,16 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 
-from rookery import _check, _tree
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.parts.chain import backward, forward, own_gradient
 from rookery.algorithms.parts.local import number
 from rookery.algorithms.parts.schedule import AbstractSchedule, Rate, check_rates, size_at
 from rookery.problem.composition import Composition
 from rookery.problem.views import Blocks, initial_values
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import AbstractParticipation, participation
 from rookery.program.federation import AbstractFederation, Client
+from rookery.program.participation import AbstractParticipation, participation
+from rookery.types import Key, Tree
 
 
 class TrackedState(NamedTuple):
@@ -98,7 +98,7 @@ class SCGD(AbstractAlgorithm):
 
         z = forward(fed, problem, turns[:N], state.x, self.batch_size, follow)
         g = backward(fed, problem, turns[N:], z, self.batch_size)[0]
-        x = _tree.axpy(-size_at(self.outer_lr, fed.round), g, state.x)
+        x = tree.axpy(-size_at(self.outer_lr, fed.round), g, state.x)
         return TrackedState(x, tuple(value.value for value in z[1:]))
 
     def solution(self, state: TrackedState) -> tuple[Tree]:
@@ -139,7 +139,7 @@ class ComposedSGD(AbstractAlgorithm):
         N, turn = len(problem.layers) - 1, (fed.sample(self.clients, who), sample_key)
         z = forward(fed, problem, [turn] * N, state.x, self.batch_size)
         g = backward(fed, problem, [turn] * (N + 1), z, self.batch_size)[0]
-        return TrackedState(_tree.axpy(-size_at(self.outer_lr, fed.round), g, state.x), ())
+        return TrackedState(tree.axpy(-size_at(self.outer_lr, fed.round), g, state.x), ())
 
     def solution(self, state: TrackedState) -> tuple[Tree]:
         """(x,)."""
@@ -168,7 +168,7 @@ class NASA(AbstractAlgorithm):
     def __check_init__(self):
         _check_settings(self)
         for name in ("proximity", "gradient_share", "value_share"):
-            _check.positive(name, getattr(self, name))
+            check.positive(name, getattr(self, name))
         for name in ("gradient_share", "value_share"):
             _check_share(f"{name} times lr", self.lr, getattr(self, name))
 
@@ -184,7 +184,7 @@ class NASA(AbstractAlgorithm):
 
     def init(self, problem: Composition, x: Tree) -> AveragedState:
         """X as given, the value as the problem says, and no gradient yet."""
-        return AveragedState(x, initial_values(problem)[0], _tree.zeros_like(x))
+        return AveragedState(x, initial_values(problem)[0], tree.zeros_like(x))
 
     def round(
         self, fed: AbstractFederation, problem: Composition, state: AveragedState, key: Key
@@ -194,7 +194,7 @@ class NASA(AbstractAlgorithm):
         keys = jax.random.split(key, 4)
         settings = {"problem": problem, "batch_size": self.batch_size}
         t = size_at(self.lr, fed.round)
-        x = _tree.axpy(-t / self.proximity, d, x)
+        x = tree.axpy(-t / self.proximity, d, x)
 
         cohort = fed.sample(self.clients, keys[0])
         at = fed.broadcast(cohort, z)  # ------------------------------------ down  z
@@ -222,14 +222,14 @@ def own_value_and_pullback(
 
 
 def _mixed(share: Any, new: Tree, old: Tree) -> Tree:
-    return _tree.axpy(share, new, _tree.scale(1 - share, old))
+    return tree.axpy(share, new, tree.scale(1 - share, old))
 
 
 def _check_share(name: str, rate: Rate, factor: float = 1.0) -> None:
     """Raise if a share of a new value, which is largest in round 0, is more than all of it."""
     first = rate.lr if isinstance(rate, AbstractSchedule) else rate
     if isinstance(first, float) and isinstance(factor, float):
-        _check.share(name, factor * first)
+        check.fraction(name, factor * first)
 
 
 def _check_settings(algorithm: Any) -> None:
@@ -237,7 +237,7 @@ def _check_settings(algorithm: Any) -> None:
         if name.endswith("lr"):
             check_rates(name, value)
     if algorithm.batch_size is not None:
-        _check.count("batch_size", algorithm.batch_size)
+        check.count("batch_size", algorithm.batch_size)
 
 
 def _check_composition(algorithm: AbstractAlgorithm, problem: Any) -> None:

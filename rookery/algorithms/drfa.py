@@ -31,17 +31,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
-from rookery._random import below
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.parts import local, simplex
 from rookery.algorithms.parts.model import RobustState, check_single_level
 from rookery.algorithms.parts.schedule import Rate, check_rates, size_at
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import Uniform, Weighted
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.memory import Shares
+from rookery.program.memory import Probabilities
+from rookery.program.participation import Uniform, Weighted
+from rookery.rng import below
+from rookery.types import Key, Tree
 
 
 class DRFA(AbstractAlgorithm):
@@ -67,13 +67,13 @@ class DRFA(AbstractAlgorithm):
     floor: float = eqx.field(converter=local.number, default=0.0)
 
     def __check_init__(self):
-        _check.positive("lr", self.lr)
+        check.positive("lr", self.lr)
         check_rates("ascent_lr", self.ascent_lr)
-        _check.count("local_steps", self.local_steps)
-        _check.not_negative("floor", self.floor)
+        check.count("local_steps", self.local_steps)
+        check.not_negative("floor", self.floor)
         for name in ("clients", "batch_size", "loss_batch_size"):
             if getattr(self, name) is not None:
-                _check.count(name, getattr(self, name))
+                check.count(name, getattr(self, name))
 
     def check(self, problem: SingleLevel, n_clients: int) -> None:
         """Raise unless the problem is single-level and there are enough clients."""
@@ -87,7 +87,7 @@ class DRFA(AbstractAlgorithm):
 
     def init(self, problem: SingleLevel, w: Tree) -> RobustState:
         """The given model; λ is equal for all."""
-        return RobustState(w, Shares())
+        return RobustState(w, Probabilities())
 
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: RobustState, key: Key
@@ -109,7 +109,7 @@ class DRFA(AbstractAlgorithm):
         losses = fed.stack(fed.map(own_loss, w_t, key=loss_key, **settings))  # up   f_i(w')
         u = jnp.zeros(N).at[asked.ids].set(N / m * losses.astype(float))
         lam = simplex.project(lam + tau * size_at(self.ascent_lr, fed.round) * u)
-        return RobustState(w, Shares(simplex.raise_to(self.floor, lam)))
+        return RobustState(w, Probabilities(simplex.raise_to(self.floor, lam)))
 
     def solution(self, state: RobustState) -> tuple[Tree]:
         """(w,)."""
@@ -125,8 +125,8 @@ def steps_with_snapshot(
         w, snapshot = both
         key = jax.random.fold_in(client.key, nu)
         sample = client.draw(problem.split, algorithm.batch_size, key)
-        w = _tree.axpy(-algorithm.lr, problem.gradient(w, sample), w)
-        return w, _tree.where(nu + 1 == at, w, snapshot)
+        w = tree.axpy(-algorithm.lr, problem.gradient(w, sample), w)
+        return w, tree.where(nu + 1 == at, w, snapshot)
 
     return client.repeat(algorithm.local_steps, step, (w, w))
 

@@ -18,13 +18,13 @@ steps are counted, not epochs.
 import equinox as eqx
 import jax
 
-from rookery._types import Key, Tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.model import ModelState, check_single_level, gradient_steps
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import AbstractParticipation, participation
 from rookery.program.federation import AbstractFederation
+from rookery.program.participation import AbstractParticipation, participation
+from rookery.types import Key, Tree
 
 
 class FedAvg(AbstractAlgorithm):

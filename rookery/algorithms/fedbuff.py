@@ -28,14 +28,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.model import AsyncModelState, check_single_level, gradient_steps
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.jobs import Jobs
+from rookery.program.polling import InFlight
+from rookery.types import Key, Tree
 
 
 class FedBuff(AbstractAlgorithm):
@@ -61,10 +61,10 @@ class FedBuff(AbstractAlgorithm):
 
     def __check_init__(self):
         local.check_fields(self)
-        _check.count("buffer_size", self.buffer_size)
-        _check.not_negative("discount", self.discount)
+        check.count("buffer_size", self.buffer_size)
+        check.not_negative("discount", self.discount)
         if self.staleness is not None:
-            _check.count("staleness", self.staleness, least=0)
+            check.count("staleness", self.staleness, least=0)
 
     def check(self, problem: SingleLevel, n_clients: int) -> None:
         """Raise unless the problem is single-level and the clients can fill the buffer."""
@@ -78,7 +78,7 @@ class FedBuff(AbstractAlgorithm):
 
     def init(self, problem: SingleLevel, w: Tree) -> AsyncModelState:
         """The given model; no job has begun."""
-        return AsyncModelState(w, Jobs.of("inner", (w,), _tree.zeros_like(w)))
+        return AsyncModelState(w, InFlight.of("inner", (w,), tree.zeros_like(w)))
 
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: AsyncModelState, key: Key
@@ -88,7 +88,7 @@ class FedBuff(AbstractAlgorithm):
         waiting = {"wait_for": self.buffer_size, "staleness": self.staleness}
         settings = {"problem": problem, "algorithm": self, "discount": self.factor}
         news = fed.poll(jobs, model_change, w, key=key, **waiting, **settings)
-        w = _tree.axpy(self.server_lr / news.weight, news.sum, w)  # --------- down  w  up  Δ_i
+        w = tree.axpy(self.server_lr / news.weight, news.sum, w)  # --------- down  w  up  Δ_i
         return AsyncModelState(w, news.jobs)
 
     def factor(self, staleness: jax.Array) -> jax.Array:
@@ -103,4 +103,4 @@ class FedBuff(AbstractAlgorithm):
 def model_change(client: Client, w: Tree, *, problem: SingleLevel, algorithm: FedBuff) -> Tree:
     """Δ_i, how the client's local steps move w."""
     own = gradient_steps(client, w, problem=problem, algorithm=algorithm)
-    return _tree.sub(own, w)
+    return tree.sub(own, w)

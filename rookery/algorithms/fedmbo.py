@@ -26,7 +26,7 @@ from rookery.algorithms.parts import local
 from rookery.algorithms.parts.interface import AbstractHypergradient
 from rookery.algorithms.parts.phe import PHESum
 from rookery.algorithms.parts.server import ServerSGD, ServerStep
-from rookery.program.cohort import AbstractParticipation, participation
+from rookery.program.participation import AbstractParticipation, participation
 
 
 class FedMBO(AbstractNested):

@@ -37,9 +37,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
-from rookery._random import below
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.parts.blocks import Radius, check_radius, descend, evaluate
 from rookery.algorithms.parts.interface import Sampling
 from rookery.algorithms.parts.local import number
@@ -48,8 +46,10 @@ from rookery.algorithms.parts.schedule import Rate, Rates, check_rates, rates, s
 from rookery.algorithms.parts.warmup import AbstractWarmUp
 from rookery.problem.views import AbstractView, Blocks, view_of
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import AbstractParticipation, Everyone, Uniform, participation
-from rookery.program.federation import AbstractFederation, Client, Shared
+from rookery.program.federation import AbstractFederation, Cached, Client
+from rookery.program.participation import AbstractParticipation, Everyone, Uniform, participation
+from rookery.rng import below
+from rookery.types import Key, Tree
 
 
 class MSAState(NamedTuple):
@@ -107,12 +107,12 @@ class FedMSA(AbstractAlgorithm):
     def __check_init__(self):
         check_rates("outer_lr", self.outer_lr)
         check_rates("inner_lr", self.inner_lr)
-        _check.count("local_steps", self.local_steps)
-        _check.share("renewal", self.renewal)
+        check.count("local_steps", self.local_steps)
+        check.fraction("renewal", self.renewal)
         check_radius("inner_radius", self.inner_radius)
         for name in ("batch_size", "first_batch"):
             if getattr(self, name) is not None:
-                _check.count(name, getattr(self, name))
+                check.count(name, getattr(self, name))
 
     def check(self, problem: Any, n_clients: int) -> None:
         """Raise unless the problem has blocks and the settings fit them and the clients."""
@@ -128,7 +128,7 @@ class FedMSA(AbstractAlgorithm):
         """The given variables, and what the view adds to them; no direction yet."""
         u = (*variables, *view_of(problem, self.view).added(problem, *variables))
         n = len(variables)
-        return MSAState(variables, u[n:], u, _tree.zeros_like(u), self.output.init(variables))
+        return MSAState(variables, u[n:], u, tree.zeros_like(u), self.output.init(variables))
 
     def round(self, fed: AbstractFederation, problem: Any, state: MSAState, key: Key) -> MSAState:
         """Exchange A finds the direction, exchange B follows it."""
@@ -138,9 +138,9 @@ class FedMSA(AbstractAlgorithm):
         n = len(state.variables)
 
         u = self._warmed_up(fed, problem, (*state.variables, *state.added), is_first, warm_key)
-        at_u = fed.share(u)
+        at_u = fed.cache(u)
         h = self._direction(fed, problem, at_u, state, is_first, momentum_key)
-        along_h = fed.share(h)
+        along_h = fed.cache(h)
 
         who, sample_key = jax.random.split(local_key)
         settings = {"problem": problem, "algorithm": self, "round": fed.round}
@@ -175,7 +175,7 @@ class FedMSA(AbstractAlgorithm):
         better, sampling = self.warm_up, Sampling(self.momentum_clients, self.batch_size)
         return fed.repeat(is_first, lambda _, u: better(fed, problem, sampling, u, key), u)
 
-    def _direction(self, fed, problem, u: Shared, state: MSAState, is_first, key: Key) -> Blocks:
+    def _direction(self, fed, problem, u: Cached, state: MSAState, is_first, key: Key) -> Blocks:
         """Exchange A:  h = (1 - ρ) h + avg [ s_i(u) - (1 - ρ) s_i(u_prev) ],  ρ = 1 in round 0."""
         who, sample_key = jax.random.split(key)
 
@@ -193,7 +193,7 @@ class FedMSA(AbstractAlgorithm):
             delta_i = fed.map(own_difference, at, before, key=sample_key, **settings)
             with fed.outer():
                 delta = fed.mean(delta_i)  # -------------------------------- up    delta_i
-            return _tree.axpy(1 - self.renewal, h, delta)
+            return tree.axpy(1 - self.renewal, h, delta)
 
         # two loops of no or one turn: what the other kind of round needs is neither sent nor billed
         return fed.repeat(1 - is_first, later, fed.repeat(is_first, first, state.h))
@@ -211,7 +211,7 @@ def own_difference(
     """s_i(u; ξ) - (1 - ρ) s_i(u_prev; ξ), with one sample."""
     view, batch_size = algorithm.view, algorithm.batch_size
     new, old = evaluate(client, problem, view, batch_size, client.key, u, previous)
-    return _tree.axpy(algorithm.renewal - 1, old, new)
+    return tree.axpy(algorithm.renewal - 1, old, new)
 
 
 def local_steps(
@@ -228,7 +228,7 @@ def local_steps(
         key = jax.random.fold_in(client.key, k)
         view, batch_size = algorithm.view, algorithm.batch_size
         new, old = evaluate(client, problem, view, batch_size, key, w, before)
-        d = _tree.add(d, _tree.sub(new, old))
+        d = tree.add(d, tree.sub(new, old))
         return move(w, d), w, d
 
     return client.repeat(steps - 1, step, (move(u, h), u, h))[0]

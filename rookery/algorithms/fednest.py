@@ -24,15 +24,15 @@ two cancelling gradients; in a composition v is the mean of f_y (the paper's N =
 
 import equinox as eqx
 
-from rookery import _tree
-from rookery._types import Tree
+from rookery import tree
 from rookery.algorithms.nested import AbstractNested, Nested
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.adjoint import AbstractAdjoint
 from rookery.algorithms.parts.fedihgp import FedIHGPSum
 from rookery.algorithms.parts.fedinn import FedInn, FedInnSGD
 from rookery.algorithms.parts.fedout import FedOut
-from rookery.program.cohort import AbstractParticipation, participation
+from rookery.program.participation import AbstractParticipation, participation
+from rookery.types import Tree
 
 
 class FedNest(AbstractNested):
@@ -60,7 +60,7 @@ class FedNest(AbstractNested):
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
     anchor_batch: int | None = None
-    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
 
     def parts(self) -> Nested:
         """FedInn, T times, and FedOut with FedIHGP."""
@@ -97,7 +97,7 @@ class FedNestSGD(AbstractNested):
     ihgp: AbstractAdjoint = eqx.field(default_factory=FedIHGPSum)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
 
     def parts(self) -> Nested:
         """FedInnSGD, T times, and FedOut with FedIHGP."""

@@ -17,14 +17,14 @@ weights; the paper draws them by weight (``Weighted``) and averages them as equa
 import equinox as eqx
 import jax
 
-from rookery import _check, _tree
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.model import ModelState, check_single_level
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import AbstractParticipation, participation
 from rookery.program.federation import AbstractFederation, Client
+from rookery.program.participation import AbstractParticipation, participation
+from rookery.types import Key, Tree
 
 
 class FedProx(AbstractAlgorithm):
@@ -46,7 +46,7 @@ class FedProx(AbstractAlgorithm):
 
     def __check_init__(self):
         local.check_fields(self)
-        _check.not_negative("mu", self.mu)
+        check.not_negative("mu", self.mu)
 
     def check(self, problem: SingleLevel, n_clients: int) -> None:
         """Raise unless the problem is single-level and the settings fit the clients."""
@@ -80,7 +80,7 @@ def proximal_steps(
 
     def gradient(w, key):
         sample = client.draw(problem.split, algorithm.batch_size, key)
-        return _tree.axpy(algorithm.mu, _tree.sub(w, centre), problem.gradient(w, sample))
+        return tree.axpy(algorithm.mu, tree.sub(w, centre), problem.gradient(w, sample))
 
     lr, steps = algorithm.lr, algorithm.local_steps
     return local.plain_steps(client, gradient, centre, lr, steps, client.key)

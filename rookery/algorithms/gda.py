@@ -28,8 +28,7 @@ import abc
 import equinox as eqx
 import jax
 
-from rookery import _check, _tree
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.field import (
     ascent_field,
@@ -42,8 +41,9 @@ from rookery.algorithms.parts.interface import Sampling
 from rookery.algorithms.sgda import SaddleState
 from rookery.problem.minimax import Minimax
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import AbstractParticipation, participation
 from rookery.program.federation import AbstractFederation
+from rookery.program.participation import AbstractParticipation, participation
+from rookery.types import Key, Tree
 
 
 class AbstractDescentAscent(AbstractAlgorithm):
@@ -61,10 +61,10 @@ class AbstractDescentAscent(AbstractAlgorithm):
         """The pair after one round."""
 
     def __check_init__(self):
-        _check.positive("outer_lr", self.outer_lr)
-        _check.positive("inner_lr", self.inner_lr)
+        check.positive("outer_lr", self.outer_lr)
+        check.positive("inner_lr", self.inner_lr)
         if self.batch_size is not None:
-            _check.count("batch_size", self.batch_size)
+            check.count("batch_size", self.batch_size)
 
     def check(self, problem: Minimax, n_clients: int) -> None:
         """Raise unless the problem is minimax and there are enough clients."""
@@ -83,7 +83,7 @@ class AbstractDescentAscent(AbstractAlgorithm):
         """The pair after one step against a value of the saddle field."""
         back_x, back_y = field
         return SaddleState(
-            _tree.axpy(-self.outer_lr, back_x, pair.x), _tree.axpy(-self.inner_lr, back_y, pair.y)
+            tree.axpy(-self.outer_lr, back_x, pair.x), tree.axpy(-self.inner_lr, back_y, pair.y)
         )
 
 
@@ -129,9 +129,9 @@ class AlternatingGDA(AbstractDescentAscent):
         y_key, x_key = jax.random.split(key)
         sampling, (x, y) = Sampling(self.clients, self.batch_size), state
         back_y = mean_field(fed, ascent_field, problem, sampling, (x, y), y_key)
-        y = _tree.axpy(-self.inner_lr, back_y, y)
+        y = tree.axpy(-self.inner_lr, back_y, y)
         back_x = mean_field(fed, descent_field, problem, sampling, (x, y), x_key)
-        return SaddleState(_tree.axpy(-self.outer_lr, back_x, x), y)
+        return SaddleState(tree.axpy(-self.outer_lr, back_x, x), y)
 
 
 class Extragradient(AbstractDescentAscent):

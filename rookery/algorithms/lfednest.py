@@ -20,8 +20,7 @@ algorithm 5 needs f_y(x_ν, y) where it prints f_x(y_ν, y).
 import equinox as eqx
 import jax
 
-from rookery import _check, _tree
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.nested import (
     AbstractNested,
     Nested,
@@ -40,8 +39,9 @@ from rookery.algorithms.parts.lfedout import (
 )
 from rookery.algorithms.parts.lipschitz import REMEDY
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import AbstractParticipation, participation
 from rookery.program.federation import AbstractFederation, Client
+from rookery.program.participation import AbstractParticipation, participation
+from rookery.types import Key, Tree
 
 
 class LFedNest(AbstractNested):
@@ -67,7 +67,7 @@ class LFedNest(AbstractNested):
     adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
 
     def parts(self) -> Nested:
         """FedInnSGD, T times, and LFedOut."""
@@ -106,7 +106,7 @@ class LFedNestSVRG(AbstractNested):
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
     anchor_batch: int | None = None
-    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
 
     def parts(self) -> Nested:
         """FedInn, T times, and LFedOut."""
@@ -141,12 +141,12 @@ class LFedNestNonAlt(AbstractAlgorithm):
     adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
 
     def __check_init__(self):
         local.check_fields(self)
         if self.batch_size is not None:
-            _check.count("batch_size", self.batch_size)
+            check.count("batch_size", self.batch_size)
 
     def check(self, problem: TwoLevel, n_clients: int) -> None:
         """Raise unless the problem has two levels and the settings fit the clients."""

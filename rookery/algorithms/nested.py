@@ -17,16 +17,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.interface import AbstractInner, AbstractOuter, Sampling
 from rookery.algorithms.parts.levels import TwoLevel, check_two_levels
 from rookery.algorithms.parts.lipschitz import REMEDY
 from rookery.problem.composition import Composition
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import AbstractParticipation, participation
 from rookery.program.federation import AbstractFederation
+from rookery.program.participation import AbstractParticipation, participation
+from rookery.types import Key, Tree
 
 
 class NestedState(NamedTuple):
@@ -65,12 +65,12 @@ class Nested(AbstractAlgorithm):
     inner_rounds: int = 1
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=_tree.as_arrays, default=None)
+    inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
 
     def __check_init__(self):
-        _check.count("inner_rounds", self.inner_rounds)
+        check.count("inner_rounds", self.inner_rounds)
         if self.batch_size is not None:
-            _check.count("batch_size", self.batch_size)
+            check.count("batch_size", self.batch_size)
 
     def check(self, problem: TwoLevel, n_clients: int) -> None:
         """Raise unless the problem has two levels and all parts fit it and the clients."""

@@ -20,14 +20,14 @@ paper: none. ComFedL takes the Hessian on D itself; with whole batches the two a
 import equinox as eqx
 import jax
 
-from rookery._types import Key, Tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.hessian import AbstractHessian, ExactHessian, meta_gradient
 from rookery.algorithms.parts.model import ModelState
 from rookery.problem.meta import Meta
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import AbstractParticipation, participation
 from rookery.program.federation import AbstractFederation, Client
+from rookery.program.participation import AbstractParticipation, participation
+from rookery.types import Key, Tree
 
 
 class PerFedAvg(AbstractAlgorithm):

@@ -37,8 +37,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.adjoint import own_piece
 from rookery.algorithms.parts.lfedout import AbstractLocalAdjoint, LocalNeumannSum, own_adjoint
@@ -46,9 +45,10 @@ from rookery.algorithms.parts.lipschitz import REMEDY
 from rookery.algorithms.parts.mixing import AbstractMixing, Ring
 from rookery.problem.bilevel import Bilevel
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import Everyone
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory, PerClient
+from rookery.program.participation import Everyone
+from rookery.types import Key, Tree
 
 
 class Agent(NamedTuple):
@@ -90,7 +90,7 @@ class Prometheus(AbstractAlgorithm):
     def __check_init__(self):
         local.check_fields(self)
         if self.renew_every is not None:
-            _check.count("renew_every", self.renew_every)
+            check.count("renew_every", self.renew_every)
             if self.batch_size is None:
                 raise ValueError(
                     "renew_every says how often all rows are looked at, and without a batch_size "
@@ -105,8 +105,8 @@ class Prometheus(AbstractAlgorithm):
 
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> PrometheusState:
         """All agents at the given iterates; nothing is estimated yet."""
-        zero = _tree.zeros_like(x)
-        agent = Agent(x, y, _tree.zeros_like(y), zero, zero)
+        zero = tree.zeros_like(x)
+        agent = Agent(x, y, tree.zeros_like(y), zero, zero)
         return PrometheusState(Memory.of(agent), PerClient.of((x, zero)))
 
     def round(
@@ -151,8 +151,8 @@ def agent_step(
 ) -> tuple[Agent, tuple[Tree, Tree]]:
     """The agent after its step, and what it says: its x and its u."""
     x, u = mixed
-    x = _tree.axpy(-algorithm.outer_lr, own.u, x)
-    y = _tree.axpy(-algorithm.inner_lr, own.d, own.y)
+    x = tree.axpy(-algorithm.outer_lr, own.u, x)
+    y = tree.axpy(-algorithm.inner_lr, own.d, own.y)
 
     def over_all_rows(_, before):
         return estimates(client, problem, x, y, algorithm.adjoint, None)
@@ -162,12 +162,12 @@ def agent_step(
             estimates(client, problem, *point, algorithm.adjoint, algorithm.batch_size)
             for point in ((x, y), (own.x, own.y))
         )
-        return _tree.add(before, _tree.sub(new, old))
+        return tree.add(before, tree.sub(new, old))
 
     d, p = client.repeat(is_full, over_all_rows, (own.d, own.p))
     if algorithm.batch_size is not None:
         d, p = client.repeat(1 - is_full, corrected, (d, p))
-    u = _tree.add(u, _tree.sub(p, own.p))
+    u = tree.add(u, tree.sub(p, own.p))
     return Agent(x, y, d, p, u), (x, u)
 
 

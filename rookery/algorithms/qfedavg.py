@@ -21,14 +21,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.model import ModelState, check_single_level, gradient_steps
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import AbstractParticipation, participation
 from rookery.program.federation import AbstractFederation, Client
+from rookery.program.participation import AbstractParticipation, participation
+from rookery.types import Key, Tree
 
 
 class QFedAvg(AbstractAlgorithm):
@@ -52,7 +52,7 @@ class QFedAvg(AbstractAlgorithm):
 
     def __check_init__(self):
         local.check_fields(self)
-        _check.not_negative("q", self.q)
+        check.not_negative("q", self.q)
 
     def check(self, problem: SingleLevel, n_clients: int) -> None:
         """Raise unless the problem is single-level and the settings fit the clients."""
@@ -73,7 +73,7 @@ class QFedAvg(AbstractAlgorithm):
         w = fed.broadcast(cohort, state.w)  # -------------------------------- down  w
         both = fed.map(fair_push, w, key=local_key, problem=problem, algorithm=self)
         push, weight = fed.mean(both)  # ------------------------------------- up    Δ, h
-        return ModelState(_tree.axpy(-1 / weight, push, state.w))
+        return ModelState(tree.axpy(-1 / weight, push, state.w))
 
     def solution(self, state: ModelState) -> tuple[Tree]:
         """(w,)."""
@@ -98,6 +98,6 @@ def fair_push(
         jnp.asarray(value).astype(loss.dtype)
         for value in (1 / local.step_size(algorithm.lr, 1), algorithm.q)
     )
-    D = _tree.scale(L, _tree.sub(centre, w))
-    push = _tree.scale(loss**q, D)
-    return push, q * loss ** (q - 1) * _tree.dot(D, D) + L * loss**q
+    D = tree.scale(L, tree.sub(centre, w))
+    push = tree.scale(loss**q, D)
+    return push, q * loss ** (q - 1) * tree.dot(D, D) + L * loss**q

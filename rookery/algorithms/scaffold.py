@@ -32,17 +32,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
-from rookery._types import Key, Sample, Tree
+from rookery import check, tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.field import Blocks, check_minimax, saddle_field
 from rookery.algorithms.parts.model import check_single_level
 from rookery.problem.minimax import Minimax
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import AbstractParticipation, participation
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory, check_rule
+from rookery.program.participation import AbstractParticipation, participation
+from rookery.types import Key, Sample, Tree
 
 
 class ScaffoldState(NamedTuple):
@@ -89,7 +89,7 @@ class AbstractScaffold(AbstractAlgorithm):
     def __check_init__(self):
         local.check_fields(self)
         _, _, server_lr, clients, _ = self.settings()
-        _check.positive("server_lr", server_lr)
+        check.positive("server_lr", server_lr)
         check_rule(type(self).__name__, clients)
 
     def check(self, problem: Any, n_clients: int) -> None:
@@ -100,7 +100,7 @@ class AbstractScaffold(AbstractAlgorithm):
 
     def init(self, problem: Any, *blocks: Tree) -> ScaffoldState:
         """The given iterates; all control variates are zero."""
-        zeros = _tree.zeros_like(blocks)
+        zeros = tree.zeros_like(blocks)
         return ScaffoldState(blocks, zeros, Memory.of(zeros))
 
     def round(
@@ -118,8 +118,8 @@ class AbstractScaffold(AbstractAlgorithm):
         moved, turned = fed.mean(changes)  # --------------------------------- up    changes of both
         share = jnp.sum(jnp.where(cohort.active, fed.weights[cohort.ids], 0.0))
         return ScaffoldState(
-            blocks=_tree.axpy(settings.server_lr, moved, state.blocks),
-            c=_tree.axpy(share, turned, state.c),
+            blocks=tree.axpy(settings.server_lr, moved, state.blocks),
+            c=tree.axpy(share, turned, state.c),
             own=fed.keep(state.own, c_i),
         )
 
@@ -208,20 +208,20 @@ def controlled_steps(
     settings = algorithm.settings()
     steps = local.steps_of(client, settings.local_steps)
     sizes = tuple(local.step_size(lr, steps) for lr in settings.rates)
-    correction = _tree.sub(c, c_i)
+    correction = tree.sub(c, c_i)
 
     def step(nu, blocks):
         key = jax.random.fold_in(client.key, nu)
         sample = client.draw(problem.split, settings.batch_size, key)
-        direction = _tree.add(algorithm.field(problem, blocks, sample), correction)
+        direction = tree.add(algorithm.field(problem, blocks, sample), correction)
         return tuple(map(_step_back, sizes, direction, blocks))
 
-    moved = _tree.sub(client.repeat(steps, step, blocks), blocks)
+    moved = tree.sub(client.repeat(steps, step, blocks), blocks)
     count = jnp.asarray(steps).astype(float)
     lengths = tuple(1 / (size * count) for size in sizes)
-    new = tuple(map(_step_back, lengths, moved, _tree.sub(c_i, c)))  # option II
-    return (moved, _tree.sub(new, c_i)), new
+    new = tuple(map(_step_back, lengths, moved, tree.sub(c_i, c)))  # option II
+    return (moved, tree.sub(new, c_i)), new
 
 
 def _step_back(size, direction: Tree, block: Tree) -> Tree:
-    return _tree.axpy(-size, direction, block)
+    return tree.axpy(-size, direction, block)

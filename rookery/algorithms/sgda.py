@@ -18,13 +18,13 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 
-from rookery._types import Key, Tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.order import AbstractOrder, Simultaneous
 from rookery.problem.minimax import Minimax
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import AbstractParticipation, participation
 from rookery.program.federation import AbstractFederation, Client
+from rookery.program.participation import AbstractParticipation, participation
+from rookery.types import Key, Tree
 
 
 class SaddleState(NamedTuple):

@@ -23,16 +23,16 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 
-from rookery import _check
-from rookery._types import Key, Tree
+from rookery import check
 from rookery.algorithms.parts.blocks import descend, evaluate
 from rookery.algorithms.parts.local import number
 from rookery.algorithms.parts.schedule import Rate, Rates, check_rates, rates, sizes_at
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.views import AbstractView, Blocks, view_of
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import AbstractParticipation, participation
 from rookery.program.federation import AbstractFederation, Client
+from rookery.program.participation import AbstractParticipation, participation
+from rookery.types import Key, Tree
 
 
 class BlocksState(NamedTuple):
@@ -63,7 +63,7 @@ class STSA(AbstractAlgorithm):
         check_rates("outer_lr", self.outer_lr)
         check_rates("inner_lr", self.inner_lr)
         if self.batch_size is not None:
-            _check.count("batch_size", self.batch_size)
+            check.count("batch_size", self.batch_size)
 
     def check(self, problem: Any, n_clients: int) -> None:
         """Raise unless the problem has blocks and the settings fit them and the clients."""

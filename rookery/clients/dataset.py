@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rookery import _check
+from rookery import check
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Dataset:
     def hold_out(self, n: int, *, seed: int = 0) -> "Dataset":
         """Set ``n`` random training rows aside for choosing hyper-parameters."""
         total = len(self.train["labels"])
-        _check.count("the number of rows to hold out", n)
+        check.count("the number of rows to hold out", n)
         if n >= total:
             raise ValueError(f"{n} rows cannot be held out of {total}.")
         order = np.random.default_rng(seed).permutation(total)

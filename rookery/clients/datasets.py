@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rookery import _check
+from rookery import check
 from rookery.clients import data_files
 from rookery.clients.data_files import Rows
 from rookery.clients.dataset import Dataset, blank
@@ -34,7 +34,7 @@ def load(name: str, directory: Path | str | None = None, *, normalise: bool = Tr
         normalise: shift and scale the inputs as usual for this data set; otherwise they keep the
             values of the files.
     """
-    source = _SOURCES[_check.one_of("data set", name, _SOURCES)]
+    source = _SOURCES[check.one_of("data set", name, _SOURCES)]
     files = _find(name, source, _bases(directory))
     for file in files:
         _check_sum(file)
@@ -58,7 +58,7 @@ def available() -> dict[str, str]:
 
 def blank_like(name: str) -> Dataset:
     """A data set of the same size whose rows are zeros; no file is read."""
-    source = _SOURCES[_check.one_of("data set", name, _SOURCES)]
+    source = _SOURCES[check.one_of("data set", name, _SOURCES)]
     return blank(name, source.n_train, source.input_shape, source.n_classes)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rookery import _check
+from rookery import check
 
 Parts = list[np.ndarray]  # row numbers, one array per client
 
@@ -37,8 +37,8 @@ def given_sizes(n_samples: int, sizes: Sequence[int], *, seed: int = 0) -> Parts
     >>> [rows.size for rows in given_sizes(60, (50, 2, 2))]
     [50, 2, 2]
     """
-    n_samples = _check.count("n_samples", n_samples)
-    sizes = [_check.count(f"sizes[{i}]", size) for i, size in enumerate(sizes)]
+    n_samples = check.count("n_samples", n_samples)
+    sizes = [check.count(f"sizes[{i}]", size) for i, size in enumerate(sizes)]
     if not 0 < sum(sizes) <= n_samples:
         raise ValueError(f"sizes sum to {sum(sizes)}; name some, {n_samples} rows at most in all.")
     return _cut(_generator(seed).permutation(n_samples), sizes)
@@ -57,7 +57,7 @@ def shards(
     [[0, 0], [1, 1]]
     """
     by_class = np.concatenate(_rows_by_class(labels))
-    _sizes(by_class.size, n_clients, _check.count("shards_per_client", shards_per_client))
+    _sizes(by_class.size, n_clients, check.count("shards_per_client", shards_per_client))
     pieces = np.array_split(by_class, n_clients * shards_per_client)
     order = _generator(seed).permutation(len(pieces)).reshape(n_clients, shards_per_client)
     return [np.concatenate([pieces[p] for p in mine]) for mine in order]
@@ -77,8 +77,8 @@ def k_classes(
     [2, 2, 2, 2]
     """
     classes = _rows_by_class(labels)
-    k = _check.count("classes_per_client", classes_per_client)
-    per_client = _check.count("per_client", per_client, least=k)
+    k = check.count("classes_per_client", classes_per_client)
+    per_client = check.count("per_client", per_client, least=k)
     if k > len(classes):
         raise ValueError(
             f"classes_per_client={k}, but there are {len(classes)} classes. Use fewer."
@@ -91,7 +91,7 @@ def k_classes(
             f"smallest class has {smallest}. Use per_client={smallest * k} or less."
         )
     rng, parts = _generator(seed), []
-    for _ in range(_check.count("n_clients", n_clients)):
+    for _ in range(check.count("n_clients", n_clients)):
         quotas = np.zeros((1, len(classes)), int)
         quotas[0, rng.choice(len(classes), k, replace=False)] = _even(per_client, k)
         parts += _deal(classes, quotas, rng)
@@ -141,7 +141,7 @@ def dominant_class(
     [[6, 2, 2], [2, 6, 2], [2, 2, 6]]
     """
     classes = _rows_by_class(labels)
-    n_clients = _check.count("n_clients", n_clients)
+    n_clients = check.count("n_clients", n_clients)
     _check_share("share", share)
     available = np.array([rows.size for rows in classes])
     if available.size < 2:
@@ -158,7 +158,7 @@ def dominant_class(
 
     # the lack grows with the size, so the largest size without one is found by halving
     largest = bisect.bisect_right(range(1, available.sum() // n_clients + 1), 0, key=lacking)
-    size = _check.count("per_client", max(largest, 1) if per_client is None else per_client)
+    size = check.count("per_client", max(largest, 1) if per_client is None else per_client)
     if lacking(size) > 0:
         raise ValueError(
             f"{n_clients} clients of {size} rows with share={share} need {lacking(size)} rows more "
@@ -184,12 +184,12 @@ def dirichlet(
     """
     classes = _rows_by_class(labels)
     sizes = np.array([[rows.size] for rows in classes])
-    _check.positive("alpha", alpha)
-    _sizes(sizes.sum(), n_clients, _check.count("min_per_client", min_per_client))
+    check.positive("alpha", alpha)
+    _sizes(sizes.sum(), n_clients, check.count("min_per_client", min_per_client))
 
     def draw(alpha: float) -> tuple[Parts, int]:
         rng, reached = _generator(seed), 0
-        for _ in range(_check.count("max_tries", max_tries)):
+        for _ in range(check.count("max_tries", max_tries)):
             ends = rng.dirichlet(np.full(n_clients, alpha), len(classes)).cumsum(1)
             ends[:, -1] = 1  # rounding must not lose the last row
             table = np.diff((ends * sizes).astype(int), prepend=0).T
@@ -219,8 +219,8 @@ def long_tail(labels: ArrayLike, *, ratio: float = 0.01, largest: int | None = N
     [0, 1, 2, 3, 4]
     """
     classes = _rows_by_class(labels)
-    _check_share("ratio", _check.positive("ratio", ratio))
-    first = np.size(labels) / len(classes) if largest is None else _check.count("largest", largest)
+    _check_share("ratio", check.positive("ratio", ratio))
+    first = np.size(labels) / len(classes) if largest is None else check.count("largest", largest)
     # powers of a step, as in the papers' code: so rounded, the last MNIST class has 61 rows, not 60
     step = ratio ** (1 / max(len(classes) - 1, 1))
     kept = [rows[: math.ceil(first * step**c)] for c, rows in enumerate(classes)]
@@ -240,7 +240,7 @@ def split(
     {'train': [8, 2], 'test': [2, 1]}
     """
     for name, fraction in fractions.items():
-        _check.positive(f"fractions[{name!r}]", fraction)
+        check.positive(f"fractions[{name!r}]", fraction)
     if not math.isclose(sum(fractions.values()), 1, abs_tol=1e-6):
         raise ValueError(f"fractions must sum to 1, got {dict(fractions)}.")
     position = np.arange(len(fractions))
@@ -258,8 +258,8 @@ def split(
 
 
 def _sizes(n_samples: int, n_clients: int, per_client: int | None) -> list[int]:
-    least = 1 if per_client is None else _check.count("per_client", per_client)
-    if _check.count("n_clients", n_clients) * least > _check.count("n_samples", n_samples):
+    least = 1 if per_client is None else check.count("per_client", per_client)
+    if check.count("n_clients", n_clients) * least > check.count("n_samples", n_samples):
         got = f"{n_samples} rows are too few for {n_clients} clients with {least} or more each"
         raise ValueError(f"{got}. Use fewer clients or rows per client.")
     return _even(n_samples, n_clients) if per_client is None else [least] * n_clients
@@ -292,9 +292,9 @@ def _rows_by_class(labels: ArrayLike) -> Parts:
 
 
 def _check_share(name: str, value: float) -> None:
-    if _check.not_negative(name, value) > 1:
+    if check.not_negative(name, value) > 1:
         raise ValueError(f"{name} must be a number between 0 and 1, got {value}.")
 
 
 def _generator(seed: int) -> np.random.Generator:
-    return np.random.default_rng(_check.count("seed", seed, least=0))
+    return np.random.default_rng(check.count("seed", seed, least=0))

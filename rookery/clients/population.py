@@ -8,8 +8,8 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from rookery import _check
-from rookery._types import Tree
+from rookery import check
+from rookery.types import Tree
 
 
 class Population(eqx.Module):
@@ -65,7 +65,7 @@ class Population(eqx.Module):
         sizes = {split: len(lists) for split, lists in parts.items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"every split needs one index list per client, got {sizes}.")
-        n_clients = _check.count("the number of clients", next(iter(sizes.values())))
+        n_clients = check.count("the number of clients", next(iter(sizes.values())))
         order, counts = [], np.zeros((len(parts), n_clients), np.int32)
         for client in range(n_clients):
             for s, (split, lists) in enumerate(parts.items()):
@@ -118,7 +118,7 @@ class Population(eqx.Module):
         >>> p.n_clients, p.has_rows, p.example("train")["input"].shape
         (2, False, (3,))
         """
-        _check.count("the number of clients", n_clients)
+        check.count("the number of clients", n_clients)
         if not splits:
             raise ValueError("splits is empty; name at least one, such as 'train'.")
         nothing = np.zeros((len(splits), n_clients), np.int32)
@@ -213,7 +213,7 @@ class Population(eqx.Module):
 
     def split_index(self, split: str) -> int:
         """The position of a split, or an error with the nearest valid name."""
-        return self.splits.index(_check.one_of("split", split, self.splits))
+        return self.splits.index(check.one_of("split", split, self.splits))
 
     def example(self, split: str) -> Tree:
         """Shape and type of one row, for checking losses."""

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery import _check
-from rookery._types import Key, Tree
+from rookery import check
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
 from rookery.engines.traced import many_rounds, read_books
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.ledger import Ledger
+from rookery.types import Key, Tree
 
 _programs: list[str] = []  # the algorithms of all programs that this process has compiled
 
@@ -38,8 +38,8 @@ class Compiled(AbstractEngine):
 
     def __check_init__(self):
         if self.clients_at_once is not None:
-            _check.count("clients_at_once", self.clients_at_once)
-        _check.count("rounds_per_call", self.rounds_per_call)
+            check.count("clients_at_once", self.clients_at_once)
+        check.count("rounds_per_call", self.rounds_per_call)
 
     def prepare(self, program: Program, algorithms: Sequence[AbstractAlgorithm]) -> AbstractRunner:
         """Make ready; compilation happens at the first call."""
@@ -48,7 +48,7 @@ class Compiled(AbstractEngine):
 
 
 class _CompiledRunner(AbstractRunner):
-    """Lanes share one program: their algorithms differ in array leaves only."""
+    """BatchLoop share one program: their algorithms differ in array leaves only."""
 
     def __init__(self, program, algorithms, clients_at_once, capacity):
         arrays = [eqx.partition(numbers_to_arrays(a), eqx.is_array) for a in algorithms]

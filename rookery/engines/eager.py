@@ -13,24 +13,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery import _tree
-from rookery._types import Key, Tree
-from rookery.clients.client import Client
+from rookery import tree
+from rookery.clients.local_client import Client
 from rookery.engines import eager_poll
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
-from rookery.program.cohort import Cohort
 from rookery.program.federation import (
     AbstractFederation,
+    Cached,
     Placed,
-    Shared,
     Step,
     client_key,
     common_cohort,
 )
-from rookery.program.jobs import News, all_finite, later
 from rookery.program.ledger import Ledger
 from rookery.program.memory import Memory, PerClient, check_keep, check_recall
+from rookery.program.participation import Cohort
+from rookery.program.polling import PollResult, all_finite, later
+from rookery.types import Key, Tree
 
 POLL_ARGUMENTS = ("wait_for", "staleness", "key", "at_once", "discount")
 
@@ -88,7 +88,7 @@ class EagerFederation(AbstractFederation):
                 kept = jax.tree.map(lambda a, r, c=id, s=slot: a.at[c].set(r[s]), kept, rows)
         return Memory(kept, memory.n_clients)
 
-    def poll(self, jobs, step, *values, **rest) -> News:
+    def poll(self, jobs, step, *values, **rest) -> PollResult:
         """One event after another; see :mod:`rookery.engines.eager_poll`."""
         check_step(step, {k: v for k, v in rest.items() if k not in POLL_ARGUMENTS})
         return eager_poll.poll(self, jobs, step, values, **rest)
@@ -113,7 +113,7 @@ class EagerFederation(AbstractFederation):
         """A Python loop."""
         return _loop(n, body, init)
 
-    def _hold(self, shared: Shared, holders: jax.Array) -> None:
+    def _hold(self, shared: Cached, holders: jax.Array) -> None:
         self.holders[shared.token] = {i for i, holds in enumerate(holders.tolist()) if holds}
 
     def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
@@ -123,14 +123,14 @@ class EagerFederation(AbstractFederation):
                 pending[slot] += nbytes
                 self.ledger += Ledger(bytes_down=nbytes)
 
-    def _send_to_newcomers(self, cohort: Cohort, shared: Shared) -> None:
+    def _send_to_newcomers(self, cohort: Cohort, shared: Cached) -> None:
         holders = self.holders[shared.token]
         newcomers = []
         for id, is_active in zip(cohort.ids.tolist(), cohort.active.tolist(), strict=True):
             newcomers.append(is_active and id not in holders)
             if is_active:
                 holders.add(id)
-        self._send(cohort, jnp.array(newcomers), _tree.nbytes(shared.value))
+        self._send(cohort, jnp.array(newcomers), tree.nbytes(shared.value))
 
     def _exchange(self, cohort: Cohort, nbytes: int) -> None:
         pending = self._pending.pop(cohort.token, [0.0] * len(cohort))
@@ -159,7 +159,7 @@ def check_step(step: Step, settings: dict[str, Any]) -> None:
         )
     for setting, value in settings.items():
         if isinstance(value, eqx.Module) and not isinstance(
-            value, Placed | Shared | Memory | PerClient
+            value, Placed | Cached | Memory | PerClient
         ):
             continue  # a problem or a part, which both sides have
         if any(np.ndim(leaf) > 0 for leaf in jax.tree.leaves(value)) or isinstance(value, Placed):

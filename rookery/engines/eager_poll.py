@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery import _tree
-from rookery._types import Key, Tree
-from rookery.program.clock import Clock
-from rookery.program.federation import Shared, Step, client_key
-from rookery.program.jobs import (
+from rookery import tree
+from rookery.program.delays import Clock
+from rookery.program.federation import Cached, Step, client_key
+from rookery.program.ledger import Ledger
+from rookery.program.polling import (
     SIMULTANEOUS,
-    Jobs,
-    News,
+    InFlight,
+    PollResult,
     check_ask,
     check_poll,
     check_result,
@@ -26,7 +26,7 @@ from rookery.program.jobs import (
     nbytes_of,
     received,
 )
-from rookery.program.ledger import Ledger
+from rookery.types import Key, Tree
 
 if TYPE_CHECKING:
     from rookery.engines.eager import EagerFederation
@@ -53,9 +53,9 @@ class Timetable:
 
 def poll(
     fed: EagerFederation,
-    jobs: Jobs,
+    jobs: InFlight,
     step: Step,
-    values: tuple[Tree | Shared, ...],
+    values: tuple[Tree | Cached, ...],
     *,
     wait_for: Any,
     key: Key,
@@ -63,12 +63,12 @@ def poll(
     at_once: int | None = None,
     discount: Callable[[jax.Array], jax.Array] | None = None,
     **settings: Any,
-) -> News:
+) -> PollResult:
     """See :meth:`~rookery.program.federation.AbstractFederation.poll`."""
     plain = plain_values(values)
     check_poll(jobs, fed.n_clients, plain, fed.aggregate)
     check_waiting(wait_for, staleness, fed.n_clients)
-    nbytes_up = _tree.nbytes(jobs.results) // fed.n_clients
+    nbytes_up = tree.nbytes(jobs.results) // fed.n_clients
 
     def nbytes(client: int) -> int:
         return _to_send(fed, client, values) + nbytes_up
@@ -94,7 +94,7 @@ def poll(
 
 
 def timetable(
-    jobs: Jobs,
+    jobs: InFlight,
     clock: Clock,
     now: float,
     nbytes: Callable[[int], int],
@@ -150,7 +150,7 @@ def timetable(
     return Timetable(now, begins, arrives, start, seconds)
 
 
-def begun(jobs: Jobs, table: Timetable, key: Key, values: tuple[Tree, ...]) -> Jobs:
+def begun(jobs: InFlight, table: Timetable, key: Key, values: tuple[Tree, ...]) -> InFlight:
     """The jobs once those that begin have received the values, each with a key of its own."""
     keys, held = jobs.keys, jobs.values
     for i in table.begins:
@@ -170,12 +170,12 @@ def begun(jobs: Jobs, table: Timetable, key: Key, values: tuple[Tree, ...]) -> J
 
 
 def delivered(
-    jobs: Jobs,
+    jobs: InFlight,
     replies: Mapping[int, Tree],
     weights: jax.Array,
     now: float,
     discount: Callable[[jax.Array], jax.Array] | None,
-) -> News:
+) -> PollResult:
     """What a poll has brought, when clients have replied, at a time since the round began."""
     arrived, version, versions = sorted(replies), int(jobs.polls), jobs.version.tolist()
     results, start, diary = jobs.results, jobs.start, jobs.diary
@@ -184,9 +184,9 @@ def delivered(
         reply = replies[i]
         check_result(jobs, jax.tree.map(lambda a: jnp.asarray(a)[None], reply))
         factor = 1.0 if discount is None else discount(jnp.int32(version - versions[i]))
-        total = _tree.axpy(weights[i] * factor, reply, total)
+        total = tree.axpy(weights[i] * factor, reply, total)
         before = jax.tree.map(lambda a, i=i: a[i], results)
-        change = _tree.axpy(weights[i], _tree.sub(reply, before), change)
+        change = tree.axpy(weights[i], tree.sub(reply, before), change)
         results = jax.tree.map(lambda a, r, i=i: a.at[i].set(r), results, reply)
         diary = diary.add(
             [True],
@@ -199,7 +199,7 @@ def delivered(
         )
         start = start.at[i].set(now)
     has_arrived = _mask(jobs, arrived)
-    return News(
+    return PollResult(
         jobs=replace(
             jobs,
             results=results,
@@ -217,16 +217,16 @@ def delivered(
     )
 
 
-def plain_values(values: tuple[Tree | Shared, ...]) -> tuple[Tree, ...]:
+def plain_values(values: tuple[Tree | Cached, ...]) -> tuple[Tree, ...]:
     """The values themselves, whether they are shared or not."""
-    return tuple(v.value if isinstance(v, Shared) else v for v in values)
+    return tuple(v.value if isinstance(v, Cached) else v for v in values)
 
 
 def ask(
     fed: EagerFederation,
     who: jax.Array,
     step: Step,
-    values: tuple[Tree | Shared, ...],
+    values: tuple[Tree | Cached, ...],
     *,
     key: Key,
     at_once: int | None = None,
@@ -240,35 +240,35 @@ def ask(
     exchange, slowest, mean = fed.ledger.exchanges, 0.0, None
     for i in asked:
         reply, work = fed.run(i, client_key(key, i, None), step, received(plain, i), settings)
-        down, up = _send(fed, i, values), _tree.nbytes(reply)
+        down, up = _send(fed, i, values), tree.nbytes(reply)
         id, active = jnp.array([i], jnp.int32), jnp.array([True])
         nbytes = jnp.array([float(down + up)])
         lasts = fed.clock.exchange_seconds(fed.kind, fed.round, exchange, id, active, nbytes)
         slowest = max(slowest, float(lasts))
         fed.ledger += work + Ledger(messages=2, bytes_down=down, bytes_up=up)
-        mean = _tree.zeros_like(reply) if mean is None else mean
-        mean = _tree.axpy(float(fed.weights[i]) / weight, reply, mean)
+        mean = tree.zeros_like(reply) if mean is None else mean
+        mean = tree.axpy(float(fed.weights[i]) / weight, reply, mean)
     fed.ledger += Ledger(exchanges=1, seconds=slowest)
     fed.now += slowest
     return mean
 
 
-def _to_send(fed: EagerFederation, client: int, values: tuple[Tree | Shared, ...]) -> int:
+def _to_send(fed: EagerFederation, client: int, values: tuple[Tree | Cached, ...]) -> int:
     """Bytes of the values that a client does not hold."""
     nbytes = 0
     for value in values:
-        if not isinstance(value, Shared):
+        if not isinstance(value, Cached):
             nbytes += nbytes_of(value)
         elif client not in fed.holders[value.token]:
-            nbytes += _tree.nbytes(value.value)
+            nbytes += tree.nbytes(value.value)
     return nbytes
 
 
-def _send(fed: EagerFederation, client: int, values: tuple[Tree | Shared, ...]) -> int:
+def _send(fed: EagerFederation, client: int, values: tuple[Tree | Cached, ...]) -> int:
     """The same, after which it holds them."""
     nbytes = _to_send(fed, client, values)
     for value in values:
-        if isinstance(value, Shared):
+        if isinstance(value, Cached):
             fed.holders[value.token].add(client)
     return nbytes
 
@@ -277,6 +277,6 @@ def _transfer_seconds(clock: Clock, client: int, nbytes: int) -> float:
     return float(clock.transfer_seconds(jnp.int32(client), jnp.asarray(float(nbytes))))
 
 
-def _mask(jobs: Jobs, clients: list[int]) -> jax.Array:
+def _mask(jobs: InFlight, clients: list[int]) -> jax.Array:
     """[clients], true for those named."""
     return jnp.asarray(np.isin(np.arange(jobs.is_idle.shape[0]), clients))

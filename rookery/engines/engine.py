@@ -7,12 +7,12 @@ from typing import Any
 
 import equinox as eqx
 
-from rookery._types import Key, Tree
 from rookery.clients.population import Population
 from rookery.program.aggregate import Aggregate
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.clock import Clock
+from rookery.program.delays import Clock
 from rookery.program.ledger import Ledger
+from rookery.types import Key, Tree
 
 
 class Program(eqx.Module):

@@ -6,27 +6,27 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rookery import _tree
-from rookery._types import Key, Tree
-from rookery.clients.client import Client
-from rookery.engines import counters, traced_poll
+from rookery import tree
+from rookery.clients.local_client import Client
+from rookery.engines import traced_poll, uint64
 from rookery.engines.engine import Program
 from rookery.program.algorithm import AbstractAlgorithm
-from rookery.program.cohort import Cohort
 from rookery.program.federation import (
     AbstractFederation,
+    Cached,
     Placed,
-    Shared,
     Step,
     client_key,
     common_cohort,
 )
-from rookery.program.jobs import News, all_finite, later
 from rookery.program.ledger import Ledger
 from rookery.program.memory import Memory, check_keep, check_recall
+from rookery.program.participation import Cohort
+from rookery.program.polling import PollResult, all_finite, later
+from rookery.types import Key, Tree
 
 
-class Books(NamedTuple):
+class RoundCosts(NamedTuple):
     """The ledger of one round as arrays."""
 
     exchanges: jax.Array
@@ -38,9 +38,9 @@ class Books(NamedTuple):
     seconds: jax.Array
 
 
-def _empty_books() -> Books:
-    small, wide = jnp.zeros((), jnp.uint32), counters.zero()
-    return Books(small, small, wide, wide, wide, wide, jnp.zeros(()))
+def _empty_books() -> RoundCosts:
+    small, wide = jnp.zeros((), jnp.uint32), uint64.zero()
+    return RoundCosts(small, small, wide, wide, wide, wide, jnp.zeros(()))
 
 
 class TracedFederation(AbstractFederation):
@@ -76,8 +76,8 @@ class TracedFederation(AbstractFederation):
             replies, work = lax.map(one, slots, batch_size=self.clients_at_once)
         gradients, products = (jnp.where(cohort.active, w, jnp.uint32(0)) for w in work)
         self.books = self.books._replace(
-            gradients=counters.add_all(self.books.gradients, gradients),
-            hessian_vectors=counters.add_all(self.books.hessian_vectors, products),
+            gradients=uint64.add_all(self.books.gradients, gradients),
+            hessian_vectors=uint64.add_all(self.books.hessian_vectors, products),
         )
         return Placed(cohort, replies, is_stacked=True)
 
@@ -112,7 +112,7 @@ class TracedFederation(AbstractFederation):
         value, (self.books, self._holders, self._pending) = lax.fori_loop(0, n, once, (init, notes))
         return value
 
-    def poll(self, jobs, step, *values, **rest) -> News:
+    def poll(self, jobs, step, *values, **rest) -> PollResult:
         """An exact event simulation; see :mod:`rookery.engines.traced_poll`."""
         return traced_poll.poll(self, jobs, step, values, **rest)
 
@@ -129,10 +129,10 @@ class TracedFederation(AbstractFederation):
             self._pending[cohort.token] = jnp.zeros(len(cohort))
         return cohort
 
-    def _hold(self, shared: Shared, holders: jax.Array) -> None:
+    def _hold(self, shared: Cached, holders: jax.Array) -> None:
         self._holders[shared.token] = holders
 
-    def holders(self, shared: Shared) -> jax.Array:
+    def holders(self, shared: Cached) -> jax.Array:
         """Which clients hold a shared value."""
         if shared.token not in self._holders:
             raise ValueError(
@@ -144,13 +144,13 @@ class TracedFederation(AbstractFederation):
         self._known(cohort)
         taking = jnp.sum(slots, dtype=jnp.uint32)
         self.books = self.books._replace(
-            bytes_down=counters.add(self.books.bytes_down, nbytes, taking, len(cohort))
+            bytes_down=uint64.add(self.books.bytes_down, nbytes, taking, len(cohort))
         )
         self._pending[cohort.token] = self._pending[cohort.token] + jnp.where(slots, nbytes, 0.0)
 
-    def _send_to_newcomers(self, cohort: Cohort, shared: Shared) -> None:
+    def _send_to_newcomers(self, cohort: Cohort, shared: Cached) -> None:
         holders = self.holders(shared)
-        self._send(cohort, cohort.distinct & ~holders[cohort.ids], _tree.nbytes(shared.value))
+        self._send(cohort, cohort.distinct & ~holders[cohort.ids], tree.nbytes(shared.value))
         self._holders[shared.token] = holders.at[cohort.ids].max(cohort.active)
 
     def _exchange(self, cohort: Cohort, nbytes: int) -> None:
@@ -167,7 +167,7 @@ class TracedFederation(AbstractFederation):
         self.books = self.books._replace(
             exchanges=self.books.exchanges + jnp.uint32(1),
             messages=self.books.messages + jnp.uint32(2) * active,
-            bytes_up=counters.add(self.books.bytes_up, nbytes, active, len(cohort)),
+            bytes_up=uint64.add(self.books.bytes_up, nbytes, active, len(cohort)),
             seconds=self.books.seconds + seconds,
         )
         self._pending[cohort.token] = jnp.zeros(len(cohort))
@@ -184,7 +184,7 @@ def one_round(
     state: Tree,
     key: Key,
     round,
-) -> tuple[Tree, Books]:
+) -> tuple[Tree, RoundCosts]:
     """Trace one round of a program: pure, so it can be jitted and mapped over."""
     fed = TracedFederation(program, round, clients_at_once)
     state = algorithm.round(fed, program.problem, state, jax.random.fold_in(key, round))
@@ -200,7 +200,7 @@ def many_rounds(
     key: Key,
     first,
     n,
-) -> tuple[Tree, Books, jax.Array]:
+) -> tuple[Tree, RoundCosts, jax.Array]:
     """``n <= capacity`` rounds, n traced: the state, the books of each round, the rounds done.
 
     The loop ends early after a round that left something not finite.
@@ -223,18 +223,18 @@ def many_rounds(
     return state, books, jnp.stack([done, is_finite.astype(jnp.int32)])
 
 
-def read_books(books: Books) -> list[Ledger]:
+def read_books(books: RoundCosts) -> list[Ledger]:
     """The ledgers out of stacked books, one per round."""
     rounds = zip(*jax.device_get(books), strict=True)
     return [
         Ledger(
             exchanges=int(book.exchanges),
             messages=int(book.messages),
-            bytes_down=counters.read(book.bytes_down),
-            bytes_up=counters.read(book.bytes_up),
-            gradients=counters.read(book.gradients),
-            hessian_vectors=counters.read(book.hessian_vectors),
+            bytes_down=uint64.read(book.bytes_down),
+            bytes_up=uint64.read(book.bytes_up),
+            gradients=uint64.read(book.gradients),
+            hessian_vectors=uint64.read(book.hessian_vectors),
             seconds=float(book.seconds),
         )
-        for book in (Books(*one) for one in rounds)
+        for book in (RoundCosts(*one) for one in rounds)
     ]

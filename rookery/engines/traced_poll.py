@@ -14,17 +14,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rookery import _tree
-from rookery._types import Key, Tree
-from rookery.clients.client import Client
-from rookery.engines import counters
-from rookery.engines.visits import visit_some, weighted_sum, width_of, worked, written
-from rookery.program.diary import Diary
-from rookery.program.federation import Shared, Step, client_key
-from rookery.program.jobs import (
+from rookery import tree
+from rookery.clients.local_client import Client
+from rookery.engines import uint64
+from rookery.engines.masked_loop import visit_some, weighted_sum, width_of, worked, written
+from rookery.program.async_trace import AsyncTrace
+from rookery.program.federation import Cached, Step, client_key
+from rookery.program.polling import (
     SIMULTANEOUS,
-    Jobs,
-    News,
+    InFlight,
+    PollResult,
     check_ask,
     check_poll,
     check_result,
@@ -33,6 +32,7 @@ from rookery.program.jobs import (
     nbytes_of,
     received,
 )
+from rookery.types import Key, Tree
 
 if TYPE_CHECKING:
     from rookery.engines.traced import TracedFederation
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 def poll(
     fed: TracedFederation,
-    jobs: Jobs,
+    jobs: InFlight,
     step: Step,
-    values: tuple[Tree | Shared, ...],
+    values: tuple[Tree | Cached, ...],
     *,
     wait_for: Any,
     key: Key,
@@ -50,9 +50,9 @@ def poll(
     at_once: int | None = None,
     discount: Callable[[jax.Array], jax.Array] | None = None,
     **settings: Any,
-) -> News:
+) -> PollResult:
     """See :meth:`~rookery.program.federation.AbstractFederation.poll`."""
-    plain = tuple(v.value if isinstance(v, Shared) else v for v in values)
+    plain = tuple(v.value if isinstance(v, Cached) else v for v in values)
     check_poll(jobs, fed.n_clients, plain, fed.aggregate)
     check_waiting(wait_for, staleness, fed.n_clients)
     if at_once is None and isinstance(wait_for, int):
@@ -64,7 +64,7 @@ def poll(
     jobs = _draw(fed, jobs, width)
 
     # when the server goes on
-    nbytes_up = _tree.nbytes(jobs.results) // fed.n_clients
+    nbytes_up = tree.nbytes(jobs.results) // fed.n_clients
     nbytes = _bytes_down(fed, values) + nbytes_up
     lasts = jobs.seconds + fed.clock.transfer_seconds(everyone, nbytes)
     start = jnp.where(jobs.is_idle, jnp.maximum(jobs.start, now), jobs.start)
@@ -110,10 +110,10 @@ def poll(
     fed.books = fed.books._replace(
         exchanges=fed.books.exchanges + jnp.uint32(1),
         messages=fed.books.messages + jnp.uint32(2) * arrivals,
-        bytes_up=counters.add(fed.books.bytes_up, nbytes_up, arrivals, fed.n_clients),
+        bytes_up=uint64.add(fed.books.bytes_up, nbytes_up, arrivals, fed.n_clients),
         seconds=now,
     )
-    return News(
+    return PollResult(
         jobs=replace(jobs, results=results),
         arrivals=arrivals.astype(jnp.int32),
         weight=jnp.sum(jnp.where(is_in, fed.weights, 0.0)),
@@ -127,14 +127,14 @@ def ask(
     fed: TracedFederation,
     who: jax.Array,
     step: Step,
-    values: tuple[Tree | Shared, ...],
+    values: tuple[Tree | Cached, ...],
     *,
     key: Key,
     at_once: int | None = None,
     **settings: Any,
 ) -> Tree:
     """See :meth:`~rookery.program.federation.AbstractFederation.ask`."""
-    plain = tuple(v.value if isinstance(v, Shared) else v for v in values)
+    plain = tuple(v.value if isinstance(v, Cached) else v for v in values)
     check_ask(fed.n_clients, plain, fed.aggregate)
 
     def one(id):
@@ -142,7 +142,7 @@ def ask(
         return step(client, *received(plain, id), **settings), client.work
 
     shape = jax.eval_shape(one, jax.ShapeDtypeStruct((), jnp.int32))[0]
-    nbytes_up = _tree.nbytes(shape)
+    nbytes_up = tree.nbytes(shape)
     nbytes = _bytes_down(fed, values) + nbytes_up
     exchange = fed.books.exchanges
 
@@ -150,7 +150,7 @@ def ask(
         total, slowest, work = carry
         replies, more = jax.vmap(one)(ids)
         lasts = fed.clock.exchange_seconds(fed.kind, fed.round, exchange, ids, active, nbytes[ids])
-        total = _tree.add(total, weighted_sum(fed.weights, ids, active, replies))
+        total = tree.add(total, weighted_sum(fed.weights, ids, active, replies))
         return total, jnp.maximum(slowest, lasts), worked(work, active, more)
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shape)
@@ -162,15 +162,15 @@ def ask(
     fed.books = fed.books._replace(
         exchanges=exchange + jnp.uint32(1),
         messages=fed.books.messages + jnp.uint32(2) * asked,
-        bytes_up=counters.add(fed.books.bytes_up, nbytes_up, asked, fed.n_clients),
+        bytes_up=uint64.add(fed.books.bytes_up, nbytes_up, asked, fed.n_clients),
         gradients=work[0],
         hessian_vectors=work[1],
         seconds=fed.books.seconds + slowest,
     )
-    return _tree.scale(1 / jnp.sum(jnp.where(who, fed.weights, 0.0)), total)
+    return tree.scale(1 / jnp.sum(jnp.where(who, fed.weights, 0.0)), total)
 
 
-def _draw(fed: TracedFederation, jobs: Jobs, width: int) -> Jobs:
+def _draw(fed: TracedFederation, jobs: InFlight, width: int) -> InFlight:
     def visit(ids, active, carry):
         def one(id):
             ready = jobs.start[id]
@@ -188,7 +188,7 @@ def _draw(fed: TracedFederation, jobs: Jobs, width: int) -> Jobs:
     return replace(jobs, start=start, seconds=seconds)
 
 
-def _begin(fed, jobs: Jobs, values, begins: jax.Array, key: Key, width: int) -> Jobs:
+def _begin(fed, jobs: InFlight, values, begins: jax.Array, key: Key, width: int) -> InFlight:
     def visit(ids, active, carry):
         def one(id):
             return received(values, id), jax.random.key_data(job_key(key, id, jobs.begun[id]))
@@ -199,7 +199,7 @@ def _begin(fed, jobs: Jobs, values, begins: jax.Array, key: Key, width: int) -> 
     return replace(jobs, values=held, keys=keys)
 
 
-def _noted(fed, jobs: Jobs, is_in, width: int, start, finish, now, version) -> Diary:
+def _noted(fed, jobs: InFlight, is_in, width: int, start, finish, now, version) -> AsyncTrace:
     def visit(ids, active, diary):
         return diary.add(
             active,
@@ -214,8 +214,8 @@ def _noted(fed, jobs: Jobs, is_in, width: int, start, finish, now, version) -> D
     return visit_some(fed, is_in, width, visit, jobs.diary)
 
 
-def _deliver(fed, jobs: Jobs, step: Step, is_in: jax.Array, counts, settings, width: int):
-    """The new table of results, and the two sums of a :class:`News`."""
+def _deliver(fed, jobs: InFlight, step: Step, is_in: jax.Array, counts, settings, width: int):
+    """The new table of results, and the two sums of a :class:`PollResult`."""
 
     def visit(ids, active, carry):
         def one(id):
@@ -227,13 +227,13 @@ def _deliver(fed, jobs: Jobs, step: Step, is_in: jax.Array, counts, settings, wi
         replies, more = jax.vmap(one)(ids)
         check_result(jobs, replies)
         results = written(results, ids, active, replies)
-        total = _tree.add(total, weighted_sum(counts, ids, active, replies))
-        change = _tree.add(change, weighted_sum(fed.weights, ids, active, replies))
+        total = tree.add(total, weighted_sum(counts, ids, active, replies))
+        change = tree.add(change, weighted_sum(fed.weights, ids, active, replies))
         return results, total, change, worked(work, active, more)
 
     def look_up(ids, active, change):
         before = jax.tree.map(lambda a: a[ids], jobs.results)
-        return _tree.sub(change, weighted_sum(fed.weights, ids, active, before))
+        return tree.sub(change, weighted_sum(fed.weights, ids, active, before))
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), jobs.results)
     # one loop that reads a table and writes it, or two of which neither must be first, would have
@@ -246,26 +246,26 @@ def _deliver(fed, jobs: Jobs, step: Step, is_in: jax.Array, counts, settings, wi
     return results, total, change
 
 
-def _bytes_down(fed: TracedFederation, values: tuple[Tree | Shared, ...]) -> jax.Array:
+def _bytes_down(fed: TracedFederation, values: tuple[Tree | Cached, ...]) -> jax.Array:
     """What each client would have to be sent: all that it does not hold."""
     nbytes = jnp.zeros(fed.n_clients)
     for value in values:
-        if isinstance(value, Shared):
-            nbytes = nbytes + jnp.where(fed.holders(value), 0.0, _tree.nbytes(value.value))
+        if isinstance(value, Cached):
+            nbytes = nbytes + jnp.where(fed.holders(value), 0.0, tree.nbytes(value.value))
         else:
             nbytes = nbytes + nbytes_of(value)
     return nbytes
 
 
-def _send(fed: TracedFederation, values: tuple[Tree | Shared, ...], who: jax.Array) -> None:
+def _send(fed: TracedFederation, values: tuple[Tree | Cached, ...], who: jax.Array) -> None:
     for value in values:
-        taking, nbytes = who, nbytes_of(value.value if isinstance(value, Shared) else value)
-        if isinstance(value, Shared):
+        taking, nbytes = who, nbytes_of(value.value if isinstance(value, Cached) else value)
+        if isinstance(value, Cached):
             holders = fed.holders(value)
             taking = who & ~holders
             fed._hold(value, holders | who)
         times = jnp.sum(taking, dtype=jnp.uint32)
-        down = counters.add(fed.books.bytes_down, nbytes, times, fed.n_clients)
+        down = uint64.add(fed.books.bytes_down, nbytes, times, fed.n_clients)
         fed.books = fed.books._replace(bytes_down=down)
 
 

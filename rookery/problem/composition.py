@@ -5,8 +5,8 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 
-from rookery._types import Sample, Tree
 from rookery.problem import oracles
+from rookery.types import Sample, Tree
 
 
 class Composition(eqx.Module):

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 
-from rookery import _check, _tree
-from rookery._types import Loss, Sample, Tree
+from rookery import check, tree
 from rookery.problem import oracles
+from rookery.types import Loss, Sample, Tree
 
 
 class Meta(eqx.Module):
@@ -32,7 +32,7 @@ class Meta(eqx.Module):
     def __check_init__(self):
         if not callable(self.loss):
             raise TypeError(f"loss must be a function, got {self.loss!r}.")
-        _check.not_negative("adapt_lr", self.adapt_lr)
+        check.not_negative("adapt_lr", self.adapt_lr)
 
     def check(self, variables: tuple[Tree], example: Callable[[str], Tree]) -> None:
         """Raise unless there is one variable and the loss gives one number at it."""
@@ -42,7 +42,7 @@ class Meta(eqx.Module):
 
     def adapt(self, w: Tree, sample: Sample) -> Tree:
         """The adapted w, after one gradient step on a sample."""
-        return _tree.axpy(-self.adapt_lr, self.loss_gradient(w, sample), w)
+        return tree.axpy(-self.adapt_lr, self.loss_gradient(w, sample), w)
 
     def value(self, w: Tree, inner_sample: Sample, outer_sample: Sample) -> jax.Array:
         """The loss after adaptation."""
@@ -72,7 +72,7 @@ class Meta(eqx.Module):
 
     def pull_back(self, w: Tree, g: Tree, sample: Sample) -> Tree:
         """From a gradient at the adapted w to one at w: (I - a Hess f(w)) g."""
-        return _tree.axpy(-self.adapt_lr, self.loss_hvp(w, g, sample), g)
+        return tree.axpy(-self.adapt_lr, self.loss_hvp(w, g, sample), g)
 
     # ---- of the loss itself, without adaptation
 

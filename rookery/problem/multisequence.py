@@ -6,8 +6,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery._types import Sample, Tree
 from rookery.problem import oracles
+from rookery.types import Sample, Tree
 
 
 class MultiSequence(eqx.Module):

@@ -1,6 +1,6 @@
 """Derivatives of the mean of a per-example loss, without ever forming a matrix.
 
-Every oracle takes a :class:`~rookery._types.Sample` handle last. The mean over a sample is linear
+Every oracle takes a :class:`~rookery.types.Sample` handle last. The mean over a sample is linear
 in its rows, so a sample too large for memory is summed block by block, and clients of unequal
 size need no padding.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from rookery._types import Loss, Sample, Tree
+from rookery.types import Loss, Sample, Tree
 
 
 def value(loss: Loss, point: tuple[Tree, ...], sample: Sample) -> jax.Array:

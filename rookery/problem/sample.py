@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery._types import Tree
+from rookery.types import Tree
 
 
 class Rows(eqx.Module):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 
-from rookery._types import Loss, Sample, Tree
 from rookery.problem import oracles
+from rookery.types import Loss, Sample, Tree
 
 
 class SingleLevel(eqx.Module):

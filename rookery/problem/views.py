@@ -21,13 +21,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _tree
-from rookery._types import Sample, Tree
+from rookery import tree
 from rookery.problem import oracles
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
 from rookery.problem.multisequence import MultiSequence
+from rookery.types import Sample, Tree
 
 Blocks = tuple[Tree, ...]
 
@@ -73,7 +73,7 @@ class BilevelView(AbstractView):
 
     def added(self, problem: Bilevel, *variables: Tree) -> Blocks:
         """V = 0, of the shape of y."""
-        return (_tree.zeros_like(variables[1]),)
+        return (tree.zeros_like(variables[1]),)
 
     def maps(self, problem: Bilevel, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
         """f_x - g_xy v, g_y and g_yy v - f_y."""
@@ -81,9 +81,9 @@ class BilevelView(AbstractView):
         direct, indirect = problem.outer_grad_x(x, y, outer), problem.inner_cross(x, y, v, inner)
         right, left = problem.outer_grad_y(x, y, outer), problem.inner_hvp(x, y, v, inner)
         return (
-            _tree.sub(direct, indirect),
+            tree.sub(direct, indirect),
             problem.inner_grad_y(x, y, inner),
-            _tree.sub(left, right),
+            tree.sub(left, right),
         )
 
 
@@ -109,7 +109,7 @@ class MinimaxView(AbstractView):
     def maps(self, problem: Minimax, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
         """f_x and -f_y."""
         (x, y), (sample,) = blocks, samples
-        return problem.grad_x(x, y, sample), _tree.scale(-1, problem.grad_y(x, y, sample))
+        return problem.grad_x(x, y, sample), tree.scale(-1, problem.grad_y(x, y, sample))
 
 
 class AdjointView(AbstractView):
@@ -122,7 +122,7 @@ class AdjointView(AbstractView):
         starts: initial z_1 .. z_N; those of the problem if not given.
     """
 
-    starts: Blocks | None = eqx.field(converter=_tree.as_arrays, default=None)
+    starts: Blocks | None = eqx.field(converter=tree.as_arrays, default=None)
 
     def check(self, problem: Composition) -> None:
         """The problem must be a composition."""
@@ -140,16 +140,16 @@ class AdjointView(AbstractView):
     def added(self, problem: Composition, *variables: Tree) -> Blocks:
         """The initial values, and zeros for the adjoints."""
         values = initial_values(problem, self.starts)
-        return *values, *map(_tree.zeros_like, values)
+        return *values, *map(tree.zeros_like, values)
 
     def maps(self, problem: Composition, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
         """J_0' a_1, then z_n - F_{n-1}(z_{n-1}), then a_n - J_n' a_{n+1}."""
         N, (sample,) = len(problem.layers) - 1, samples
         z, a = blocks[: N + 1], blocks[N + 1 :]
-        behind = [_tree.sub(z[n + 1], problem.layer(n, z[n], sample)) for n in range(N)]
+        behind = [tree.sub(z[n + 1], problem.layer(n, z[n], sample)) for n in range(N)]
         pulled = [problem.layer_vjp(n, z[n], a[n], sample) for n in range(N)]
         pulled.append(oracles.gradient(problem.layers[N], (z[N],), 0, sample))
-        return pulled[0], *behind, *map(_tree.sub, a, pulled[1:])
+        return pulled[0], *behind, *map(tree.sub, a, pulled[1:])
 
 
 class ProductView(AbstractView):
@@ -162,7 +162,7 @@ class ProductView(AbstractView):
         starts: initial z_1 .. z_N; those of the problem if not given.
     """
 
-    starts: Blocks | None = eqx.field(converter=_tree.as_arrays, default=None)
+    starts: Blocks | None = eqx.field(converter=tree.as_arrays, default=None)
 
     def check(self, problem: Composition) -> None:
         """The problem must be a composition."""
@@ -188,7 +188,7 @@ class ProductView(AbstractView):
         for n in reversed(range(N)):
             product = problem.layer_vjp(n, blocks[n], product, samples[n])
         values = (problem.layer(n, blocks[n], samples[n]) for n in range(N))
-        return product, *map(_tree.sub, blocks[1:], values)
+        return product, *map(tree.sub, blocks[1:], values)
 
 
 class SequencesView(AbstractView):

@@ -7,10 +7,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery._types import Key, Tree
 from rookery.program.federation import AbstractFederation
-from rookery.program.jobs import Jobs
-from rookery.program.memory import Memory, PerClient, Shares
+from rookery.program.memory import Memory, PerClient, Probabilities
+from rookery.program.polling import InFlight
+from rookery.types import Key, Tree
 
 
 class AbstractAlgorithm(eqx.Module):
@@ -27,7 +27,7 @@ class AbstractAlgorithm(eqx.Module):
     def init(self, problem: Any, *variables: Any, **named: Any) -> Tree:
         """The state before round 0, from the problem's variables.
 
-        It need not know the clients: a :class:`Memory`, a :class:`PerClient` and :class:`Jobs` in
+        It need not know the clients: a :class:`Memory`, a :class:`PerClient` and :class:`InFlight` in
         it get their rows from ``first_state``.
         """
 
@@ -55,7 +55,7 @@ def with_rows(state: Tree, n_clients: int) -> Tree:
     """A state whose memories, rows, shares and jobs have a row for each client."""
 
     def has_rows(leaf):
-        return isinstance(leaf, Memory | PerClient | Shares | Jobs)
+        return isinstance(leaf, Memory | PerClient | Probabilities | InFlight)
 
     return jax.tree.map(
         lambda leaf: leaf.for_clients(n_clients) if has_rows(leaf) else leaf,

@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check
+from rookery import check
 
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill the circle evenly, however many there are
 
@@ -57,8 +57,8 @@ class BernoulliOn(AbstractAvailability):
     retry: float
 
     def __check_init__(self):
-        _check.share("BernoulliOn.probability", self.probability)
-        _check.positive("BernoulliOn.retry", self.retry)
+        check.fraction("BernoulliOn.probability", self.probability)
+        check.positive("BernoulliOn.retry", self.retry)
 
     def comes(self, key, client, now):
         """After the attempts that fail."""
@@ -83,10 +83,10 @@ class DiurnalOn(AbstractAvailability):
     phases: tuple[float, ...] | None = None
 
     def __check_init__(self):
-        _check.positive("DiurnalOn.period", self.period)
-        _check.share("DiurnalOn.share", self.share)
+        check.positive("DiurnalOn.period", self.period)
+        check.fraction("DiurnalOn.share", self.share)
         for phase in self.phases or ():
-            _check.not_negative("DiurnalOn.phases", phase)
+            check.not_negative("DiurnalOn.phases", phase)
 
     def comes(self, key, client, now):
         """Now, or when the next period's share begins."""
@@ -130,7 +130,7 @@ class TraceOn(AbstractAvailability):
             return jnp.array([row + [math.inf] * (most - len(row)) for row in rows])
 
         self.path = str(path)
-        self.period = float(latest if period is None else _check.positive("period", period))
+        self.period = float(latest if period is None else check.positive("period", period))
         self.starts, self.ends = table(0), table(1)
         self.absent = tuple(i for i in range(n) if i not in intervals)
 

@@ -19,16 +19,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery import _tree
-from rookery._types import Key, Tree
-from rookery.program.aggregate import Aggregate
-from rookery.program.cohort import AbstractParticipation, Cohort
-from rookery.program.jobs import Jobs, News
+from rookery import tree
+from rookery.program.aggregate import AbstractRobust, Aggregate
 from rookery.program.memory import Memory, PerClient
-from rookery.program.robust import AbstractRobust
+from rookery.program.participation import AbstractParticipation, Cohort
+from rookery.program.polling import InFlight, PollResult
 from rookery.program.step import Client as Client
 from rookery.program.step import Step as Step
 from rookery.program.step import client_key as client_key
+from rookery.types import Key, Tree
 
 _tokens = itertools.count()
 
@@ -51,7 +50,7 @@ class Placed:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Shared:
+class Cached:
     """A server value that a client keeps once it has it: it is sent to newcomers only."""
 
     value: Tree
@@ -65,7 +64,7 @@ class AbstractFederation(abc.ABC):
         n_clients: how many clients there are.
         weights: [clients], summing to one.
         round: the number of this round, from 0.
-        kind: of the exchanges made now, one of :data:`~rookery.program.clock.KINDS`.
+        kind: of the exchanges made now, one of :data:`~rookery.program.delays.KINDS`.
     """
 
     def __init__(self, n_clients: int, weights: jax.Array, round: Any, aggregate: Aggregate):
@@ -94,28 +93,28 @@ class AbstractFederation(abc.ABC):
             key, self.n_clients, self.weights if probabilities is None else probabilities
         )
 
-    def shares(self, cohort: Cohort) -> jax.Array:
+    def slot_weights(self, cohort: Cohort) -> jax.Array:
         """[slots], what each slot counts in a mean; they sum to one."""
         return _shares(self.weights, cohort.ids, cohort.active, cohort.is_weighted)
 
     # ---- down
 
-    def share(self, value: Tree, held_by: jax.Array | None = None) -> Shared:
+    def cache(self, value: Tree, held_by: jax.Array | None = None) -> Cached:
         """Mark a server value that several cohorts will need; nothing is sent yet.
 
         Clients where ``held_by`` is true have no need of it: nobody will send it to them.
         """
-        shared = Shared(value)
+        shared = Cached(value)
         self._hold(shared, jnp.zeros(self.n_clients, bool) if held_by is None else held_by)
         return shared
 
-    def broadcast(self, cohort: Cohort, *values: Tree | Shared) -> Any:
+    def broadcast(self, cohort: Cohort, *values: Tree | Cached) -> Any:
         """Send server values to a cohort: the same to each client, and to each client once."""
         for value in values:
-            if isinstance(value, Shared):
+            if isinstance(value, Cached):
                 self._send_to_newcomers(cohort, value)
             else:
-                self._send(cohort, cohort.distinct, _tree.nbytes(value))
+                self._send(cohort, cohort.distinct, tree.nbytes(value))
         placed = [Placed(cohort, self._sent(value), is_stacked=False) for value in values]
         return placed[0] if len(placed) == 1 else tuple(placed)
 
@@ -124,7 +123,7 @@ class AbstractFederation(abc.ABC):
         sizes = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(rows)}
         if sizes != {len(cohort)}:
             raise ValueError(f"{len(cohort)} clients need {len(cohort)} rows, got {sizes}.")
-        self._send(cohort, cohort.active, _tree.nbytes(rows) // len(cohort))
+        self._send(cohort, cohort.active, tree.nbytes(rows) // len(cohort))
         return Placed(cohort, rows, is_stacked=True)
 
     # ---- on the clients
@@ -154,8 +153,8 @@ class AbstractFederation(abc.ABC):
     def mean(self, placed: Placed) -> Tree:
         """The clients' mean, by their weights and by the run's aggregation rule."""
         replies, cohort = self._replies(placed)
-        self._exchange(cohort, _tree.nbytes(replies) // len(cohort))
-        return self.aggregate(_floating(replies), self.shares(cohort))
+        self._exchange(cohort, tree.nbytes(replies) // len(cohort))
+        return self.aggregate(_floating(replies), self.slot_weights(cohort))
 
     def weighted_mean(self, placed: Placed, weights: Placed) -> Tree:
         """The mean by weights that the clients send along."""
@@ -165,20 +164,20 @@ class AbstractFederation(abc.ABC):
                 "weight could outweigh all others. Use fed.mean, or a run without aggregate=."
             )
         (replies, given), cohort = self._replies(_joined(placed, weights))
-        self._exchange(cohort, _tree.nbytes((replies, given)) // len(cohort))
+        self._exchange(cohort, tree.nbytes((replies, given)) // len(cohort))
         given = jnp.where(cohort.active, given, jnp.zeros_like(given))
         return self.aggregate(_floating(replies), given / jnp.sum(given))
 
     def sum(self, placed: Placed) -> Tree:
         """The plain sum over the clients that take part."""
         replies, cohort = self._replies(placed)
-        self._exchange(cohort, _tree.nbytes(replies) // len(cohort))
+        self._exchange(cohort, tree.nbytes(replies) // len(cohort))
         return jax.tree.map(lambda r: jnp.tensordot(cohort.active.astype(r.dtype), r, 1), replies)
 
     def stack(self, placed: Placed) -> Tree:
         """All replies, one row per slot; the row of a switched-off slot means nothing."""
         replies, cohort = self._replies(placed)
-        self._exchange(cohort, _tree.nbytes(replies) // len(cohort))
+        self._exchange(cohort, tree.nbytes(replies) // len(cohort))
         return replies
 
     # ---- down and up
@@ -186,16 +185,16 @@ class AbstractFederation(abc.ABC):
     @abc.abstractmethod
     def poll(
         self,
-        jobs: Jobs,
+        jobs: InFlight,
         step: Step,
-        *values: Tree | Shared | PerClient,
+        *values: Tree | Cached | PerClient,
         wait_for: Any,
         key: Key,
         staleness: Any = None,
         at_once: int | None = None,
         discount: Callable[[jax.Array], jax.Array] | None = None,
         **settings: Any,
-    ) -> News:
+    ) -> PollResult:
         """Let idle clients begin a job, and wait for results. One exchange.
 
         Clients without a job begin ``step(client, *values, **settings)`` with the values of now, as
@@ -216,7 +215,7 @@ class AbstractFederation(abc.ABC):
             key: of the jobs that begin.
             staleness: the largest that a result may have; None is any, 0 waits for all at work.
             at_once: results computed side by side; their number is rounded up to a multiple.
-            discount: the factor of a result in ``News.sum``, as a function of its staleness; None
+            discount: the factor of a result in ``PollResult.sum``, as a function of its staleness; None
                 is one for all.
             settings: configuration that both sides know.
         """
@@ -226,7 +225,7 @@ class AbstractFederation(abc.ABC):
         self,
         who: jax.Array,
         step: Step,
-        *values: Tree | Shared | PerClient,
+        *values: Tree | Cached | PerClient,
         key: Key,
         at_once: int | None = None,
         **settings: Any,
@@ -251,7 +250,7 @@ class AbstractFederation(abc.ABC):
     # ---- for engines
 
     @abc.abstractmethod
-    def _hold(self, shared: Shared, holders: jax.Array) -> None:
+    def _hold(self, shared: Cached, holders: jax.Array) -> None:
         """Note who holds a shared value from the beginning."""
 
     @abc.abstractmethod
@@ -259,16 +258,16 @@ class AbstractFederation(abc.ABC):
         """Bill bytes going down to the given slots of a cohort."""
 
     @abc.abstractmethod
-    def _send_to_newcomers(self, cohort: Cohort, shared: Shared) -> None:
+    def _send_to_newcomers(self, cohort: Cohort, shared: Cached) -> None:
         """Bill a shared value to the clients that do not hold it yet; now they do."""
 
     @abc.abstractmethod
     def _exchange(self, cohort: Cohort, nbytes: int) -> None:
         """Bill one exchange in which every active client sends so many bytes."""
 
-    def _sent(self, value: Tree | Shared) -> Tree:
+    def _sent(self, value: Tree | Cached) -> Tree:
         """A value of the server as clients have it once it was sent."""
-        return value.value if isinstance(value, Shared) else value
+        return value.value if isinstance(value, Cached) else value
 
     def _replies(self, placed: Placed) -> tuple[Tree, Cohort]:
         if not isinstance(placed, Placed):

@@ -6,8 +6,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery._types import Tree
-from rookery.program.cohort import AbstractParticipation, Cohort, Weighted, WithReplacement
+from rookery.program.participation import AbstractParticipation, Cohort, Weighted, WithReplacement
+from rookery.types import Tree
 
 
 class Memory(eqx.Module):
@@ -66,8 +66,8 @@ class PerClient(eqx.Module):
         return PerClient(_repeated(self.rows, n_clients))
 
 
-class Shares(eqx.Module):
-    """Shares of all clients, summing to one, that the *server* keeps; a field of a state.
+class Probabilities(eqx.Module):
+    """Probabilities of all clients, summing to one, that the *server* keeps; a field of a state.
 
     Such as the probabilities that it draws clients with. They begin equal. ``init`` need not know
     how many clients there are.
@@ -78,11 +78,11 @@ class Shares(eqx.Module):
 
     values: Any = None
 
-    def for_clients(self, n_clients: int) -> "Shares":
+    def for_clients(self, n_clients: int) -> "Probabilities":
         """Equal shares for so many clients."""
         if self.values is not None:
             raise ValueError(f"these shares are already there, for {len(self.values)} clients.")
-        return Shares(jnp.full(n_clients, 1 / n_clients))
+        return Probabilities(jnp.full(n_clients, 1 / n_clients))
 
 
 def check_recall(cohort: Cohort, memory: Memory, n_clients: int) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import jax
 
-from rookery._types import Key, Sample, Tree
+from rookery.types import Key, Sample, Tree
 
 
 class Client(Protocol):

@@ -1,23 +1,23 @@
 """Programs across machines: the words of the language as messages."""
 
+from rookery.remote.client.worker import Worker as Worker
 from rookery.remote.engine import Remote as Remote
-from rookery.remote.inprocess import Faults as Faults
-from rookery.remote.inprocess import InProcess as InProcess
-from rookery.remote.policy import Policy as Policy
-from rookery.remote.port import Failure as Failure
-from rookery.remote.port import Port as Port
-from rookery.remote.port import Transport as Transport
-from rookery.remote.watched import Watched as Watched
-from rookery.remote.worker import Worker as Worker
+from rookery.remote.server.policy import Policy as Policy
+from rookery.remote.transports.in_process import Faults as Faults
+from rookery.remote.transports.in_process import InProcess as InProcess
+from rookery.remote.transports.monitor import Monitored as Monitored
+from rookery.remote.transports.port import Failure as Failure
+from rookery.remote.transports.port import Port as Port
+from rookery.remote.transports.port import Transport as Transport
 
 __all__ = [
     "Failure",
     "Faults",
     "InProcess",
+    "Monitored",
     "Policy",
     "Port",
     "Remote",
     "Transport",
-    "Watched",
     "Worker",
 ]

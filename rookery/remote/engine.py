@@ -7,7 +7,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery._types import Key, Tree
 from rookery.engines.engine import (
     AbstractEngine,
     AbstractRunner,
@@ -17,19 +16,20 @@ from rookery.engines.engine import (
     Stopped,
 )
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
-from rookery.program.jobs import all_finite, later
 from rookery.program.ledger import Ledger
-from rookery.remote import memories
-from rookery.remote.agreement import agreement
-from rookery.remote.asking import MemoryLost, TooFew
-from rookery.remote.draft import Holdings
-from rookery.remote.federation import RemoteFederation
-from rookery.remote.inprocess import InProcess
-from rookery.remote.plan import Plan
-from rookery.remote.policy import Policy
-from rookery.remote.port import Transport
-from rookery.remote.rehearsal import rehearse
-from rookery.remote.session import Session
+from rookery.program.polling import all_finite, later
+from rookery.remote.protocol.handshake import agreement
+from rookery.remote.protocol.plan import Plan
+from rookery.remote.protocol.tracing import trace_round
+from rookery.remote.server import memory_sync
+from rookery.remote.server.federation import RemoteFederation
+from rookery.remote.server.message_builder import Holdings
+from rookery.remote.server.policy import Policy
+from rookery.remote.server.requests import MemoryLost, TooFewReplies
+from rookery.remote.server.session import Session
+from rookery.remote.transports.in_process import InProcess
+from rookery.remote.transports.port import Transport
+from rookery.types import Key, Tree
 
 
 class Remote(AbstractEngine):
@@ -97,25 +97,25 @@ class RemoteRunner(AbstractRunner):
         (state,), (key,), (count,) = states, keys, n
         plan, session = self._open(state, first)
         if state is not self._last:
-            memories.hand_over(self._holdings, state)
+            memory_sync.hand_over(self._holdings, state)
             self._holdings.errands.clear()
             session.forget_jobs()
         ledgers: list[Ledger] = []
-        stopped: TooFew | None = None
-        remote = memories.with_handles(state)
+        stopped: TooFewReplies | None = None
+        remote = memory_sync.with_handles(state)
         try:
             for round in range(first, first + count):
                 try:
                     remote, ledger = self._round(plan, session, round, remote, key)
-                except TooFew as few:
+                except TooFewReplies as few:
                     stopped = few
                     break
                 ledgers.append(ledger)
-                known = memories.replace_memories(remote, lambda *_: None)
+                known = memory_sync.replace_memories(remote, lambda *_: None)
                 if not bool(all_finite(known)):
                     break
-            self._last = memories.collect(session, self._holdings, session.round, remote)
-        except (TooFew, MemoryLost) as lost:
+            self._last = memory_sync.collect(session, self._holdings, session.round, remote)
+        except (TooFewReplies, MemoryLost) as lost:
             # what clients have kept in these rounds is gone, so nobody can go on from there
             self._last = None
             raise Stopped(_advice(lost, first), []) from lost
@@ -135,13 +135,13 @@ class RemoteRunner(AbstractRunner):
         round_key = jax.random.fold_in(key, round)
         state = self._algorithm.round(fed, self._program.problem, state, round_key)
         state = later(state, jnp.asarray(fed.bills.now, float))
-        state = memories.settle(session, self._holdings, round, state, fed.bills.work)
+        state = memory_sync.settle(session, self._holdings, round, state, fed.bills.work)
         return state, fed.bills.ledger
 
     def _open(self, state: Tree, first: int) -> tuple[Plan, Session]:
         if self._opened is None:
             problem, people = self._program.problem, self._program.population
-            plan = rehearse(self._algorithm, problem, people, state)
+            plan = trace_round(self._algorithm, problem, people, state)
             agreed = agreement(problem, self._algorithm, people.n_clients, plan)
             port = self._transport.open(self._program, self._algorithm, state, plan)
             session = Session(port, self._policy, agreed)

@@ -29,13 +29,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery import _check
-from rookery._types import Tree
+from rookery import check
 from rookery.clients.population import Population
 from rookery.program.algorithm import AbstractAlgorithm, first_state, numbers_to_arrays
-from rookery.remote.policy import Policy
-from rookery.remote.rehearsal import rehearse
-from rookery.remote.worker import Worker
+from rookery.remote.client.worker import Worker
+from rookery.remote.protocol.tracing import trace_round
+from rookery.remote.server.policy import Policy
+from rookery.types import Tree
 
 NAMES = ("problem", "algorithm", "start", "sites", "population", "load", "main")
 
@@ -108,7 +108,7 @@ class Study:
             site: the site's name.
             is_checked: whether replies carry a checksum of their arrays.
         """
-        mine = self.sites[_check.one_of("site", site, tuple(self.sites))]
+        mine = self.sites[check.one_of("site", site, tuple(self.sites))]
         rows = self.load(site)
         if rows.n_clients != len(mine):
             raise ValueError(
@@ -117,7 +117,7 @@ class Study:
         rows.check_rows(f"site {site!r}")
         rows = rows.among(self.population, mine.start)
         state = first_state(self.algorithm, self.problem, self.population.n_clients, self.start)
-        plan = rehearse(numbers_to_arrays(self.algorithm), self.problem, rows, state)
+        plan = trace_round(numbers_to_arrays(self.algorithm), self.problem, rows, state)
         shared = (self.problem, self.algorithm, jax.device_put(rows), state, plan)
         return {client: Worker(client, *shared, is_checked=is_checked) for client in mine}
 
@@ -142,7 +142,7 @@ def _numbered(sites: Any) -> dict[str, range]:
         raise ValueError(f"sites must name at least one site, as ('site-1',), got {sites!r}.")
     numbered, first = {}, 0
     for site, count in counts.items():
-        _check.count(f"the number of clients of {site!r}", count)
+        check.count(f"the number of clients of {site!r}", count)
         numbered[site] = range(first, first + count)
         first += count
     return numbered

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rookery.report.statistics import Interval, interval, student_cdf
-from rookery.run.history import History
+from rookery.runner.history import History
 
 
 class Axis(NamedTuple):

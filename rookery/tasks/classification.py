@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rookery._types import Tree
 from rookery.clients.dataset import Dataset
 from rookery.problem.single_level import SingleLevel
 from rookery.tasks.classifier import Loss, classifier
 from rookery.tasks.personal import evaluations
 from rookery.tasks.task import Parts, Task, check_splits, population_of
+from rookery.types import Tree
 
 
 def classification(

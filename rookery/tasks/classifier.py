@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery import _check, models
-from rookery._types import Tree
+from rookery import check, models
 from rookery.clients.dataset import Dataset
-from rookery.run.evaluate import Metric
+from rookery.runner.metrics import Metric
+from rookery.types import Tree
 
 
 class Classifier(eqx.Module):
@@ -31,7 +31,7 @@ class Classifier(eqx.Module):
 
     def __check_init__(self):
         for i, width in enumerate(self.hidden):
-            _check.count(f"hidden[{i}]", width)
+            check.count(f"hidden[{i}]", width)
         if self.hidden and len(self.input_shape) not in (1, 3):
             raise ValueError(
                 f"inputs must be flat or [height, width, channels], got {self.input_shape}."

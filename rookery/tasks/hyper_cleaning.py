@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery import _check, _tree
-from rookery._types import Tree
+from rookery import check, tree
 from rookery.clients.dataset import Dataset
 from rookery.clients.population import Population
 from rookery.problem.bilevel import Bilevel
-from rookery.run.evaluate import OfSolution
+from rookery.runner.metrics import OfSolution
 from rookery.tasks.classifier import Accuracy, Loss, classifier
 from rookery.tasks.task import Parts, Task, check_splits, server_metrics
+from rookery.types import Tree
 
 
 def hyper_cleaning(
@@ -42,10 +42,10 @@ def hyper_cleaning(
         seed: of the wrong labels.
     """
     check_splits(parts, "train", "validation")
-    if not 0 <= _check.not_negative("corruption", corruption) < 1:
+    if not 0 <= check.not_negative("corruption", corruption) < 1:
         raise ValueError(f"corruption must be at least 0 and below 1, got {corruption}.")
-    _check.positive("l2", l2)
-    rng = np.random.default_rng(_check.count("seed", seed, least=0))
+    check.positive("l2", l2)
+    rng = np.random.default_rng(check.count("seed", seed, least=0))
     network = classifier(dataset, ())
     train, validation = (np.concatenate(parts[split]) for split in ("train", "validation"))
     is_wrong = np.concatenate([_some(rng, len(rows), corruption) for rows in parts["train"]])
@@ -94,7 +94,7 @@ class RowWeightedLoss(eqx.Module):
 
     def __call__(self, x: jax.Array, y: Tree, example: Tree) -> jax.Array:
         """The inner loss of one training row."""
-        ridge = _tree.dot(y, y) / 2
+        ridge = tree.dot(y, y) / 2
         weighted = jax.nn.sigmoid(x[example["position"]]) * self.loss(y, example)
         return weighted + jnp.asarray(self.l2).astype(ridge.dtype) * ridge
 

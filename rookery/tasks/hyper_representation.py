@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery import _check, _tree, models
-from rookery._types import Tree
+from rookery import check, models, tree
 from rookery.clients.dataset import Dataset
 from rookery.clients.population import Population
 from rookery.problem.bilevel import Bilevel
 from rookery.tasks.task import Parts, Task, check_splits, server_metrics
+from rookery.types import Tree
 
 
 def hyper_representation(
@@ -36,8 +36,8 @@ def hyper_representation(
         l2: ridge on the head.
     """
     check_splits(parts, "train", "validation")
-    _check.count("hidden", hidden)
-    _check.positive("l2", l2)
+    check.count("hidden", hidden)
+    check.positive("l2", l2)
     n_in, n_classes = dataset.train["inputs"].shape[1], dataset.n_classes
 
     def start(seed: int) -> tuple[Tree, Tree]:
@@ -69,7 +69,7 @@ class RidgeLoss(eqx.Module):
 
     def __call__(self, x: Tree, y: Tree, example: Tree) -> jax.Array:
         """The inner loss of one example."""
-        ridge = _tree.dot(y, y) / 2
+        ridge = tree.dot(y, y) / 2
         return loss(x, y, example) + jnp.asarray(self.l2).astype(ridge.dtype) * ridge
 
 

@@ -16,14 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery import _check, _tree, models
-from rookery._types import Tree
+from rookery import check, models, tree
 from rookery.clients.dataset import Dataset
 from rookery.clients.population import Population
 from rookery.problem.bilevel import Bilevel
-from rookery.run.evaluate import OnServer
+from rookery.runner.metrics import OnServer
 from rookery.tasks.classifier import Accuracy, Classifier, ClassWeighted, Loss, classifier
 from rookery.tasks.task import Parts, Task, check_splits, server_rows
+from rookery.types import Tree
 
 
 def loss_tuning(
@@ -42,7 +42,7 @@ def loss_tuning(
         l2: ridge on the network.
     """
     check_splits(parts, "train", "validation")
-    _check.positive("l2", l2)
+    check.positive("l2", l2)
     network, n_classes = classifier(dataset, hidden), dataset.n_classes
     weights = class_weights(dataset.train["labels"][np.concatenate(parts["train"])], n_classes)
 
@@ -96,6 +96,6 @@ class ScaledLoss(eqx.Module):
     def __call__(self, x: Tree, y: Tree, example: Tree) -> jax.Array:
         """The inner loss of one example."""
         logits = jax.nn.sigmoid(x["delta"]) * self.network(y, example["inputs"]) + x["l"]
-        ridge = _tree.dot(y, y) / 2
+        ridge = tree.dot(y, y) / 2
         loss = models.cross_entropy(logits, example["labels"])
         return loss + jnp.asarray(self.l2).astype(ridge.dtype) * ridge

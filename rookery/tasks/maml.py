@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rookery import _check
-from rookery._types import Tree
+from rookery import check
 from rookery.clients.dataset import Dataset
 from rookery.problem.meta import Meta
 from rookery.tasks.classifier import Loss, classifier
 from rookery.tasks.personal import evaluations
 from rookery.tasks.task import Parts, Task, check_splits, population_of
+from rookery.types import Tree
 
 
 def maml(
@@ -40,7 +40,7 @@ def maml(
         weigh_by_rows: whether clients count by their training rows; otherwise all count the same.
     """
     check_splits(parts, "train", "validation")
-    _check.positive("adapt_lr", adapt_lr)
+    check.positive("adapt_lr", adapt_lr)
     network = classifier(dataset, hidden)
 
     def start(seed: int) -> tuple[Tree]:

@@ -2,14 +2,14 @@
 
 import equinox as eqx
 
-from rookery import _check, _tree
-from rookery._types import Tree
-from rookery.clients.client import Client
+from rookery import check, tree
 from rookery.clients.dataset import Dataset
+from rookery.clients.local_client import Client
 from rookery.problem import oracles
-from rookery.run.evaluate import AbstractEvaluation, OnClients
+from rookery.runner.metrics import AbstractEvaluation, OnClients
 from rookery.tasks.classifier import Accuracy, Classifier, Loss
 from rookery.tasks.task import server_metrics
+from rookery.types import Tree
 
 
 def evaluations(
@@ -30,8 +30,8 @@ def evaluations(
     if adapt_lr is None and adapt_steps is not None:
         raise ValueError("adapt_steps says how often to adapt; give an adapt_lr, or leave it out.")
     if adapt_lr is not None:
-        _check.positive("adapt_lr", adapt_lr)
-        adapt_steps = 5 if adapt_steps is None else _check.count("adapt_steps", adapt_steps)
+        check.positive("adapt_lr", adapt_lr)
+        adapt_steps = 5 if adapt_steps is None else check.count("adapt_steps", adapt_steps)
         for steps in sorted({1, adapt_steps}):
             adapt = AdaptedToClient(loss, float(adapt_lr), steps, "train")
             label = f"adapted{steps if steps > 1 else ''}_"
@@ -52,6 +52,6 @@ class AdaptedToClient(eqx.Module):
         sample = client.draw(self.split, None, client.key)
 
         def step(_, w):
-            return _tree.axpy(-self.lr, oracles.gradient(self.loss, (w,), 0, sample), w)
+            return tree.axpy(-self.lr, oracles.gradient(self.loss, (w,), 0, sample), w)
 
         return (client.repeat(self.steps, step, w),)

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from rookery.clients.population import Population
 from rookery.problem.zoo import quadratic_bilevel
-from rookery.run.evaluate import OfSolution
+from rookery.runner.metrics import OfSolution
 from rookery.tasks.distance import Distance, GradientNorm
 from rookery.tasks.task import Task
 

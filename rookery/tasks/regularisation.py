@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery import _check, _tree
-from rookery._types import Tree
+from rookery import check, tree
 from rookery.clients.dataset import Dataset
 from rookery.clients.population import Population
 from rookery.problem.bilevel import Bilevel
 from rookery.tasks.classifier import Accuracy, Loss, classifier
 from rookery.tasks.task import Parts, Task, check_splits, server_metrics
+from rookery.types import Tree
 
 
 def regularisation(dataset: Dataset, parts: Parts, *, l2: float = 0.001) -> Task:
@@ -31,7 +31,7 @@ def regularisation(dataset: Dataset, parts: Parts, *, l2: float = 0.001) -> Task
         l2: every exp(x_j) at the start.
     """
     check_splits(parts, "train", "validation")
-    _check.positive("l2", l2)
+    check.positive("l2", l2)
     network = classifier(dataset, ())
 
     def start(seed: int) -> tuple[Tree, Tree]:
@@ -54,4 +54,4 @@ class PenalisedLoss(eqx.Module):
     def __call__(self, x: Tree, y: Tree, example: Tree) -> jax.Array:
         """The inner loss of one example."""
         squares = jax.tree.map(jnp.square, y)
-        return self.loss(y, example) + _tree.dot(jax.tree.map(jnp.exp, x), squares)
+        return self.loss(y, example) + tree.dot(jax.tree.map(jnp.exp, x), squares)

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from rookery.clients.population import Population
 from rookery.problem import zoo
-from rookery.run.evaluate import OfSolution
+from rookery.runner.metrics import OfSolution
 from rookery.tasks.distance import Distance
 from rookery.tasks.task import Task
 

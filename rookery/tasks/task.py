@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from rookery._types import Tree
 from rookery.clients.dataset import Dataset
 from rookery.clients.population import Population
-from rookery.run.evaluate import AbstractEvaluation, Metric, OnServer
+from rookery.runner.metrics import AbstractEvaluation, Metric, OnServer
+from rookery.types import Tree
 
 Parts = Mapping[str, Sequence[np.ndarray]]
 """Per split, the training rows of each client."""

@@ -13,7 +13,7 @@ from rookery.engines.engine import Program
 from rookery.engines.traced import TracedFederation, many_rounds
 from rookery.program.algorithm import first_state
 
-EVERYONE = Sampling(rk.Everyone())
+EVERYONE = Sampling(rk.participation.Everyone())
 
 
 class Given(AbstractAdjoint):
@@ -28,7 +28,9 @@ class Given(AbstractAdjoint):
 def federation(zoo, is_eager=False, weights=None):
     """One round's federation, to call a part by itself."""
     stacked = rk.Population.stacked(zoo.data, weights=weights)
-    program = Program(zoo.problem, jax.tree.map(jnp.asarray, stacked), rk.Clock(), rk.Mean())
+    program = Program(
+        zoo.problem, jax.tree.map(jnp.asarray, stacked), rk.delays.Clock(), rk.aggregate.Mean()
+    )
     return EagerFederation(program, 0) if is_eager else TracedFederation(program, 0, None)
 
 
@@ -41,7 +43,7 @@ def solve(zoo, algorithm, rounds, seed=0, **kwargs):
 def trajectory(zoo, algorithm, rounds, every=1, **kwargs):
     """[times, size of x], the iterates x."""
     size = len(zoo.start[0])
-    track = rk.OfSolution(lambda x, *_: {f"x{i}": x[i] for i in range(size)})
+    track = rk.metrics.OfSolution(lambda x, *_: {f"x{i}": x[i] for i in range(size)})
     kwargs = {**kwargs, "evaluate": [track], "evaluate_every": every}
     history = solve(zoo, algorithm, rounds, **kwargs).history
     return np.stack([history[f"x{i}"] for i in range(size)], axis=1)
@@ -82,7 +84,7 @@ def pooled(zoo):
 def round_by_round(zoo, algorithm, rounds, engine, seed=0):
     """The state before and after every round, and what it cost, each round called by itself."""
     population = rk.Population.stacked(zoo.data)
-    program = Program(zoo.problem, population, rk.Clock(), rk.Mean())
+    program = Program(zoo.problem, population, rk.delays.Clock(), rk.aggregate.Mean())
     runner = engine.prepare(program, [algorithm])
     state = first_state(algorithm, zoo.problem, population.n_clients, zoo.start)
     for round in range(rounds):
@@ -94,7 +96,7 @@ def round_by_round(zoo, algorithm, rounds, engine, seed=0):
 def advance(zoo, algorithm, rounds, engine=None, seed=0, clock=None, weights=None):
     """The state after some rounds, and their ledgers."""
     population = rk.Population.stacked(zoo.data, weights=weights)
-    program = Program(zoo.problem, population, clock or rk.Clock(), rk.Mean())
+    program = Program(zoo.problem, population, clock or rk.delays.Clock(), rk.aggregate.Mean())
     algorithm.check(zoo.problem, population.n_clients)
     state = first_state(algorithm, zoo.problem, population.n_clients, zoo.start)
     runner = (engine or rk.Eager()).prepare(program, [algorithm])
@@ -104,7 +106,9 @@ def advance(zoo, algorithm, rounds, engine=None, seed=0, clock=None, weights=Non
 
 def end_of(zoo, algorithm, rounds, seed):
     """The state after some rounds, traced, so that it can be mapped over seeds."""
-    program = Program(zoo.problem, rk.Population.stacked(zoo.data), rk.Clock(), rk.Mean())
+    program = Program(
+        zoo.problem, rk.Population.stacked(zoo.data), rk.delays.Clock(), rk.aggregate.Mean()
+    )
     state = algorithm.init(zoo.problem, *jax.tree.map(jnp.asarray, zoo.start))
     return many_rounds(program, algorithm, None, rounds, state, jax.random.key(seed), 0, rounds)[0]
 

@@ -11,12 +11,12 @@ from naive_adbo import NaiveADBO
 import rookery as rk
 from rookery.algorithms.parts.cuts import Cuts
 from rookery.engines.engine import Program
+from rookery.experiment.registry import ALGORITHMS, make_object
 from rookery.problem.zoo.quadratic import QuadraticBilevel
 from rookery.program.algorithm import first_state
-from rookery.registry import ALGORITHMS, make_object
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=4, x_size=1, y_size=2, cross=0.3)
-SLOW = rk.Stragglers(rk.LogNormalDelay(0.1), (3,), 4.0)
+SLOW = rk.delays.Stragglers(rk.delays.LogNormalDelay(0.1), (3,), 4.0)
 BRISK: dict[str, Any] = {
     "outer_lr": 0.1,
     "inner_lr": 0.1,
@@ -45,20 +45,20 @@ EQUAL = np.full(3, 1 / 3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("delay", "weights"),
-    [(rk.NoDelay(), EQUAL), (SLOW.delay, EQUAL), (SLOW.delay, np.array([0.5, 0.3, 0.2]))],
+    [(rk.delays.NoDelay(), EQUAL), (SLOW.delay, EQUAL), (SLOW.delay, np.array([0.5, 0.3, 0.2]))],
 )
 def test_three_workers_find_the_solution_whatever_their_delays_and_weights(delay, weights):
     zoo, mean = three_workers(), weights @ [1.0, 2.0, 3.0]
     x = mean / (mean**2 + 0.1)
-    admm = rk.ADMM(30, 0.3, 0.3, 0.3)
+    admm = rk.parts.ADMM(30, 0.3, 0.3, 0.3)
     algorithm = rk.ADBO(**BRISK, admm=admm, cut_every=20, max_cuts=30, wait_for=1, staleness=4)
-    engine, clock = rk.Compiled(rounds_per_call=5000), rk.Clock(delay)
+    engine, clock = rk.Compiled(rounds_per_call=5000), rk.delays.Clock(delay)
     state, ledgers = advance(zoo, algorithm, 5000, engine, clock=clock, weights=weights)
     if weights is EQUAL:
         assert x == pytest.approx(zoo.solution()[0][0]) == pytest.approx(0.4878, abs=1e-4)
     assert abs(float(state.v[0]) - x) < 0.003
     assert abs(float(state.z[0]) - mean * x) < 0.015
-    if isinstance(delay, rk.NoDelay):
+    if isinstance(delay, rk.delays.NoDelay):
         assert {ledger.messages for ledger in ledgers} == {6, 6 + 60 * 6}
     else:  # about one of three delivers
         assert np.mean([ledger.messages for ledger in ledgers if ledger.exchanges == 1]) < 4
@@ -91,7 +91,7 @@ CURVED = Curved({"t": np.array([[0.5, 1.5], [1.2, 0.8], [2.0, 1.0]])})
 def test_a_cut_touches_h_where_it_is_made(batch_size, differences):
     weights = np.array([0.5, 0.2, 0.3])
     algorithm = rk.ADBO(
-        0.1, 0.1, admm=rk.ADMM(5, 0.2, 0.1, 0.3, 0.7), tolerance=0.01, batch_size=batch_size
+        0.1, 0.1, admm=rk.parts.ADMM(5, 0.2, 0.1, 0.3, 0.7), tolerance=0.01, batch_size=batch_size
     )
     y = jnp.array([[0.3, -0.2], [0.9, 0.4], [-0.5, 0.1]])
     z, v = jnp.array([0.2, 0.6]), jnp.array([0.7, -0.4])
@@ -136,11 +136,13 @@ def test_cuts_without_a_multiplier_go_first_then_the_one_with_the_smallest():
 
 # ---- against NumPy
 
-QUICK: dict[str, Any] = {"admm": rk.ADMM(3, 0.2, 0.1, 0.2), "cut_every": 3, "max_cuts": 2}
+QUICK: dict[str, Any] = {"admm": rk.parts.ADMM(3, 0.2, 0.1, 0.2), "cut_every": 3, "max_cuts": 2}
 WORLDS = {
-    "nobody is late": (rk.Clock(), rk.ADBO(**BRISK, **QUICK, wait_for=4, tolerance=0.01)),
+    "nobody is late": (rk.delays.Clock(), rk.ADBO(**BRISK, **QUICK, wait_for=4, tolerance=0.01)),
     "bandwidth, a straggler who may not come, a bound, cuts that end": (
-        rk.Clock(SLOW, bandwidth=1e3, seed=1, availability=rk.BernoulliOn(0.8, 0.1)),
+        rk.delays.Clock(
+            SLOW, bandwidth=1e3, seed=1, availability=rk.availability.BernoulliOn(0.8, 0.1)
+        ),
         rk.ADBO(**BRISK, **QUICK, staleness=2, cuts_until=9),
     ),
 }
@@ -151,7 +153,9 @@ def test_a_naive_simulation_gives_the_same_trajectory_and_the_same_clock(name):
     clock, algorithm = WORLDS[name]
     naive = NaiveADBO(ZOO, clock, algorithm)
     population = rk.Population.stacked(ZOO.data)
-    runner = rk.Compiled().prepare(Program(ZOO.problem, population, clock, rk.Mean()), [algorithm])
+    runner = rk.Compiled().prepare(
+        Program(ZOO.problem, population, clock, rk.aggregate.Mean()), [algorithm]
+    )
     state = first_state(algorithm, ZOO.problem, 4, ZOO.start)
     for first in range(0, 12, 4):
         (progress,) = runner.advance([state], [jax.random.key(0)], first, [4])
@@ -172,8 +176,8 @@ def test_a_naive_simulation_gives_the_same_trajectory_and_the_same_clock(name):
 
 
 def test_resuming_in_mid_flight_is_exact(tmp_path):
-    algorithm = rk.ADBO(**BRISK, admm=rk.ADMM(2, 0.3, 0.3, 0.3), cut_every=3, max_cuts=2)
-    people, clock = rk.Population.stacked(ZOO.data), rk.Clock(SLOW)
+    algorithm = rk.ADBO(**BRISK, admm=rk.parts.ADMM(2, 0.3, 0.3, 0.3), cut_every=3, max_cuts=2)
+    people, clock = rk.Population.stacked(ZOO.data), rk.delays.Clock(SLOW)
 
     def go(rounds, directory=None):
         return rk.run(
@@ -190,8 +194,8 @@ def test_resuming_in_mid_flight_is_exact(tmp_path):
 
 @pytest.mark.slow
 def test_sdbo_is_adbo_that_waits_for_everyone():
-    clock = rk.Clock(SLOW)
-    settings = {**BRISK, "admm": rk.ADMM(1), "cut_every": 2}
+    clock = rk.delays.Clock(SLOW)
+    settings = {**BRISK, "admm": rk.parts.ADMM(1), "cut_every": 2}
     ours, theirs = (
         advance(ZOO, algorithm, 3, clock=clock)
         for algorithm in (rk.SDBO(**settings), rk.ADBO(**settings, wait_for=4))
@@ -209,8 +213,8 @@ def test_what_an_iteration_and_a_cut_cost():
     m, K, p, q = 4, 3, 8, 16
     algorithm = rk.SDBO(**BRISK, **{**QUICK, "cut_every": 2}, cuts_until=3)
     _, ledgers = advance(ZOO, algorithm, 5)
-    plain = rk.Ledger(1, 2 * m, m * (2 * p + 2 * q), m * (p + q), gradients=2 * m)
-    refresh = rk.Ledger(
+    plain = rk.program.Ledger(1, 2 * m, m * (2 * p + 2 * q), m * (p + q), gradients=2 * m)
+    refresh = rk.program.Ledger(
         2 * K, 2 * K * 2 * m, m * (p + 3 * K * q), m * K * (p + 2 * q), m * K, 2 * m * K
     )
     assert ledgers == [plain, plain + refresh, plain, plain, plain]  # t = 3 is too late for another
@@ -218,7 +222,7 @@ def test_what_an_iteration_and_a_cut_cost():
 
 def test_only_who_begins_is_sent_its_rows():
     p, q = 8, 16
-    clock = rk.Clock(rk.Stragglers(rk.ConstantDelay(1.0), (3,), 10.0))
+    clock = rk.delays.Clock(rk.delays.Stragglers(rk.delays.ConstantDelay(1.0), (3,), 10.0))
     _, ledgers = advance(ZOO, rk.ADBO(**BRISK), 2, clock=clock)
     assert [ledger.bytes_down for ledger in ledgers] == [4 * 2 * (p + q), 3 * 2 * (p + q)]
     assert [ledger.bytes_up for ledger in ledgers] == [3 * (p + q)] * 2
@@ -244,7 +248,7 @@ def test_bad_settings_are_refused(algorithm, settings, words):
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"ADMM.rounds must be at least 1"):
-        rk.ADMM(0)
+        rk.parts.ADMM(0)
     with pytest.raises(ValueError, match="staleness must be at least 0"):
         rk.ADBO(0.1, 0.1, staleness=-1)
     with pytest.raises(ValueError, match="wait_for=5 results cannot come from 4 clients"):
@@ -258,4 +262,4 @@ def test_an_experiment_file_can_name_it():
     table = {"outer_lr": 0.1, "inner_lr": 1, "admm": {"name": "ADMM", "rounds": 5}}
     for name, kind in (("ADBO", rk.ADBO), ("SDBO", rk.SDBO)):
         made = make_object(ALGORITHMS, {"name": name, **table}, "algorithm")
-        assert made == kind(0.1, 1.0, admm=rk.ADMM(5))
+        assert made == kind(0.1, 1.0, admm=rk.parts.ADMM(5))

@@ -11,14 +11,14 @@ from rookery.problem.zoo.quadratic import QuadraticBilevel
 from rookery.program.algorithm import first_state
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=4, x_size=1, y_size=2, cross=0.3)
-APHE = rk.APHESum(2, 5.0)
-GRID = rk.Stragglers(rk.ConstantDelay(0.1), (1,), 3.0)
-SLOW = rk.Stragglers(rk.LogNormalDelay(0.1), (3,), 4.0)
+APHE = rk.parts.APHESum(2, 5.0)
+GRID = rk.delays.Stragglers(rk.delays.ConstantDelay(0.1), (1,), 3.0)
+SLOW = rk.delays.Stragglers(rk.delays.LogNormalDelay(0.1), (3,), 4.0)
 
 
 def advance(algorithm, clock=None, rounds=6, zoo=ZOO, engine=None, state=None, first=0):
     population = rk.Population.stacked(zoo.data)
-    program = Program(zoo.problem, population, clock or rk.Clock(), rk.Mean())
+    program = Program(zoo.problem, population, clock or rk.delays.Clock(), rk.aggregate.Mean())
     if state is None:
         state = first_state(algorithm, zoo.problem, population.n_clients, zoo.start)
     runner = (engine or rk.Compiled()).prepare(program, [algorithm])
@@ -27,18 +27,18 @@ def advance(algorithm, clock=None, rounds=6, zoo=ZOO, engine=None, state=None, f
 
 WORLDS = {
     "two delays, a straggler, bounds, local steps": (
-        rk.Clock(SLOW, outer_delay=rk.ParetoDelay(0.1), seed=1),
+        rk.delays.Clock(SLOW, outer_delay=rk.delays.ParetoDelay(0.1), seed=1),
         rk.AFBO(0.05, 0.1, 2, APHE, inner_steps=(1, 2, 3, 1), inner_staleness=2, outer_staleness=1),
     ),
     "ties, clients that fail to come, no bounds, no first wait": (
-        rk.Clock(GRID, availability=rk.BernoulliOn(0.5, 0.1), seed=2),
+        rk.delays.Clock(GRID, availability=rk.availability.BernoulliOn(0.5, 0.1), seed=2),
         rk.AFBO(
             0.05, 0.1, 2, APHE, inner_steps=(3, 2, 1, 1), local_step=0, wait_for=1,
             first_wait_for=1, inner_staleness=None, outer_staleness=None,
         ),
     ),
     "days and nights, bandwidth, nothing stale": (
-        rk.Clock(rk.UniformDelay(0.1, 1.0), 1e3, 3, availability=rk.DiurnalOn(3.0)),
+        rk.delays.Clock(rk.delays.UniformDelay(0.1, 1.0), 1e3, 3, availability=rk.availability.DiurnalOn(3.0)),
         rk.AFBO(0.05, 0.1, 1, APHE, wait_for=2, inner_staleness=0, outer_staleness=3),
     ),
 }  # fmt: skip
@@ -72,8 +72,8 @@ def test_a_naive_simulation_gives_the_same_trajectory_and_the_same_clock(name):
 
 def test_without_delays_it_is_the_synchronous_algorithm_step_by_step():
     afbo = rk.AFBO(0.05, 0.1, 2, APHE)
-    ihgp = rk.FedIHGPSum(2, 5.0)
-    nested = rk.Nested(rk.ServerSGD(0.1), rk.ServerStep(0.05, ihgp), inner_rounds=2)
+    ihgp = rk.parts.FedIHGPSum(2, 5.0)
+    nested = rk.Nested(rk.parts.ServerSGD(0.1), rk.parts.ServerStep(0.05, ihgp), inner_rounds=2)
     ours, theirs = (advance(algorithm, rounds=6) for algorithm in (afbo, nested))
     np.testing.assert_allclose(ours.state.x, theirs.state.x, rtol=1e-12)
     np.testing.assert_allclose(ours.state.y, theirs.state.y, rtol=1e-12)
@@ -81,11 +81,15 @@ def test_without_delays_it_is_the_synchronous_algorithm_step_by_step():
     assert ours.ledgers[0].gradients == theirs.ledgers[0].gradients
 
 
-LIMIT = rk.Clock(SLOW, outer_delay=rk.UniformDelay(0.1, 0.5))
+LIMIT = rk.delays.Clock(SLOW, outer_delay=rk.delays.UniformDelay(0.1, 0.5))
 
 
 def limit_of(zoo=ZOO, rounds=4000, clock=LIMIT, **settings):
-    settings = {"aphe": rk.APHESum(40, 5.0), "inner_staleness": 3, "outer_staleness": 3} | settings
+    settings = {
+        "aphe": rk.parts.APHESum(40, 5.0),
+        "inner_staleness": 3,
+        "outer_staleness": 3,
+    } | settings
     algorithm = rk.AFBO(0.05, 0.1, 2, **settings)
     return advance(algorithm, clock, rounds, zoo, rk.Compiled(rounds_per_call=rounds)).state
 
@@ -93,7 +97,9 @@ def limit_of(zoo=ZOO, rounds=4000, clock=LIMIT, **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize("local_step", [0.0, 0.05])
 def test_the_limit_with_bounded_delays_is_the_solution_unless_local_steps_drift(local_step):
-    state = limit_of(hessians=rk.StaleHessians(), inner_steps=(1, 2, 3, 4), local_step=local_step)
+    state = limit_of(
+        hessians=rk.parts.StaleHessians(), inner_steps=(1, 2, 3, 4), local_step=local_step
+    )
     x, y = ZOO.solution()
     distance = np.abs(state.y - ZOO.inner_solution(np.asarray(state.x))).max()
     if local_step == 0:
@@ -101,7 +107,7 @@ def test_the_limit_with_bounded_delays_is_the_solution_unless_local_steps_drift(
         np.testing.assert_allclose(state.y, y, rtol=1e-8)
     else:  # unequal numbers of local steps weigh the clients' gradients unequally
         half = limit_of(
-            hessians=rk.StaleHessians(), inner_steps=(1, 2, 3, 4), local_step=local_step / 2
+            hessians=rk.parts.StaleHessians(), inner_steps=(1, 2, 3, 4), local_step=local_step / 2
         )
         less = np.abs(half.y - ZOO.inner_solution(np.asarray(half.x))).max()
         assert 1.6 < distance / less < 2.4  # O(local_step)
@@ -114,7 +120,7 @@ def test_active_clients_find_the_solution_where_all_have_the_same_adjoint():
     for array in alike.values():
         array[:] = array[0]
     zoo = QuadraticBilevel(**{**same.data, **alike})
-    state = limit_of(zoo, aphe=rk.APHESum(100, 5.0))
+    state = limit_of(zoo, aphe=rk.parts.APHESum(100, 5.0))
     np.testing.assert_allclose(state.x, zoo.solution()[0], rtol=1e-8)
     # elsewhere a mean over some clients is another system, and x moves about
     away = np.abs(limit_of().x - ZOO.solution()[0]).max()
@@ -123,7 +129,7 @@ def test_active_clients_find_the_solution_where_all_have_the_same_adjoint():
 
 @pytest.mark.slow
 def test_afl_lands_where_the_mean_of_local_hypergradients_is_zero():
-    algorithm = rk.AFLBilevel(0.05, 0.1, 2, rk.APHESum(60, 5.0), inner_staleness=3)
+    algorithm = rk.AFLBilevel(0.05, 0.1, 2, rk.parts.APHESum(60, 5.0), inner_staleness=3)
     state = advance(algorithm, LIMIT, 4000, engine=rk.Compiled(rounds_per_call=4000)).state
     x, y, d = np.asarray(state.x), np.asarray(state.y), {k: a[:, 0] for k, a in ZOO.data.items()}
     own = [
@@ -150,11 +156,11 @@ def test_the_papers_product_recovers_less_than_1_over_e_and_lands_elsewhere():
             return jax.lax.fori_loop(0, n, body, init)
 
     for U in (1, 4, 18, 100):
-        v = rk.APHEPaper(U, 5.0).solve(Diagonal(), 3, jnp.asarray(5.0), jax.random.key(0))
+        v = rk.parts.APHEPaper(U, 5.0).solve(Diagonal(), 3, jnp.asarray(5.0), jax.random.key(0))
         np.testing.assert_allclose(5.0 * v, U * s * (1 - s) ** U, rtol=1e-10, atol=1e-12)
         assert float((5.0 * v).max()) < np.exp(-1)
     # with so many hops next to nothing is left: f_x alone is driven to zero
-    state = limit_of(aphe=rk.APHEPaper(60, 5.0), hessians=rk.StaleHessians())
+    state = limit_of(aphe=rk.parts.APHEPaper(60, 5.0), hessians=rk.parts.StaleHessians())
     m = {name: a.mean((0, 1)) for name, a in ZOO.data.items()}
     J = np.linalg.solve(m["H"], m["B"])
     direct = -np.linalg.solve(
@@ -179,7 +185,7 @@ def test_resuming_in_mid_flight_is_exact(tmp_path):
     assert not bool(resumed.state.inner.is_idle.all() & resumed.state.outer.is_idle.all())
     jax.tree.map(np.testing.assert_array_equal, resumed.state, whole.state)
     assert resumed.ledger == whole.ledger
-    jobs = [rk.Job(algorithm, ZOO.start, seed) for seed in (0, 1)]
+    jobs = [rk.Run(algorithm, ZOO.start, seed) for seed in (0, 1)]
     lanes = rk.sweep(jobs, ZOO.problem, population, rounds=6, clock=clock)
     np.testing.assert_allclose(lanes[0].state.x, whole.state.x, rtol=1e-12)
     assert lanes[0].ledger.seconds == pytest.approx(whole.ledger.seconds, rel=1e-12)
@@ -189,14 +195,14 @@ SCALAR = rk.zoo.scalar_bilevel()
 
 
 def one_round(K, U, hessians):
-    algorithm = rk.AFBO(0.05, 0.1, K, rk.APHESum(U, 5.0), hessians)
+    algorithm = rk.AFBO(0.05, 0.1, K, rk.parts.APHESum(U, 5.0), hessians)
     return advance(algorithm, rounds=1, zoo=SCALAR, engine=rk.Eager()).ledgers[0]
 
 
 @pytest.mark.parametrize(("K", "U"), [(1, 1), (2, 1), (1, 3)])
 def test_what_a_round_with_hops_costs(K, U):
     m, p, q = 2, 8, 8
-    for hessians in (rk.ActiveHessians(), rk.StaleHessians())[: 2 if K == U else 1]:
+    for hessians in (rk.parts.ActiveHessians(), rk.parts.StaleHessians())[: 2 if K == U else 1]:
         ledger = one_round(K, U, hessians)
         assert ledger.exchanges == K + U + 2
         assert ledger.messages == 2 * m * (K + U + 2)
@@ -206,7 +212,7 @@ def test_what_a_round_with_hops_costs(K, U):
 
 
 def test_what_a_round_without_hops_costs():
-    ledger = one_round(2, 3, rk.LocalHessians())
+    ledger = one_round(2, 3, rk.parts.LocalHessians())
     assert ledger.exchanges == 3
     assert (ledger.bytes_down, ledger.bytes_up) == (2 * 3 * 16, 2 * 3 * 8)
     assert ledger.hessian_vectors == 2 * (3 + 1)

@@ -15,14 +15,16 @@ from rookery.program.algorithm import first_state
 ZOO = rk.zoo.quadratic_losses(n_clients=4, size=2)
 STEPS = (1, 3, 2, 4)
 WEIGHTS = (0.1, 0.2, 0.3, 0.4)
-SLOW = rk.Stragglers(rk.LogNormalDelay(0.1), (3,), 4.0)
-HALF = rk.Stragglers(rk.ConstantDelay(1.0), (3,), 2.0)  # client 3 delivers half as often
+SLOW = rk.delays.Stragglers(rk.delays.LogNormalDelay(0.1), (3,), 4.0)
+HALF = rk.delays.Stragglers(
+    rk.delays.ConstantDelay(1.0), (3,), 2.0
+)  # client 3 delivers half as often
 W = 2 * 8  # bytes of w
 
 
 def advance(algorithm, clock=None, rounds=6, weights=None, engine=None, state=None, zoo=ZOO):
     population = rk.Population.stacked(zoo.data, weights=weights)
-    program = Program(zoo.problem, population, clock or rk.Clock(), rk.Mean())
+    program = Program(zoo.problem, population, clock or rk.delays.Clock(), rk.aggregate.Mean())
     algorithm.check(zoo.problem, population.n_clients)
     if state is None:
         state = first_state(algorithm, zoo.problem, population.n_clients, zoo.start)
@@ -58,7 +60,7 @@ def test_one_local_step_of_everyone_is_fedavg(method):
 
 @pytest.mark.parametrize(("method", "bound"), [(rk.AFACD, None), (rk.AFACS, 2)])
 def test_a_naive_simulation_gives_the_same_trajectory_and_staleness(method, bound):
-    clock, rounds = rk.Clock(SLOW, seed=1), 12
+    clock, rounds = rk.delays.Clock(SLOW, seed=1), 12
     algorithm = method(0.05, 0.2, STEPS, wait_for=2, staleness=bound)
     done = advance(algorithm, clock, rounds, WEIGHTS, rk.Compiled())
     naive, w, latest, stale = Naive(ZOO, clock), np.zeros(2), np.zeros((4, 2)), []
@@ -95,7 +97,7 @@ def fixed_point(lr, steps, counts):
 def test_afa_cs_ends_where_its_mean_is_zero_however_unequal_the_delays(steps):
     algorithm = rk.AFACS(0.05, 0.05, steps, wait_for=1, staleness=5)
     engine = rk.Compiled(rounds_per_call=3000)
-    state = advance(algorithm, rk.Clock(SLOW), 3000, engine=engine).state
+    state = advance(algorithm, rk.delays.Clock(SLOW), 3000, engine=engine).state
     np.testing.assert_allclose(state.w, fixed_point(0.05, steps, [1] * 4), rtol=1e-9)
     distance = np.abs(state.w - ZOO.solution()[0]).max()
     if steps == (1, 1, 1, 1):
@@ -110,7 +112,10 @@ def test_afa_cd_ends_beside_the_minimiser_towards_the_fast_clients():
     engine, distances = rk.Compiled(rounds_per_call=4000), []
     for server_lr in (0.02, 0.01):
         algorithm = rk.AFACD(0.05, server_lr, wait_for=3)
-        w = [advance(algorithm, rk.Clock(HALF), n, engine=engine).state.w for n in (4000, 4001)]
+        w = [
+            advance(algorithm, rk.delays.Clock(HALF), n, engine=engine).state.w
+            for n in (4000, 4001)
+        ]
         distances.append(np.abs(np.mean(w, axis=0) - biased).max())  # the mean over a period
     assert distances[1] < 0.6 * distances[0] < 0.6e-2  # nearer in proportion to the step size
     assert np.abs(biased - ZOO.solution()[0]).max() > 0.03
@@ -118,7 +123,7 @@ def test_afa_cd_ends_beside_the_minimiser_towards_the_fast_clients():
 
 def test_a_job_in_flight_does_not_see_what_becomes_of_the_server_model():
     algorithm = rk.AFACS(0.05, 0.2, STEPS, wait_for=3, first_wait_for=3)
-    clock = rk.Clock(HALF)
+    clock = rk.delays.Clock(HALF)
     state = advance(algorithm, clock, 1).state
     assert state.jobs.is_idle.tolist() == [True, True, True, False]  # 3 is at work on the start
     poisoned = state._replace(w=jnp.full(2, 1e6))
@@ -136,7 +141,7 @@ def test_a_job_in_flight_does_not_see_what_becomes_of_the_server_model():
 
 @pytest.mark.parametrize("method", [rk.AFACD, rk.AFACS])
 def test_numbers_of_steps_that_are_drawn_are_billed_as_they_fell(method):
-    algorithm = method(0.05, 0.2, rk.Between(2, 5))
+    algorithm = method(0.05, 0.2, rk.parts.Between(2, 5))
     made = [ledger.gradients for ledger in advance(algorithm, rounds=4).ledgers]
     assert all(4 * 2 <= g <= 4 * 5 for g in made)
     assert len(set(made)) > 1

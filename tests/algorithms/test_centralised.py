@@ -36,13 +36,13 @@ def one_product(H, b, L, terms, hops):
 # the algorithm; its inner steps; v from H, f_y and the hops made; outer and inner size of round k
 METHODS = {
     "AID, conjugate gradients": (
-        rk.AID(0.1, 0.2, T, rk.FederatedCG(2)),
+        rk.AID(0.1, 0.2, T, rk.parts.FederatedCG(2)),
         T,
         lambda H, b, hops: conjugate_gradients(H, b, hops),
         lambda k: (0.1, 0.2),
     ),
     "AID, Neumann series": (
-        rk.AID(0.1, 0.2, T, rk.FedIHGPSum(N, L)),
+        rk.AID(0.1, 0.2, T, rk.parts.FedIHGPSum(N, L)),
         T,
         lambda H, b, hops: series(H, b, L, hops),
         lambda k: (0.1, 0.2),
@@ -104,11 +104,11 @@ def test_all_clients_in_parallel_compute_what_one_with_everything_does():
 
 @pytest.mark.slow
 def test_conjugate_gradients_find_the_solution():
-    x, y = solve(pooled(ZOO), rk.AID(0.2, 0.3, 5, rk.FederatedCG(3)), 400).solution
+    x, y = solve(pooled(ZOO), rk.AID(0.2, 0.3, 5, rk.parts.FederatedCG(3)), 400).solution
     np.testing.assert_allclose(x, ZOO.solution()[0], rtol=0, atol=1e-10)
     np.testing.assert_allclose(y, ZOO.solution()[1], rtol=0, atol=1e-10)
     scalar = rk.zoo.scalar_bilevel()
-    x, y = solve(scalar, rk.AID(0.2, 0.3, 5, rk.FederatedCG(1)), 400).solution
+    x, y = solve(scalar, rk.AID(0.2, 0.3, 5, rk.parts.FederatedCG(1)), 400).solution
     assert (float(x[0]), float(y[0])) == pytest.approx((-0.3, 0.4), abs=1e-10)
 
 
@@ -123,7 +123,7 @@ def test_a_truncated_series_comes_to_rest_at_its_own_root():
     zero = field(np.zeros(2))
     slope = np.stack([field(e) - zero for e in np.eye(2)], axis=1)
     root = np.linalg.solve(slope, -zero)
-    x = solve(pooled(ZOO), rk.AID(0.2, 0.3, 5, rk.FedIHGPSum(2, L)), 400).solution[0]
+    x = solve(pooled(ZOO), rk.AID(0.2, 0.3, 5, rk.parts.FedIHGPSum(2, L)), 400).solution[0]
     np.testing.assert_allclose(x, root, rtol=0, atol=1e-10)
     assert np.linalg.norm(root - ZOO.solution()[0]) > 1e-3
 
@@ -141,8 +141,8 @@ def test_every_product_of_stocbio_has_a_batch_of_its_own():
         E=0 * one[..., None],
     )
     step = rk.StocBiO(terms=2, adjoint_lr=0.25).parts().outer
-    assert isinstance(step, rk.ServerStep)
-    assert isinstance(step.hypergradient, rk.FedIHGPSum)
+    assert isinstance(step, rk.parts.ServerStep)
+    assert isinstance(step.hypergradient, rk.parts.FedIHGPSum)
     estimate = step.hypergradient.estimate
     sampling = eqx.tree_at(lambda s: s.batch_size, EVERYONE, 1, is_leaf=lambda a: a is None)
     x, y = jnp.zeros(1), jnp.zeros(1)  # there f_y is 1
@@ -173,12 +173,20 @@ def test_falling_step_sizes_stay_single_in_single_precision():
     [
         (lambda: rk.AID(0.0), ValueError, "outer_lr must be a finite number above 0"),
         (lambda: rk.AID(inner_rounds=0), ValueError, "inner_rounds must be at least 1"),
-        (lambda: rk.StocBiO(adjoint_lr=rk.PerCall(1.0)), TypeError, "adjoint_lr must be a number"),
+        (
+            lambda: rk.StocBiO(adjoint_lr=rk.parts.PerCall(1.0)),
+            TypeError,
+            "adjoint_lr must be a number",
+        ),
         (lambda: rk.ALSET(0.1, 0.1, 0), ValueError, "horizon must be at least 1"),
-        (lambda: rk.ALSET(rk.PerCall(0.1), 0.1, 9), TypeError, "outer_lr must be a number"),
-        (lambda: rk.TTSA(rk.PerCall(0.1), 0.1), TypeError, "PowerDecay.lr must be a number"),
-        (lambda: rk.PowerDecay(0.1, -1.0), ValueError, "PowerDecay.exponent must be"),
-        (lambda: rk.FedInn(rk.PowerDecay(0.1, 0.5)), TypeError, "FedInn.lr must be a number"),
+        (lambda: rk.ALSET(rk.parts.PerCall(0.1), 0.1, 9), TypeError, "outer_lr must be a number"),
+        (lambda: rk.TTSA(rk.parts.PerCall(0.1), 0.1), TypeError, "PowerDecay.lr must be a number"),
+        (lambda: rk.parts.PowerDecay(0.1, -1.0), ValueError, "PowerDecay.exponent must be"),
+        (
+            lambda: rk.parts.FedInn(rk.parts.PowerDecay(0.1, 0.5)),
+            TypeError,
+            "FedInn.lr must be a number",
+        ),
     ],
 )
 def test_bad_settings_are_refused_at_construction(build, error, message):

@@ -69,8 +69,8 @@ def test_the_soft_maximum_is_the_greatest_mean_less_its_divergence():
 PROBLEMS = {
     "composition": (ROBUST, {}, ROBUST.gradient),
     "maml": (MAML, {}, MAML.gradient),
-    "drfl": (LOSSES, {"gamma": GAMMA, "weighting": rk.Literal()}, ROBUST.gradient),
-    "damaml": (MAML, {"gamma": 0.3, "weighting": rk.Literal()}, literal(0.3, MAML)),
+    "drfl": (LOSSES, {"gamma": GAMMA, "weighting": rk.parts.Literal()}, ROBUST.gradient),
+    "damaml": (MAML, {"gamma": 0.3, "weighting": rk.parts.Literal()}, literal(0.3, MAML)),
     "drfl, normalised": (LOSSES, {"gamma": GAMMA}, normalised(GAMMA, LOSSES)),
     "damaml, normalised": (MAML, {"gamma": 0.3}, normalised(0.3, MAML)),
     "one batch for both": (MAML, {"shared_batch": True}, MAML.gradient),
@@ -119,13 +119,13 @@ def test_local_steps_by_hand():
 def test_shifted_is_literal_with_another_step_size():
     """F.6 (c)."""
     greatest = LOSSES.losses(np.zeros(2)).max()
-    shifted = eager(LOSSES, rk.ComFedL(0.1, 3, GAMMA, rk.Shifted()), 1)
+    shifted = eager(LOSSES, rk.ComFedL(0.1, 3, GAMMA, rk.parts.Shifted()), 1)
     lr = 0.1 * np.exp(-greatest / GAMMA)
-    plain = eager(LOSSES, rk.ComFedL(lr, 3, GAMMA, rk.Literal()), 1)
+    plain = eager(LOSSES, rk.ComFedL(lr, 3, GAMMA, rk.parts.Literal()), 1)
     np.testing.assert_allclose(shifted, plain, rtol=1e-12)
 
 
-@pytest.mark.parametrize("weighting", [None, rk.Normalised(stale_scalar=True, batch_size=1)])
+@pytest.mark.parametrize("weighting", [None, rk.parts.Normalised(stale_scalar=True, batch_size=1)])
 def test_an_infinite_gamma_is_fedavg(weighting):
     """F.6 (d), with the same clients and the same batches."""
     got = eager(NOISY, rk.ComFedL(0.1, 3, 1e30, weighting, clients=2, batch_size=2), 3)
@@ -134,7 +134,9 @@ def test_an_infinite_gamma_is_fedavg(weighting):
 
 
 @pytest.mark.parametrize("shift", [1000.0, -1000.0])
-@pytest.mark.parametrize("weighting", [rk.Normalised(), rk.Normalised(stale_scalar=True)])
+@pytest.mark.parametrize(
+    "weighting", [rk.parts.Normalised(), rk.parts.Normalised(stale_scalar=True)]
+)
 def test_a_shift_of_all_losses_changes_nothing(shift, weighting):
     """F.6 (e)."""
     algorithm = rk.ComFedL(0.1, 2, 0.1, weighting, clients=2, batch_size=2)
@@ -143,7 +145,7 @@ def test_a_shift_of_all_losses_changes_nothing(shift, weighting):
 
 
 def test_a_stale_level_is_that_of_the_round_before():
-    algorithm = rk.ComFedL(0.1, 1, GAMMA, rk.Normalised(stale_scalar=True))
+    algorithm = rk.ComFedL(0.1, 1, GAMMA, rk.parts.Normalised(stale_scalar=True))
     first, second = (advance(LOSSES, algorithm, rounds)[0] for rounds in (1, 2))
 
     def level(w):
@@ -171,12 +173,12 @@ def test_weights_of_the_population_are_those_of_the_mean():
 
 
 def test_literal_weights_that_overflow_say_what_to_do():
-    algorithm = rk.ComFedL(0.01, 5, gamma=1e-3, weighting=rk.Literal())
+    algorithm = rk.ComFedL(0.01, 5, gamma=1e-3, weighting=rk.parts.Literal())
     result = solve(LOSSES, algorithm, 2, engine=rk.Eager())
     assert result.status == "diverged"
     assert "no longer finite. Literal weights" in result.message
     assert "Use weighting=Normalised(), or a larger gamma." in result.message
-    for mended in (rk.Normalised(), rk.Literal(max_exponent=1.0)):
+    for mended in (rk.parts.Normalised(), rk.parts.Literal(max_exponent=1.0)):
         algorithm = rk.ComFedL(1e-6, 5, gamma=1e-3, weighting=mended)
         result = solve(LOSSES, algorithm, 2, engine=rk.Eager())
         assert (result.status, result.message) == ("finished", "")
@@ -184,7 +186,7 @@ def test_literal_weights_that_overflow_say_what_to_do():
 
 def test_a_cut_exponent():
     gamma, cut = 0.5, 1.0
-    got = eager(LOSSES, rk.ComFedL(0.1, 1, gamma, rk.Literal(cut)), 1)
+    got = eager(LOSSES, rk.ComFedL(0.1, 1, gamma, rk.parts.Literal(cut)), 1)
     start = np.zeros(2)
     exponents = LOSSES.losses(start) / gamma
     assert exponents.min() < cut < exponents.max()
@@ -239,7 +241,11 @@ def test_the_order_of_the_clients_does_not_matter():
 
 def test_single_precision_stays_single():
     zoo = rk.zoo.cubic_maml(n_clients=2, size=2, dtype=np.float32)
-    for weighting in (rk.Literal(1.0), rk.Shifted(), rk.Normalised(stale_scalar=True)):
+    for weighting in (
+        rk.parts.Literal(1.0),
+        rk.parts.Shifted(),
+        rk.parts.Normalised(stale_scalar=True),
+    ):
         state, _ = advance(zoo, rk.ComFedL(0.1, 1, 0.5, weighting), 2)
         assert state.w.dtype == np.float32
     assert state.kept.level.dtype == np.float32
@@ -256,7 +262,7 @@ def test_bad_input():
     with pytest.raises(TypeError, match=r"LocalComposition, Meta and SingleLevel .* got Bilevel"):
         rk.ComFedL(0.1).check(rk.zoo.scalar_bilevel().problem, 3)
     with pytest.raises(ValueError, match="give a gamma, or no weighting"):
-        rk.ComFedL(0.1, weighting=rk.Normalised())
+        rk.ComFedL(0.1, weighting=rk.parts.Normalised())
     with pytest.raises(ValueError, match="gamma must be a finite number above 0, got 0"):
         rk.ComFedL(0.1, gamma=0)
     with pytest.raises(ValueError, match="leave out outer_batch_size"):
@@ -267,10 +273,10 @@ def test_bad_input():
         rk.ComFedL(0.1, shared_batch=True).check(rk.Meta(sum, 0.1, outer_split="a"), 3)
     for problem, gamma in ((LOSSES.problem, 1), (ROBUST.problem, None)):
         with pytest.raises(ValueError, match="hessian is for Meta problems; leave it out on a"):
-            rk.ComFedL(0.1, gamma=gamma, hessian=rk.ExactHessian()).check(problem, 3)
+            rk.ComFedL(0.1, gamma=gamma, hessian=rk.parts.ExactHessian()).check(problem, 3)
     with pytest.raises(ValueError, match="lr must be a finite number above 0, got -1"):
         rk.ComFedL(-1)
     with pytest.raises(ValueError, match="outer_batch_size must be at least 1, got 0"):
         rk.ComFedL(0.1, outer_batch_size=0)
     with pytest.raises(ValueError, match=r"Normalised.batch_size must be at least 1, got 0"):
-        rk.Normalised(batch_size=0)
+        rk.parts.Normalised(batch_size=0)

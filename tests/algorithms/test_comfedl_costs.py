@@ -13,10 +13,15 @@ W, NUMBER = 2 * 8, 8  # bytes
 @pytest.mark.parametrize(
     ("weighting", "exchanges", "down", "up"),
     [
-        (rk.Literal(), (1, 1), (W, W), (W, W)),
-        (rk.Shifted(), (2, 2), (W + NUMBER,) * 2, (W + NUMBER,) * 2),
-        (rk.Normalised(), (2, 2), (W + NUMBER,) * 2, (W + NUMBER,) * 2),
-        (rk.Normalised(stale_scalar=True), (2, 1), (W + NUMBER,) * 2, (W + 2 * NUMBER, W + NUMBER)),
+        (rk.parts.Literal(), (1, 1), (W, W), (W, W)),
+        (rk.parts.Shifted(), (2, 2), (W + NUMBER,) * 2, (W + NUMBER,) * 2),
+        (rk.parts.Normalised(), (2, 2), (W + NUMBER,) * 2, (W + NUMBER,) * 2),
+        (
+            rk.parts.Normalised(stale_scalar=True),
+            (2, 1),
+            (W + NUMBER,) * 2,
+            (W + 2 * NUMBER, W + NUMBER),
+        ),
     ],
 )
 def test_ledger_with_a_gamma(weighting, exchanges, down, up):
@@ -34,8 +39,8 @@ def test_ledger_with_a_gamma(weighting, exchanges, down, up):
         ({"batch_size": 2, "outer_batch_size": 3}, 2 + 3, 2),
         ({"batch_size": 2}, 2 + 2, 2),
         ({"batch_size": 2, "shared_batch": True}, 2 + 2, 2),
-        ({"batch_size": 2, "outer_batch_size": 3, "hessian": rk.FirstOrder()}, 2 + 3, 0),
-        ({"batch_size": 2, "outer_batch_size": 3, "hessian": rk.HessianFree()}, 2 + 3 + 4, 0),
+        ({"batch_size": 2, "outer_batch_size": 3, "hessian": rk.parts.FirstOrder()}, 2 + 3, 0),
+        ({"batch_size": 2, "outer_batch_size": 3, "hessian": rk.parts.HessianFree()}, 2 + 3 + 4, 0),
     ],
 )
 def test_ledger_of_maml(settings, gradients, products):
@@ -49,10 +54,10 @@ def test_ledger_of_maml(settings, gradients, products):
 @pytest.mark.parametrize(
     ("weighting", "level"),
     [
-        (rk.Shifted(3), 3),
-        (rk.Normalised(batch_size=4), 4),
-        (rk.Normalised(), 5),
-        (rk.Normalised(stale_scalar=True, batch_size=3), 3 + 3),
+        (rk.parts.Shifted(3), 3),
+        (rk.parts.Normalised(batch_size=4), 4),
+        (rk.parts.Normalised(), 5),
+        (rk.parts.Normalised(stale_scalar=True, batch_size=3), 3 + 3),
     ],
 )
 def test_ledger_of_a_level_of_damaml(weighting, level):

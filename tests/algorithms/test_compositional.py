@@ -37,7 +37,7 @@ def test_scgd_by_hand():
     A = [m.mean((0, 1)) for m in CHAIN.matrices]
     c = [o.mean((0, 1)) for o in CHAIN.offsets]
     t = CHAIN.target.mean((0, 1))
-    algorithm = rk.SCGD(rk.PowerDecay(0.2, 0.75), rk.PowerDecay(0.5, 0.5))
+    algorithm = rk.SCGD(rk.parts.PowerDecay(0.2, 0.75), rk.parts.PowerDecay(0.5, 0.5))
     x, z1, z2 = np.zeros(2), np.zeros(2), np.zeros(3)
     for r in range(3):
         b = 0.5 / np.sqrt(r + 1)

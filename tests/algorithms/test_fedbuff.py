@@ -13,13 +13,13 @@ from rookery.program.algorithm import first_state
 ZOO = rk.zoo.quadratic_losses(n_clients=4, size=2)
 STEPS = (1, 3, 2, 4)
 WEIGHTS = (0.1, 0.2, 0.3, 0.4)
-CLOCK = rk.Clock(rk.Stragglers(rk.LogNormalDelay(0.1), (3,), 4.0), seed=1)
+CLOCK = rk.delays.Clock(rk.delays.Stragglers(rk.delays.LogNormalDelay(0.1), (3,), 4.0), seed=1)
 W = 2 * 8  # bytes of w
 
 
 def advance(algorithm, clock=None, rounds=3, weights=None, engine=None, state=None):
     population = rk.Population.stacked(ZOO.data, weights=weights)
-    program = Program(ZOO.problem, population, clock or rk.Clock(), rk.Mean())
+    program = Program(ZOO.problem, population, clock or rk.delays.Clock(), rk.aggregate.Mean())
     algorithm.check(ZOO.problem, population.n_clients)
     if state is None:
         state = first_state(algorithm, ZOO.problem, population.n_clients, ZOO.start)
@@ -66,7 +66,7 @@ def test_the_discount_is_the_papers_unless_told_otherwise():
 
 def test_a_discount_takes_weight_off_the_slow_and_moves_the_limit_further():
     """Client 3 delivers every second time, with staleness 1: it counts 1/4 s(1) against 7/12."""
-    clock = rk.Clock(rk.Stragglers(rk.ConstantDelay(1.0), (3,), 2.0))
+    clock = rk.delays.Clock(rk.delays.Stragglers(rk.delays.ConstantDelay(1.0), (3,), 2.0))
     engine, away = rk.Compiled(rounds_per_call=4000), []
     for discount in (0.0, 0.5):
         algorithm = rk.FedBuff(0.01, 3, discount=discount)
@@ -81,7 +81,7 @@ def test_a_discount_takes_weight_off_the_slow_and_moves_the_limit_further():
 
 
 def test_a_job_in_flight_does_not_see_what_becomes_of_the_server_model():
-    clock = rk.Clock(rk.Stragglers(rk.ConstantDelay(1.0), (3,), 2.0))
+    clock = rk.delays.Clock(rk.delays.Stragglers(rk.delays.ConstantDelay(1.0), (3,), 2.0))
     algorithm = rk.FedBuff(0.05, 3, STEPS)
     state = advance(algorithm, clock, 1).state
     poisoned = state._replace(w=jnp.full(2, 1e6))

@@ -19,7 +19,10 @@ X, Y = np.ones(3), np.ones(4)
 
 def draws(estimator, n_draws, zoo=ZOO, clients=None, weights=None, seed=0):
     """[draws, size of x], independent hypergradients at ones."""
-    fed, sampling = federation(zoo, weights=weights), Sampling(clients or rk.Everyone())
+    fed, sampling = (
+        federation(zoo, weights=weights),
+        Sampling(clients or rk.participation.Everyone()),
+    )
 
     def one(key):
         x, y = jnp.asarray(X), jnp.asarray(Y)
@@ -48,9 +51,17 @@ def assert_mean(drawn, want):
 # ---- one estimate
 
 
-@pytest.mark.parametrize("chains", [2, rk.WithReplacement(2), rk.Uniform(2), rk.Everyone()])
+@pytest.mark.parametrize(
+    "chains",
+    [
+        2,
+        rk.participation.WithReplacement(2),
+        rk.participation.Uniform(2),
+        rk.participation.Everyone(),
+    ],
+)
 def test_the_mean_is_the_series_of_the_mean_hessian_whoever_is_drawn(chains):
-    drawn = draws(rk.PHE(N, L, chains), 30_000)
+    drawn = draws(rk.parts.PHE(N, L, chains), 30_000)
     assert_mean(drawn, lengths(ZOO).mean(0))
     # chains that kept to their own client would mean something else, and be found out
     alone = [
@@ -63,20 +74,22 @@ def test_the_mean_is_the_series_of_the_mean_hessian_whoever_is_drawn(chains):
 
 def test_clients_are_drawn_by_their_weights():
     weights = np.array([0.55, 0.25, 0.15, 0.05])
-    assert_mean(draws(rk.PHE(N, L, 2), 30_000, weights=weights), lengths(ZOO, weights).mean(0))
+    assert_mean(
+        draws(rk.parts.PHE(N, L, 2), 30_000, weights=weights), lengths(ZOO, weights).mean(0)
+    )
 
 
 @pytest.mark.slow
 def test_the_variance_falls_as_one_over_the_number_of_chains():
-    scaled = [n * draws(rk.PHE(N, L, n), 6000).var(0) for n in (1, 3, 9)]
+    scaled = [n * draws(rk.parts.PHE(N, L, n), 6000).var(0) for n in (1, 3, 9)]
     np.testing.assert_allclose(scaled[1:], [scaled[0]] * 2, rtol=0.15)  # 5 sigma of 6000 draws
 
 
 @pytest.mark.slow
 def test_with_identical_clients_only_the_random_length_is_left_and_only_phe_averages_it():
     of_length = lengths(SAME).var(0)
-    phe = draws(rk.PHE(N, L, 8), 4000, SAME).var(0)
-    ihgp = draws(rk.FedIHGP(N, L), 4000, SAME, rk.WithReplacement(8)).var(0)
+    phe = draws(rk.parts.PHE(N, L, 8), 4000, SAME).var(0)
+    ihgp = draws(rk.parts.FedIHGP(N, L), 4000, SAME, rk.participation.WithReplacement(8)).var(0)
     np.testing.assert_allclose(8 * phe, of_length, rtol=0.15)
     np.testing.assert_allclose(ihgp, of_length, rtol=0.15)
 
@@ -89,15 +102,21 @@ def test_the_sum_of_identical_clients_is_the_truncated_series():
         t = t - m["H"] @ t / L
         v = v + t
     h = m["r"] + SAME.m0 * X + m["E"] @ Y + m["B"].T @ v
-    np.testing.assert_allclose(draws(rk.PHESum(N, L, 2), 2, SAME), [h, h], rtol=1e-12)
+    np.testing.assert_allclose(draws(rk.parts.PHESum(N, L, 2), 2, SAME), [h, h], rtol=1e-12)
 
 
 def test_as_many_chains_as_clients_take_part():
     def each(clients, key):
         fed, x, y = federation(ZOO), jnp.asarray(X), jnp.asarray(Y)
-        return rk.PHE(N, L).each(fed, ZOO.problem, Sampling(clients), x, y, jnp.zeros(()), key)[0]
+        return rk.parts.PHE(N, L).each(
+            fed, ZOO.problem, Sampling(clients), x, y, jnp.zeros(()), key
+        )[0]
 
-    for clients, n in ((rk.Everyone(), 4), (rk.Uniform(3), 3), (rk.Fixed((1, 2)), 2)):
+    for clients, n in (
+        (rk.participation.Everyone(), 4),
+        (rk.participation.Uniform(3), 3),
+        (rk.participation.Fixed((1, 2)), 2),
+    ):
         assert jax.eval_shape(partial(each, clients), jax.random.key(0)).shape == (n, 3)
 
 
@@ -106,7 +125,9 @@ def test_as_many_chains_as_clients_take_part():
 
 def test_identical_clients_and_the_sum_reach_the_exact_solution():
     zoo = rk.zoo.quadratic_bilevel(n_clients=2, heterogeneity=0.0)
-    algorithm = rk.FedMBO(0.1, 0.2, inner_rounds=3, hypergradient=rk.PHESum(100, 4.0), clients=1)
+    algorithm = rk.FedMBO(
+        0.1, 0.2, inner_rounds=3, hypergradient=rk.parts.PHESum(100, 4.0), clients=1
+    )
     x, y = solve(zoo, algorithm, 300).solution
     np.testing.assert_allclose(x, zoo.solution()[0], rtol=0, atol=1e-12)
     np.testing.assert_allclose(y, zoo.solution()[1], rtol=0, atol=1e-12)
@@ -114,7 +135,9 @@ def test_identical_clients_and_the_sum_reach_the_exact_solution():
 
 @pytest.mark.slow
 def test_different_clients_and_the_sum_hover_about_the_solution():
-    algorithm = rk.FedMBO(0.05, 0.2, inner_rounds=2, hypergradient=rk.PHESum(12, 4.0, chains=8))
+    algorithm = rk.FedMBO(
+        0.05, 0.2, inner_rounds=2, hypergradient=rk.parts.PHESum(12, 4.0, chains=8)
+    )
     tail = trajectory(ZOO, algorithm, 5000, every=10)[50:]
     noise = np.linalg.norm(tail - ZOO.solution()[0], axis=1).mean()
     assert noise < 0.2
@@ -128,14 +151,16 @@ def test_bad_input():
     with pytest.raises(ValueError, match="outer_lr must be a finite number above 0"):
         rk.FedMBO(0.0, 0.1)
     with pytest.raises(TypeError, match=r"lr must be a number, got PerCall"):
-        rk.FedMBO(rk.PerCall(0.1), 0.1)  # pyright: ignore[reportArgumentType]
+        rk.FedMBO(rk.parts.PerCall(0.1), 0.1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"PHE.terms must be at least 1, got 0"):
-        rk.PHE(0)
+        rk.parts.PHE(0)
     with pytest.raises(ValueError, match=r"PHESum.lipschitz must be a finite number above 0"):
-        rk.PHESum(lipschitz=-1.0)
+        rk.parts.PHESum(lipschitz=-1.0)
     with pytest.raises(ValueError, match="number of chains must be at least 1, got 0"):
-        rk.PHE(chains=0)
+        rk.parts.PHE(chains=0)
     with pytest.raises(ValueError, match="5 different clients were asked for"):
-        rk.FedMBO(0.1, 0.1, hypergradient=rk.PHE(chains=rk.Uniform(5))).check(ZOO.problem, 4)
+        rk.FedMBO(0.1, 0.1, hypergradient=rk.parts.PHE(chains=rk.participation.Uniform(5))).check(
+            ZOO.problem, 4
+        )
     with pytest.raises(TypeError, match="PHESum estimates hypergradients of Bilevel problems"):
         rk.FedMBO(0.1, 0.1).check(rk.zoo.saddle().problem, 4)

@@ -53,7 +53,7 @@ def test_it_reaches_the_exact_solution_though_clients_differ(zoo, algorithm, rou
 
 def test_the_papers_product_of_jacobians_ends_elsewhere():
     zoo = rk.zoo.scalar_composition()  # the mean of the clients' own gradients is zero at 8/5
-    algorithm = rk.FedMSA(0.1, 0.5, view=rk.ProductView())
+    algorithm = rk.FedMSA(0.1, 0.5, view=rk.parts.ProductView())
     (x,) = solve(zoo, algorithm, 400).solution
     # z follows 2 x, and x the mean of k_i (z - t_i) = 2 z - 8
     assert float(x[0]) == pytest.approx(2.0, abs=1e-12)
@@ -91,7 +91,11 @@ def reference(zoo, alpha, beta, K, rounds, factor=1.0):
 def test_directions_telescope_whatever_rho(rho):
     K, rounds, rate = 4, 4, 0.9
     algorithm = rk.FedMSA(
-        rk.Decay(0.1, rate), (rk.Decay(0.2, rate),), local_steps=K, renewal=rho, clients=None
+        rk.parts.Decay(0.1, rate),
+        (rk.parts.Decay(0.2, rate),),
+        local_steps=K,
+        renewal=rho,
+        clients=None,
     )
     u, rows, _ = reference(SEQUENCES, 0.1, 0.2, K, rounds, factor=rate)
     state, _ = advance(SEQUENCES, algorithm, rounds)
@@ -129,8 +133,8 @@ def test_one_client_one_step_and_no_momentum_is_the_centralised_method(zoo, riva
 
 
 def test_a_schedule_a_radius_and_a_step():
-    assert float(rk.Decay(0.1, 0.5)(3)) == pytest.approx(0.1 / 8)
-    assert float(rk.PowerDecay(0.1, 0.5)(3)) == pytest.approx(0.05)
+    assert float(rk.parts.Decay(0.1, 0.5)(3)) == pytest.approx(0.1 / 8)
+    assert float(rk.parts.PowerDecay(0.1, 0.5)(3)) == pytest.approx(0.05)
     x, y, v = (jnp.array([3.0, 4.0]) for _ in range(3))
     zero = (jnp.zeros(2),) * 3
     new = descend((x, y, v), (0.1, 0.1, 0.1), zero, (np.inf, 1.0))
@@ -140,7 +144,7 @@ def test_a_schedule_a_radius_and_a_step():
 
 def test_a_bound_on_v_holds_and_a_warm_up_starts_near_the_adjoint():
     zoo = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2)
-    warm = rk.BilevelWarmUp(rk.FedInnSGD(0.3), 15, rk.FedIHGPSum(10, 4.0))
+    warm = rk.parts.BilevelWarmUp(rk.parts.FedInnSGD(0.3), 15, rk.parts.FedIHGPSum(10, 4.0))
     algorithm = rk.FedMSA(1e-9, 1e-9, warm_up=warm)
     state, (ledger,) = advance(zoo, algorithm, 1)
     x, y = (np.asarray(a) for a in state.variables)
@@ -155,7 +159,7 @@ def test_a_bound_on_v_holds_and_a_warm_up_starts_near_the_adjoint():
 
 def test_a_composition_warmed_up_starts_with_exact_values_and_adjoints():
     zoo = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2, 2))
-    algorithm = rk.FedMSA(1e-12, 1e-12, warm_up=rk.CompositionWarmUp())
+    algorithm = rk.FedMSA(1e-12, 1e-12, warm_up=rk.parts.CompositionWarmUp())
     state, (first, later) = advance(zoo, algorithm, 2)
     z1, z2, a1, a2 = state.previous[1:]
     assert_close((z1, z2), zoo.levels(np.zeros(1)), atol=1e-10)
@@ -192,7 +196,7 @@ def test_with_fewer_clients_in_exchange_a_rho_averages_their_noise():
 def test_the_random_output_is_uniform_over_the_iterates_that_exist():
     zoo = rk.zoo.linear_sequences(n_clients=2, sizes=(2, 1))
     K, rounds, draws = 3, 3, 4000
-    algorithm = rk.FedMSA(0.1, 0.2, K, clients=None, output=rk.RandomIterate())
+    algorithm = rk.FedMSA(0.1, 0.2, K, clients=None, output=rk.parts.RandomIterate())
 
     def run(seed):
         return jnp.concatenate(algorithm.solution(end_of(zoo, algorithm, rounds, seed)))
@@ -237,6 +241,6 @@ def test_settings_that_do_not_fit_the_problem():
     with pytest.raises(ValueError, match="inner_lr has 3 entries for 1 blocks"):
         check(SEQUENCES.problem, 3)
     with pytest.raises(TypeError, match="BilevelWarmUp is for Bilevel problems"):
-        rk.FedMSA(0.1, 0.1, warm_up=rk.BilevelWarmUp()).check(SEQUENCES.problem, 3)
+        rk.FedMSA(0.1, 0.1, warm_up=rk.parts.BilevelWarmUp()).check(SEQUENCES.problem, 3)
     with pytest.raises(ValueError, match="4 different clients were asked for"):
         rk.FedMSA(0.1, 0.1, momentum_clients=4).check(SEQUENCES.problem, 3)

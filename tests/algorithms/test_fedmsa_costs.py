@@ -7,7 +7,7 @@ import pytest
 from arena import advance
 
 import rookery as rk
-from rookery import _tree
+from rookery import tree
 from rookery.engines.engine import Program
 from rookery.engines.traced import many_rounds
 
@@ -31,14 +31,20 @@ def test_costs_of_a_round(K, c):
 
 def test_u_goes_down_in_exchange_b_to_those_who_were_not_asked_in_a():
     D = 3 * 8
-    algorithm = rk.FedMSA(0.01, 0.1, 2, clients=rk.Fixed((0, 1)), momentum_clients=rk.Fixed((1, 2)))
+    algorithm = rk.FedMSA(
+        0.01,
+        0.1,
+        2,
+        clients=rk.participation.Fixed((0, 1)),
+        momentum_clients=rk.participation.Fixed((1, 2)),
+    )
     _, (first, later) = advance(SEQUENCES, algorithm, 2)
     assert (first.bytes_down, later.bytes_down) == (2 * D + 2 * D + D, 2 * 2 * D + 2 * D + D)
     assert first.bytes_up == later.bytes_up == 4 * D
 
 
 def test_a_round_that_keeps_a_later_iterate_asks_one_client_for_it():
-    algorithm = rk.FedMSA(0.01, 0.1, 4, clients=2, output=rk.RandomIterate())
+    algorithm = rk.FedMSA(0.01, 0.1, 4, clients=2, output=rk.parts.RandomIterate())
     _, ledgers = advance(SEQUENCES, algorithm, 8)
     extra = [ledger.exchanges - 2 for ledger in ledgers]
     assert extra[0] == 0
@@ -71,14 +77,14 @@ def test_a_million_inner_parameters_take_a_fixed_number_of_copies_of_the_blocks(
     state = algorithm.init(problem, x, y)
 
     def rounds(people, state, key, n):
-        program = Program(problem, people, rk.Clock(), rk.Mean())
+        program = Program(problem, people, rk.delays.Clock(), rk.aggregate.Mean())
         return many_rounds(program, algorithm, 1, 2, state, key, 0, n)
 
     arguments = (rk.Population.stacked(data), state, jax.random.key(0), jnp.int32(2))
     compiled = jax.jit(rounds).lower(*arguments).compile()
     analysis = compiled.memory_analysis()
     assert analysis is not None
-    D = _tree.nbytes((state.variables, state.added))
+    D = tree.nbytes((state.variables, state.added))
     assert analysis.output_size_in_bytes < 3.1 * D  # u, its predecessor and h
     assert analysis.temp_size_in_bytes < (2 * m + c + 5.5) * D  # as docs/design.md says
     end, _, (done, is_finite) = compiled(*arguments)

@@ -78,7 +78,7 @@ def test_bad_input():
     with pytest.raises(TypeError, match="GDA solves Minimax problems, got Bilevel"):
         solve(rk.zoo.scalar_bilevel(), rk.GDA(0.1, 0.1), 1)
     with pytest.raises(TypeError, match="outer_lr must be a number, got PerCall"):
-        rk.GDA(rk.PerCall(0.1), 0.1)  # pyright: ignore[reportArgumentType]
+        rk.GDA(rk.parts.PerCall(0.1), 0.1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="inner_lr must be a finite number above 0"):
         rk.AlternatingGDA(0.1, 0.0)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):

@@ -11,7 +11,7 @@ from arena import EVERYONE, clients_of, federation, means, solve, trajectory
 import rookery as rk
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=4)
-LONG = rk.LocalNeumannSum(150, 4.0)
+LONG = rk.parts.LocalNeumannSum(150, 4.0)
 
 
 def own_gradient(client, x, y):
@@ -73,8 +73,8 @@ def test_identical_clients_make_it_fednest(cross, outer_steps, agree):
     """With several outer steps only if f_y does not depend on x: FedNest keeps v, LFedNest not."""
     zoo = rk.zoo.quadratic_bilevel(n_clients=3, heterogeneity=0.0, cross=cross)
     settings: dict[str, Any] = {"inner_rounds": 2, "inner_steps": 3, "outer_steps": outer_steps}
-    nested = rk.FedNest(0.1, 0.1, ihgp=rk.FedIHGPSum(3, 5.0), **settings)
-    light = rk.LFedNest(0.1, 0.1, adjoint=rk.LocalNeumannSum(3, 5.0), **settings)
+    nested = rk.FedNest(0.1, 0.1, ihgp=rk.parts.FedIHGPSum(3, 5.0), **settings)
+    light = rk.LFedNest(0.1, 0.1, adjoint=rk.parts.LocalNeumannSum(3, 5.0), **settings)
     a, b = solve(zoo, nested, 6).solution[0], solve(zoo, light, 6).solution[0]
     difference = np.abs(a - b).max()
     assert difference < 1e-13 if agree else difference > 1e-3
@@ -112,7 +112,7 @@ def test_the_drift_free_inner_rounds_of_svrg_find_the_inner_solution():
 
 
 def outer_call(zoo, adjoint, key, outer_steps=1):
-    lfedout = rk.LFedOut(0.1, outer_steps, adjoint)
+    lfedout = rk.parts.LFedOut(0.1, outer_steps, adjoint)
     x, y = jnp.ones(3), jnp.ones(4)
     return lfedout(federation(zoo), zoo.problem, EVERYONE, x, y, jnp.zeros(()), key)[0]
 
@@ -121,16 +121,18 @@ def test_a_random_length_is_drawn_once_a_call_and_each_equally_often():
     N, L = 4, 5.0
     alone = next(clients_of(ZOO))
     keys = jax.random.split(jax.random.key(0), 2000)
-    call = jax.jit(jax.vmap(lambda k: outer_call(alone, rk.LocalNeumann(N, L), k, outer_steps=2)))
+    call = jax.jit(
+        jax.vmap(lambda k: outer_call(alone, rk.parts.LocalNeumann(N, L), k, outer_steps=2))
+    )
     values, counts = np.unique(np.asarray(call(keys)).round(9), axis=0, return_counts=True)
     assert len(values) == N  # a fresh draw in the second step would give N^2
     assert np.abs(counts / 2000 - 1 / N).max() < 0.05
 
 
 def test_a_client_that_estimates_its_own_lipschitz_constant_comes_to_the_same():
-    power = rk.PowerIteration(iterations=50)
-    given = outer_call(ZOO, rk.LocalNeumannSum(60, 4.0), jax.random.key(0))
-    own = outer_call(ZOO, rk.LocalNeumannSum(60, power), jax.random.key(0))
+    power = rk.parts.PowerIteration(iterations=50)
+    given = outer_call(ZOO, rk.parts.LocalNeumannSum(60, 4.0), jax.random.key(0))
+    own = outer_call(ZOO, rk.parts.LocalNeumannSum(60, power), jax.random.key(0))
     np.testing.assert_allclose(own, given, rtol=1e-6)
 
 
@@ -152,6 +154,6 @@ def test_bad_settings_are_refused(kind):
     with pytest.raises(ValueError, match="5 different clients were asked for"):
         kind(outer_lr=0.1, inner_lr=0.1, clients=5).check(ZOO.problem, 4)
     with pytest.raises(ValueError, match=r"LocalNeumann.terms must be at least 1, got 0"):
-        kind(outer_lr=0.1, inner_lr=0.1, adjoint=rk.LocalNeumann(0))
+        kind(outer_lr=0.1, inner_lr=0.1, adjoint=rk.parts.LocalNeumann(0))
     with pytest.raises(ValueError, match=r"LocalNeumannSum.lipschitz must be a finite number"):
-        kind(outer_lr=0.1, inner_lr=0.1, adjoint=rk.LocalNeumannSum(lipschitz=0.0))
+        kind(outer_lr=0.1, inner_lr=0.1, adjoint=rk.parts.LocalNeumannSum(lipschitz=0.0))

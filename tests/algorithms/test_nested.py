@@ -47,39 +47,48 @@ def test_a_composition_needs_an_inner_start_and_two_layers():
 
 
 def test_a_minimax_problem_with_steps_of_the_server():
-    nested = rk.Nested(rk.ServerSGD(0.1), rk.ServerStep(0.05, rk.FedIHGPSum()), inner_rounds=4)
+    nested = rk.Nested(
+        rk.parts.ServerSGD(0.1), rk.parts.ServerStep(0.05, rk.parts.FedIHGPSum()), inner_rounds=4
+    )
     x, y = solve(SADDLE, nested, 600).solution
     np.testing.assert_allclose(x, SADDLE.solution()[0], rtol=0, atol=1e-12)
     np.testing.assert_allclose(y, SADDLE.solution()[1], rtol=0, atol=1e-12)
 
 
 def test_a_paper_is_a_combination_under_a_name():
-    named = rk.FedNest(0.05, 0.1, inner_rounds=2, inner_steps=2, ihgp=rk.FedIHGP(3, 5.0), clients=2)
+    named = rk.FedNest(
+        0.05, 0.1, inner_rounds=2, inner_steps=2, ihgp=rk.parts.FedIHGP(3, 5.0), clients=2
+    )
     nested = rk.Nested(
-        inner=rk.FedInn(0.1, 2),
-        outer=rk.FedOut(0.05, 1, rk.FedIHGP(3, 5.0)),
+        inner=rk.parts.FedInn(0.1, 2),
+        outer=rk.parts.FedOut(0.05, 1, rk.parts.FedIHGP(3, 5.0)),
         inner_rounds=2,
         clients=2,
     )
     assert eqx.tree_equal(named.parts(), nested)
-    mbo = rk.FedMBO(0.05, 0.1, 2, rk.PHE(3, 5.0), clients=2)
+    mbo = rk.FedMBO(0.05, 0.1, 2, rk.parts.PHE(3, 5.0), clients=2)
     assert eqx.tree_equal(
         mbo.parts(),
-        rk.Nested(rk.ServerSGD(0.1), rk.ServerStep(0.05, rk.PHE(3, 5.0)), 2, clients=2),
+        rk.Nested(
+            rk.parts.ServerSGD(0.1), rk.parts.ServerStep(0.05, rk.parts.PHE(3, 5.0)), 2, clients=2
+        ),
     )
 
 
 @pytest.mark.parametrize(
     ("family", "algorithm"),
     [
-        (rk.zoo.quadratic_bilevel, rk.FedNestSGD(rk.PerCall(0.1), 0.1, 2, 3, 2, rk.FedIHGP())),
-        (rk.zoo.quadratic_bilevel, rk.FedNest(0.1, 0.1, ihgp=rk.FederatedCG())),
-        (rk.zoo.quadratic_bilevel, rk.LFedNest(0.1, 0.1, 2, 3, 2, rk.LocalNeumann())),
+        (
+            rk.zoo.quadratic_bilevel,
+            rk.FedNestSGD(rk.parts.PerCall(0.1), 0.1, 2, 3, 2, rk.parts.FedIHGP()),
+        ),
+        (rk.zoo.quadratic_bilevel, rk.FedNest(0.1, 0.1, ihgp=rk.parts.FederatedCG())),
+        (rk.zoo.quadratic_bilevel, rk.LFedNest(0.1, 0.1, 2, 3, 2, rk.parts.LocalNeumann())),
         (rk.zoo.quadratic_bilevel, rk.LFedNestNonAlt(0.1, 0.1, 3, (1, 2, 1, 2, 1))),
-        (rk.zoo.quadratic_bilevel, rk.FedMBO(0.1, 0.1, 2, rk.PHE(), 2)),
-        (rk.zoo.quadratic_bilevel, rk.FedMBO(0.1, 0.1, 2, rk.PHESum(), 2, 1)),
+        (rk.zoo.quadratic_bilevel, rk.FedMBO(0.1, 0.1, 2, rk.parts.PHE(), 2)),
+        (rk.zoo.quadratic_bilevel, rk.FedMBO(0.1, 0.1, 2, rk.parts.PHESum(), 2, 1)),
         (rk.zoo.curved_saddle, rk.LFedNestSVRG(0.1, 0.1, 2, 3, 2)),
-        (rk.zoo.curved_saddle, rk.FedAvgS(rk.PerCall(0.1), 0.1, 2)),
+        (rk.zoo.curved_saddle, rk.FedAvgS(rk.parts.PerCall(0.1), 0.1, 2)),
     ],
 )
 def test_single_precision_stays_single(family, algorithm):
@@ -96,11 +105,11 @@ def test_single_precision_stays_single(family, algorithm):
 @pytest.mark.slow
 def test_runs_that_differ_in_numbers_go_side_by_side():
     algorithms = [
-        rk.Nested(rk.ServerSGD(b), rk.ServerStep(a, rk.PHE(3, 5.0, 2)), clients=2)
+        rk.Nested(rk.parts.ServerSGD(b), rk.parts.ServerStep(a, rk.parts.PHE(3, 5.0, 2)), clients=2)
         for a, b in ((0.05, 0.1), (0.1, 0.2))
     ]
     population = rk.Population.stacked(ZOO.data)
-    jobs = [rk.Job(algorithm, ZOO.start) for algorithm in algorithms]
+    jobs = [rk.Run(algorithm, ZOO.start) for algorithm in algorithms]
     together = rk.sweep(jobs, ZOO.problem, population, rounds=5)
     alone = [solve(ZOO, algorithm, 5) for algorithm in algorithms]
     for a, b in zip(together, alone, strict=True):
@@ -114,7 +123,7 @@ def test_runs_that_differ_in_numbers_go_side_by_side():
 def cg(iterations, zoo=ZOO, y=None):
     x, y = jnp.ones(3), jnp.ones(4) if y is None else jnp.asarray(y)
     fed, key = federation(zoo), jax.random.key(0)
-    estimate = rk.FederatedCG(iterations).estimate
+    estimate = rk.parts.FederatedCG(iterations).estimate
     return estimate(fed, zoo.problem, EVERYONE, x, y, jnp.zeros(()), key)[0]
 
 
@@ -132,7 +141,7 @@ def test_conjugate_gradients_of_nothing_are_nothing():
 
 
 def test_conjugate_gradients_serve_fednest():
-    algorithm = rk.FedNest(0.1, 0.2, inner_rounds=2, inner_steps=2, ihgp=rk.FederatedCG(4))
+    algorithm = rk.FedNest(0.1, 0.2, inner_rounds=2, inner_steps=2, ihgp=rk.parts.FederatedCG(4))
     x = solve(ZOO, algorithm, 400).solution[0]
     np.testing.assert_allclose(x, ZOO.solution()[0], rtol=0, atol=1e-12)
 
@@ -143,21 +152,33 @@ def test_conjugate_gradients_serve_fednest():
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: rk.FedInn(0.0), ValueError, r"FedInn.lr must be a finite number above 0"),
-        (lambda: rk.FedInn(0.1, 0), ValueError, r"FedInn.local_steps must be at least 1"),
-        (lambda: rk.FedInn(0.1, anchor_batch=0), ValueError, "anchor_batch must be at least 1"),
-        (lambda: rk.FedInnSGD(-1), ValueError, r"FedInnSGD.lr must be a finite number above 0"),
-        (lambda: rk.ServerSGD(0), ValueError, r"ServerSGD.lr must be a finite number above 0"),
-        (lambda: rk.FedOut(0), ValueError, r"FedOut.lr must be a finite number above 0"),
-        (lambda: rk.LFedOut(0.1, 0), ValueError, r"LFedOut.local_steps must be at least 1"),
-        (lambda: rk.FederatedCG(0), ValueError, r"FederatedCG.iterations must be at least 1"),
+        (lambda: rk.parts.FedInn(0.0), ValueError, r"FedInn.lr must be a finite number above 0"),
+        (lambda: rk.parts.FedInn(0.1, 0), ValueError, r"FedInn.local_steps must be at least 1"),
         (
-            lambda: rk.ServerStep(rk.PerCall(0.1), rk.PHE()),
+            lambda: rk.parts.FedInn(0.1, anchor_batch=0),
+            ValueError,
+            "anchor_batch must be at least 1",
+        ),
+        (
+            lambda: rk.parts.FedInnSGD(-1),
+            ValueError,
+            r"FedInnSGD.lr must be a finite number above 0",
+        ),
+        (
+            lambda: rk.parts.ServerSGD(0),
+            ValueError,
+            r"ServerSGD.lr must be a finite number above 0",
+        ),
+        (lambda: rk.parts.FedOut(0), ValueError, r"FedOut.lr must be a finite number above 0"),
+        (lambda: rk.parts.LFedOut(0.1, 0), ValueError, r"LFedOut.local_steps must be at least 1"),
+        (lambda: rk.parts.FederatedCG(0), ValueError, r"FederatedCG.iterations must be at least 1"),
+        (
+            lambda: rk.parts.ServerStep(rk.parts.PerCall(0.1), rk.parts.PHE()),
             TypeError,
             r"ServerStep.lr must be a number, got PerCall",
         ),
         (
-            lambda: rk.Nested(rk.ServerSGD(0.1), rk.FedOut(0.1), inner_rounds=0),
+            lambda: rk.Nested(rk.parts.ServerSGD(0.1), rk.parts.FedOut(0.1), inner_rounds=0),
             ValueError,
             "inner_rounds must be at least 1, got 0",
         ),
@@ -169,10 +190,10 @@ def test_bad_settings_of_parts_are_refused_at_construction(build, error, message
 
 
 def test_parts_that_do_not_fit_the_problem_or_the_clients():
-    phe = rk.Nested(rk.FedInn(0.1), rk.ServerStep(0.1, rk.PHE()))
+    phe = rk.Nested(rk.parts.FedInn(0.1), rk.parts.ServerStep(0.1, rk.parts.PHE()))
     with pytest.raises(TypeError, match="PHE estimates hypergradients of Bilevel problems"):
         phe.check(SADDLE.problem, 4)
-    uneven = rk.Nested(rk.FedInn(0.1, (1, 2)), rk.FedOut(0.1))
+    uneven = rk.Nested(rk.parts.FedInn(0.1, (1, 2)), rk.parts.FedOut(0.1))
     with pytest.raises(ValueError, match=r"FedInn.local_steps has 2 entries for 4 clients"):
         uneven.check(ZOO.problem, 4)
     with pytest.raises(TypeError, match="Nested solves Bilevel, Minimax and two-layer"):

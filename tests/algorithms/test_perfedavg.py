@@ -11,7 +11,11 @@ import rookery as rk
 ZOO = rk.zoo.cubic_maml(n_clients=3, size=2, adaptation_lr=0.2)
 NOISY = rk.zoo.cubic_maml(n_clients=3, size=2, rows=5, noise=0.3)
 EPSILON = 1e-2
-WAYS = {"exact": rk.ExactHessian(), "FO": rk.FirstOrder(), "HF": rk.HessianFree(EPSILON)}
+WAYS = {
+    "exact": rk.parts.ExactHessian(),
+    "FO": rk.parts.FirstOrder(),
+    "HF": rk.parts.HessianFree(EPSILON),
+}
 
 
 def gradient(i, w, way):
@@ -50,7 +54,7 @@ def test_only_the_hessian_leads_to_the_solution():
     (exact,) = ZOO.solution()
     full, first_order = (
         solve(ZOO, rk.PerFedAvg(0.3, hessian=way), 200).solution[0]
-        for way in (rk.ExactHessian(), rk.FirstOrder())
+        for way in (rk.parts.ExactHessian(), rk.parts.FirstOrder())
     )
     np.testing.assert_allclose(full, exact, rtol=1e-10)
     assert np.linalg.norm(first_order - exact) > 1e-3
@@ -90,4 +94,4 @@ def test_bad_input():
     with pytest.raises(TypeError, match="PerFedAvg solves Meta problems, got SingleLevel"):
         solve(rk.zoo.quadratic_losses(), rk.PerFedAvg(0.1), 1)
     with pytest.raises(ValueError, match=r"HessianFree.epsilon must be a finite number above 0"):
-        rk.HessianFree(0)
+        rk.parts.HessianFree(0)

@@ -5,13 +5,13 @@ import pytest
 from arena import advance, clients_of
 
 import rookery as rk
-from rookery.registry import ALGORITHMS, make_object
+from rookery.experiment.registry import ALGORITHMS, make_object
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=4, x_size=1, y_size=2, cross=0.3)
 SAME = rk.zoo.quadratic_bilevel(n_clients=4, x_size=1, y_size=2, cross=0.3, heterogeneity=0.0)
 ROWS = rk.zoo.quadratic_bilevel(n_clients=4, x_size=1, y_size=2, cross=0.3, rows=3)
 NOISY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2, rows=6, noise=0.3)
-LONG = rk.LocalNeumannSum(120, 4.0)
+LONG = rk.parts.LocalNeumannSum(120, 4.0)
 # not symmetric: who listens to whom is not who is listened to
 SHIFT = [[0.5, 0.3, 0.2, 0], [0, 0.5, 0.3, 0.2], [0.2, 0, 0.5, 0.3], [0.3, 0.2, 0, 0.5]]
 
@@ -31,7 +31,7 @@ def test_every_agent_follows_the_recursion_by_hand(zoo, batch_size):
     """With equal rows a mini-batch is exact, and the corrections must add up to full gradients."""
     every = None if batch_size is None else 3
     algorithm = rk.Prometheus(
-        0.05, 0.1, rk.MixingMatrix(SHIFT), rk.LocalNeumannSum(3, 5.0), every, batch_size
+        0.05, 0.1, rk.parts.MixingMatrix(SHIFT), rk.parts.LocalNeumannSum(3, 5.0), every, batch_size
     )
     rounds, m, W = 5, 4, np.array(SHIFT)
     x, y, d, p, u = np.zeros((m, 1)), np.zeros((m, 2)), np.zeros((m, 2)), *np.zeros((2, m, 1))
@@ -48,7 +48,7 @@ def test_every_agent_follows_the_recursion_by_hand(zoo, batch_size):
 
 
 def test_identical_agents_are_the_centralised_method():
-    algorithm = rk.Prometheus(0.05, 0.1, rk.Complete(), rk.LocalNeumannSum(3, 5.0))
+    algorithm = rk.Prometheus(0.05, 0.1, rk.parts.Complete(), rk.parts.LocalNeumannSum(3, 5.0))
     x, y, d, p = np.zeros(1), np.zeros(2), np.zeros(2), np.zeros(1)
     for _ in range(6):
         x, y = x - 0.05 * p, y - 0.1 * d
@@ -81,7 +81,7 @@ def assert_at_rest(zoo, state):
 
 
 def test_a_ring_agrees_on_where_the_mean_of_local_hypergradients_is_zero():
-    algorithm = rk.Prometheus(0.05, 0.1, rk.Ring(), LONG)
+    algorithm = rk.Prometheus(0.05, 0.1, rk.parts.Ring(), LONG)
     engine = rk.Compiled(rounds_per_call=2000)
     early, _ = advance(ZOO, algorithm, 20, engine)
     spread = np.ptp(early.agents.rows.x, axis=0).max()
@@ -113,12 +113,12 @@ def test_corrected_mini_batches_end_where_full_gradients_do_and_are_billed():
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_rings_and_complete_graphs_are_doubly_stochastic_and_mix(n):
-    for mixing in (rk.Ring(), rk.Complete()):
+    for mixing in (rk.parts.Ring(), rk.parts.Complete()):
         W = np.asarray(mixing.matrix(n))
-        rk.MixingMatrix(W.tolist()).check(n)  # which looks at rows, columns and connections
+        rk.parts.MixingMatrix(W.tolist()).check(n)  # which looks at rows, columns and connections
         np.testing.assert_array_equal(W, W.T)
     if n == 5:
-        np.testing.assert_array_equal(rk.Ring().matrix(n)[0], [0.5, 0.25, 0, 0, 0.25])
+        np.testing.assert_array_equal(rk.parts.Ring().matrix(n)[0], [0.5, 0.25, 0, 0, 0.25])
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,11 @@ def test_rings_and_complete_graphs_are_doubly_stochastic_and_mix(n):
 )
 def test_a_matrix_that_does_not_mix_is_refused(rows, words):
     with pytest.raises(ValueError, match=words):
-        rk.MixingMatrix(rows)
+        rk.parts.MixingMatrix(rows)
 
 
 def test_what_does_not_fit_is_refused():
-    halves = rk.MixingMatrix([[0.5, 0.5], [0.5, 0.5]])
+    halves = rk.parts.MixingMatrix([[0.5, 0.5], [0.5, 0.5]])
     with pytest.raises(ValueError, match="W has 2 rows for 4 clients"):
         rk.Prometheus(0.05, 0.1, halves).check(ZOO.problem, 4)
     with pytest.raises(TypeError, match="Prometheus solves Bilevel problems, got Minimax"):

@@ -49,7 +49,9 @@ def by_hand(zoo, rates, steps, cohort, server_lr, rounds):
 
 def test_rounds_by_hand():
     steps, cohort = (1, 4, 2, 3), (0, 1, 3)
-    algorithm = rk.ScaffoldS(0.05, rk.PerCall(0.08), steps, 0.9, clients=rk.Fixed(cohort))
+    algorithm = rk.ScaffoldS(
+        0.05, rk.parts.PerCall(0.08), steps, 0.9, clients=rk.participation.Fixed(cohort)
+    )
     state = after(3, algorithm, ZOO)
     w, c, own = by_hand(ZOO, (0.05, 0.08), steps, cohort, 0.9, 3)
     np.testing.assert_allclose(np.concatenate(state.blocks), w, rtol=1e-11)
@@ -122,7 +124,7 @@ def test_a_run_that_is_cut_in_the_middle_goes_on_bit_for_bit(tmp_path, zoo, algo
 
 def test_single_precision_stays_single():
     zoo = rk.zoo.curved_saddle(dtype=np.float32)
-    algorithm = rk.ScaffoldS(rk.PerCall(0.1), 0.1, 2, clients=3)
+    algorithm = rk.ScaffoldS(rk.parts.PerCall(0.1), 0.1, 2, clients=3)
 
     def round(algorithm, state, key):
         return algorithm.round(federation(zoo), zoo.problem, state, key)
@@ -139,9 +141,9 @@ def test_bad_input():
     with pytest.raises(TypeError, match="Scaffold solves SingleLevel problems, got Minimax"):
         solve(ZOO, rk.Scaffold(0.1), 1)
     with pytest.raises(ValueError, match="a cohort must not hold a client twice; got Weighted"):
-        rk.ScaffoldS(0.1, 0.1, clients=rk.Weighted(2))
+        rk.ScaffoldS(0.1, 0.1, clients=rk.participation.Weighted(2))
     with pytest.raises(TypeError, match="server_lr must be a number, got PerCall"):
-        rk.ScaffoldS(0.1, 0.1, server_lr=rk.PerCall(1.0))  # pyright: ignore[reportArgumentType]
+        rk.ScaffoldS(0.1, 0.1, server_lr=rk.parts.PerCall(1.0))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="local_steps has 2 entries for 4 clients"):
         rk.ScaffoldS(0.1, 0.1, (1, 2)).check(ZOO.problem, 4)
     state = rk.ScaffoldS(0.1, 0.1).init(ZOO.problem, *map(jnp.asarray, ZOO.start))

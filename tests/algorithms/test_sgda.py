@@ -23,16 +23,16 @@ def by_hand(zoo, steps, is_alternating, is_shared_out):
     return [np.mean(part, axis=0) for part in zip(*ends, strict=True)]
 
 
-@pytest.mark.parametrize("order", [rk.Simultaneous(), rk.Alternating()])
+@pytest.mark.parametrize("order", [rk.parts.Simultaneous(), rk.parts.Alternating()])
 @pytest.mark.parametrize("steps", [1, 3, (1, 4, 2)])
 @pytest.mark.parametrize("is_shared_out", [False, True])
 def test_one_round_by_hand(order, steps, is_shared_out):
-    rates = [rk.PerCall(a) if is_shared_out else a for a in (0.05, 0.1)]
+    rates = [rk.parts.PerCall(a) if is_shared_out else a for a in (0.05, 0.1)]
     algorithm = rk.FedAvgS(*rates, local_steps=steps, order=order)
     state = algorithm.init(ZOO.problem, *map(jnp.asarray, ZOO.start))
     new = algorithm.round(federation(ZOO), ZOO.problem, state, jax.random.key(0))
     each = steps if isinstance(steps, tuple) else (steps,) * 3
-    want = by_hand(ZOO, each, isinstance(order, rk.Alternating), is_shared_out)
+    want = by_hand(ZOO, each, isinstance(order, rk.parts.Alternating), is_shared_out)
     np.testing.assert_allclose(new.x, want[0], rtol=1e-12)
     np.testing.assert_allclose(new.y, want[1], rtol=1e-12)
 
@@ -60,7 +60,7 @@ def test_unequal_local_steps_come_to_rest_where_the_closed_form_says():
     steps, exact = (1, 6, 2), np.concatenate(ZOO.solution())
     distance = {}
     for is_shared_out in (False, True):
-        lr = rk.PerCall(0.05) if is_shared_out else 0.05
+        lr = rk.parts.PerCall(0.05) if is_shared_out else 0.05
         found = np.concatenate(solve(ZOO, rk.FedAvgS(lr, lr, steps), 1500).solution)
         np.testing.assert_allclose(
             found, resting_point(ZOO, 0.05, steps, is_shared_out), rtol=0, atol=1e-10

@@ -96,7 +96,7 @@ def test_the_order_of_the_clients_does_not_matter(name):
 
 def test_q_of_zero_is_fedavg():
     sampling = {"clients": 2, "batch_size": 2}
-    for lr in (0.1, rk.PerCall(0.2)):
+    for lr in (0.1, rk.parts.PerCall(0.2)):
         got = eager(NOISY, rk.QFedAvg(lr, 0, (1, 2, 3), **sampling), 3, (0.2, 0.3, 0.5))
         want = eager(NOISY, rk.FedAvg(lr, (1, 2, 3), **sampling), 3, (0.2, 0.3, 0.5))
         np.testing.assert_allclose(got, want, rtol=1e-12)
@@ -240,7 +240,11 @@ def test_a_client_drawn_twice_by_drfa_is_sent_the_model_once():
 
 def test_single_precision_stays_single():
     zoo = rk.zoo.quadratic_losses(n_clients=2, size=2, dtype=np.float32)
-    for algorithm in (*RIVALS.values(), rk.DRFA(0.1, 0.1, 2), rk.QFedAvg(rk.PerCall(0.1), 0.5, 2)):
+    for algorithm in (
+        *RIVALS.values(),
+        rk.DRFA(0.1, 0.1, 2),
+        rk.QFedAvg(rk.parts.PerCall(0.1), 0.5, 2),
+    ):
         state, _ = advance(zoo, algorithm, 2)
         (w,) = algorithm.solution(state)
         assert w.dtype == np.float32
@@ -268,7 +272,7 @@ def test_bad_input():
         rk.DRFA(0.1, 0.1, clients=9).check(ZOO.problem, 4)
     with pytest.raises(ValueError, match="floor must be below one over the number of clients, 1/4"):
         rk.DRFA(0.1, 0.1, floor=0.25).check(ZOO.problem, 4)
-    for lrs in ((rk.PerCall(0.1), 0.1), (0.1, rk.PerCall(0.1))):
+    for lrs in ((rk.parts.PerCall(0.1), 0.1), (0.1, rk.parts.PerCall(0.1))):
         with pytest.raises(TypeError, match="lr must be a number, got PerCall"):
             rk.AgnosticFL(*lrs)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="local_steps has 2 entries for 4 clients"):
@@ -276,7 +280,7 @@ def test_bad_input():
 
 
 def test_numbers_of_steps_that_are_drawn_are_refused_by_who_draws_none():
-    drawn = rk.Between(1, 3)
+    drawn = rk.parts.Between(1, 3)
     for make in (
         lambda: rk.FedAvg(0.1, local_steps=drawn),
         lambda: rk.FedBuff(0.1, 2, local_steps=drawn),

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.clients import client as client_module
-from rookery.clients.client import Client
+from rookery.clients import local_client as client_module
+from rookery.clients.local_client import Client
 from rookery.engines.traced import _loop
 
 

@@ -13,8 +13,8 @@ from instances import INSTANCES
 import rookery as rk
 from rookery.engines.engine import Program
 from rookery.engines.traced import many_rounds, read_books
+from rookery.experiment.registry import ALGORITHMS
 from rookery.program.algorithm import first_state
-from rookery.registry import ALGORITHMS
 from rookery.remote import Remote
 from rookery.remote.engine import RemoteRunner
 
@@ -36,7 +36,12 @@ EVERY = [
 
 
 def program(zoo, clock=None) -> Program:
-    return Program(zoo.problem, rk.Population.stacked(zoo.data), clock or rk.Clock(), rk.Mean())
+    return Program(
+        zoo.problem,
+        rk.Population.stacked(zoo.data),
+        clock or rk.delays.Clock(),
+        rk.aggregate.Mean(),
+    )
 
 
 def advance(engine, ready, algorithm, state, key, first, n):
@@ -58,8 +63,8 @@ def test_engines_agree(name, which):
     zoo, algorithm = INSTANCES[name][which]
     assert type(algorithm) is ALGORITHMS[name]
     algorithm.check(zoo.problem, rk.Population.stacked(zoo.data).n_clients)
-    outer = rk.ParetoDelay(0.2)
-    clock = rk.Clock(rk.LogNormalDelay(0.1), bandwidth=1e4, seed=3, outer_delay=outer)
+    outer = rk.delays.ParetoDelay(0.2)
+    clock = rk.delays.Clock(rk.delays.LogNormalDelay(0.1), bandwidth=1e4, seed=3, outer_delay=outer)
     ready, key = program(zoo, clock), jax.random.key(7)
     engines = (rk.Compiled(), rk.Eager(), *([Remote()] if by_messages(name) else []))
     runners = [engine.prepare(ready, [algorithm]) for engine in engines]
@@ -158,7 +163,9 @@ def test_neither_the_second_call_nor_another_step_size_compiles_again():
     after_first = 0
     for rate, first in ((0.1, 0), (0.1, 5), (0.2, 0)):
         algorithm = rk.FedNest(outer_lr=rate, inner_lr=0.1)
-        ready = Program(problem, rk.Population.stacked(zoo.data), rk.Clock(), rk.Mean())
+        ready = Program(
+            problem, rk.Population.stacked(zoo.data), rk.delays.Clock(), rk.aggregate.Mean()
+        )
         advance(rk.Compiled(), ready, algorithm, state, jax.random.key(0), first, 2)
         if not first and rate == 0.1:
             after_first = len(traced)

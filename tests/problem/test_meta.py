@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.clients.client import Client
+from rookery.clients.local_client import Client
 
 NOISY = rk.zoo.cubic_maml(n_clients=1, size=3, rows=5, noise=0.4)
 # rows differ in A too, or else it would not matter which of them the Hessian is taken on

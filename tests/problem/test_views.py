@@ -31,13 +31,13 @@ def test_bilevel():
     zoo = rk.zoo.quadratic_bilevel(n_clients=3, x_size=2, y_size=3)
     x = np.array([0.5, -1.0])
     y = zoo.inner_solution(x)
-    P, *others = mean_maps(zoo, rk.BilevelView(), (x, y, zoo.adjoint(x, y)))
+    P, *others = mean_maps(zoo, rk.parts.BilevelView(), (x, y, zoo.adjoint(x, y)))
     np.testing.assert_allclose(P, zoo.hypergradient(x), rtol=1e-12)
     assert_zero(others)
     # away from y*(x) the third map is the residual of  H v = f_y
     y, v = y + 1, np.array([1.0, 2.0, -1.0])
     H = zoo.H.mean((0, 1))
-    maps = mean_maps(zoo, rk.BilevelView(), (x, y, v))
+    maps = mean_maps(zoo, rk.parts.BilevelView(), (x, y, v))
     np.testing.assert_allclose(maps[2], H @ (v - zoo.adjoint(x, y)), atol=1e-12)
     np.testing.assert_allclose(maps[1], H @ (y - zoo.inner_solution(x)), atol=1e-12)
 
@@ -45,16 +45,16 @@ def test_bilevel():
 def test_minimax():
     zoo = rk.zoo.curved_saddle(n_clients=3, x_size=2, y_size=3)
     x = np.array([0.5, -1.0])
-    P, S = mean_maps(zoo, rk.MinimaxView(), (x, zoo.inner_solution(x)))
+    P, S = mean_maps(zoo, rk.parts.MinimaxView(), (x, zoo.inner_solution(x)))
     np.testing.assert_allclose(P, zoo.gradient(x), rtol=1e-12)
     assert_zero(S)
-    assert_zero(mean_maps(zoo, rk.MinimaxView(), zoo.solution()))
+    assert_zero(mean_maps(zoo, rk.parts.MinimaxView(), zoo.solution()))
 
 
 def test_multisequence():
     zoo = rk.zoo.linear_sequences(n_clients=3, sizes=(2, 1))
     u = (np.array([1.0, 2.0]), np.array([3.0]))
-    for got, want in zip(mean_maps(zoo, rk.SequencesView(), u), zoo.residual(u), strict=True):
+    for got, want in zip(mean_maps(zoo, rk.parts.SequencesView(), u), zoo.residual(u), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
@@ -72,11 +72,11 @@ def test_composition_by_adjoints_is_exact_however_clients_differ(sizes):
     zoo = rk.zoo.linear_chain(n_clients=3, sizes=sizes, spread=0.6)
     x = np.array([0.5, -1.0])
     values = zoo.levels(x)
-    P, *others = mean_maps(zoo, rk.AdjointView(), (x, *values, *adjoints(zoo, x)))
+    P, *others = mean_maps(zoo, rk.parts.AdjointView(), (x, *values, *adjoints(zoo, x)))
     np.testing.assert_allclose(P, zoo.gradient(x), rtol=1e-12)
     assert_zero(others)
     # the paper's product of a client's own Jacobians: values as exact, x's map is not
-    P, *others = mean_maps(zoo, rk.ProductView(), (x, *values))
+    P, *others = mean_maps(zoo, rk.parts.ProductView(), (x, *values))
     assert_zero(others)
     assert np.linalg.norm(P - zoo.gradient(x)) > 0.02 * np.linalg.norm(zoo.gradient(x))
 
@@ -86,8 +86,8 @@ def test_the_papers_product_is_exact_for_identical_clients(sizes):
     zoo = rk.zoo.linear_chain(n_clients=2, sizes=sizes, heterogeneity=0.0)
     x = np.array([0.5, -1.0])
     values = zoo.levels(x)
-    product = mean_maps(zoo, rk.ProductView(), (x, *values))
-    adjoint = mean_maps(zoo, rk.AdjointView(), (x, *values, *adjoints(zoo, x)))
+    product = mean_maps(zoo, rk.parts.ProductView(), (x, *values))
+    adjoint = mean_maps(zoo, rk.parts.AdjointView(), (x, *values, *adjoints(zoo, x)))
     for a, b in zip(product, adjoint, strict=False):
         np.testing.assert_allclose(a, b, atol=1e-12)
     np.testing.assert_allclose(product[0], zoo.gradient(x), rtol=1e-12)
@@ -111,17 +111,17 @@ def test_levels_that_are_trees():
 
 def test_the_natural_view_and_what_does_not_fit():
     chain = rk.zoo.linear_chain().problem
-    assert isinstance(view_of(chain), rk.AdjointView)
-    assert isinstance(view_of(chain, rk.ProductView()), rk.ProductView)
+    assert isinstance(view_of(chain), rk.parts.AdjointView)
+    assert isinstance(view_of(chain, rk.parts.ProductView()), rk.parts.ProductView)
     with pytest.raises(TypeError, match="BilevelView is a view of Bilevel problems, got Compos"):
-        view_of(chain, rk.BilevelView())
+        view_of(chain, rk.parts.BilevelView())
     with pytest.raises(TypeError, match="only Bilevel, Minimax, Composition, MultiSequence"):
         view_of(rk.zoo.robust_quadratic().problem)
     bare = rk.Composition(chain.layers)
     with pytest.raises(ValueError, match="z_1 to z_2, the values between the layers, need initial"):
         view_of(bare)
     with pytest.raises(ValueError, match="3 layers need 2 initial values, got 1"):
-        view_of(bare, rk.AdjointView(starts=(jnp.zeros(4),)))
+        view_of(bare, rk.parts.AdjointView(starts=(jnp.zeros(4),)))
     with pytest.raises(ValueError, match="starts has one value per layer but the last: 2, got 1"):
         rk.Composition(chain.layers, starts=(np.zeros(4),))
     wrong = rk.Composition(chain.layers, starts=(np.zeros(4), np.zeros(4)))

@@ -17,7 +17,9 @@ POPULATION = rk.Population.stacked(ROWS)
 
 def on_both(body, clock=None, aggregate=None, population=POPULATION):
     """What a body of words gives on each engine, after checking that the ledgers are equal."""
-    program = Program(None, population, clock or rk.Clock(), aggregate or rk.Mean())
+    program = Program(
+        None, population, clock or rk.delays.Clock(), aggregate or rk.aggregate.Mean()
+    )
     eager = EagerFederation(jax_program(program), 0)
     value = body(eager)
 
@@ -57,18 +59,18 @@ def pair(client, value):
 
 def test_broadcast_map_mean():
     def body(fed):
-        cohort = fed.sample(rk.Everyone(), jax.random.key(0))
+        cohort = fed.sample(rk.participation.Everyone(), jax.random.key(0))
         v = fed.broadcast(cohort, jnp.ones(2))
         return fed.mean(fed.map(own_row_times, v, key=jax.random.key(1), factor=3.0))
 
     value, ledger = on_both(body)
     np.testing.assert_allclose(value, [6.0, 6.0])
-    assert ledger == rk.Ledger(exchanges=1, messages=10, bytes_down=80, bytes_up=80)
+    assert ledger == rk.program.Ledger(exchanges=1, messages=10, bytes_down=80, bytes_up=80)
 
 
 def test_sum_stack_and_scatter():
     def body(fed):
-        cohort = fed.sample(rk.Fixed((3, 1)), jax.random.key(0))
+        cohort = fed.sample(rk.participation.Fixed((3, 1)), jax.random.key(0))
         v = fed.scatter(cohort, jnp.array([10.0, 20.0]))
         out = fed.map(id_plus, v)
         return fed.sum(out), fed.stack(out)
@@ -76,12 +78,12 @@ def test_sum_stack_and_scatter():
     (total, rows), ledger = on_both(body)
     assert float(total) == 34
     assert rows.tolist() == [13, 21]
-    assert ledger == rk.Ledger(exchanges=2, messages=8, bytes_down=16, bytes_up=32)
+    assert ledger == rk.program.Ledger(exchanges=2, messages=8, bytes_down=16, bytes_up=32)
 
 
 def test_weighted_mean_sends_the_weights_too():
     def body(fed):
-        cohort = fed.sample(rk.Everyone(), jax.random.key(0))
+        cohort = fed.sample(rk.participation.Everyone(), jax.random.key(0))
         ids = fed.map(id_plus, fed.broadcast(cohort, jnp.zeros(())))
         return fed.weighted_mean(ids, ids)
 
@@ -92,29 +94,29 @@ def test_weighted_mean_sends_the_weights_too():
 
 def test_weights_of_clients_do_not_go_with_a_robust_rule():
     def body(fed):
-        cohort = fed.sample(rk.Everyone(), jax.random.key(0))
+        cohort = fed.sample(rk.participation.Everyone(), jax.random.key(0))
         ids = fed.map(id_plus, fed.broadcast(cohort, jnp.zeros(())))
         return fed.weighted_mean(ids, ids)
 
     with pytest.raises(ValueError, match=r"Median bears bad clients.*outweigh"):
-        on_both(body, aggregate=rk.Median())
+        on_both(body, aggregate=rk.aggregate.Median())
 
 
 def test_slots_that_are_switched_off_cost_nothing_and_count_for_nothing():
     def body(fed):
-        cohort = fed.sample(rk.Everyone(), jax.random.key(0))
+        cohort = fed.sample(rk.participation.Everyone(), jax.random.key(0))
         cohort = cohort.where(jnp.array([True, False, True, False, False]))
         v = fed.broadcast(cohort, jnp.zeros(()))
         return fed.mean(fed.map(id_plus, v))
 
     value, ledger = on_both(body)
     assert float(value) == 1.0
-    assert ledger == rk.Ledger(exchanges=1, messages=4, bytes_down=16, bytes_up=16)
+    assert ledger == rk.program.Ledger(exchanges=1, messages=4, bytes_down=16, bytes_up=16)
 
 
 def test_a_placed_tuple_can_be_taken_apart_and_partly_kept():
     def body(fed):
-        cohort = fed.sample(rk.Everyone(), jax.random.key(0))
+        cohort = fed.sample(rk.participation.Everyone(), jax.random.key(0))
         first, second = fed.map(pair, fed.broadcast(cohort, jnp.zeros(())))
         return fed.mean(fed.map(id_plus, second)), fed.mean(first)
 
@@ -125,12 +127,12 @@ def test_a_placed_tuple_can_be_taken_apart_and_partly_kept():
 
 def test_a_shared_value_is_sent_to_newcomers_only_across_cohorts_and_loops():
     def body(fed):
-        point = fed.share(jnp.ones(4))
-        first = fed.broadcast(fed.sample(rk.Fixed((0, 1)), jax.random.key(0)), point)
+        point = fed.cache(jnp.ones(4))
+        first = fed.broadcast(fed.sample(rk.participation.Fixed((0, 1)), jax.random.key(0)), point)
         value = fed.mean(fed.map(id_plus, first))
 
         def hop(n, value):
-            cohort = fed.sample(rk.Fixed((1, 2)), jax.random.key(0))
+            cohort = fed.sample(rk.participation.Fixed((1, 2)), jax.random.key(0))
             at, v = fed.broadcast(cohort, point, value)
             fed.mean(fed.map(id_plus, at))
             return fed.mean(fed.map(id_plus, v))
@@ -145,7 +147,7 @@ def test_a_shared_value_is_sent_to_newcomers_only_across_cohorts_and_loops():
 
 def test_one_client_in_two_slots_gets_a_broadcast_once_and_two_keys():
     def body(fed):
-        cohort = fed.sample(rk.WithReplacement(12), jax.random.key(5))
+        cohort = fed.sample(rk.participation.WithReplacement(12), jax.random.key(5))
         v = fed.broadcast(cohort, jnp.zeros(()))
         return cohort.ids, fed.stack(fed.map(noise, v, key=jax.random.key(1)))
 
@@ -159,7 +161,9 @@ def test_a_clients_draw_does_not_depend_on_the_others():
     def body(fed):
         rows = []
         for clients in ((0, 1, 2), (2, 4)):
-            v = fed.broadcast(fed.sample(rk.Fixed(clients), jax.random.key(0)), jnp.zeros(()))
+            v = fed.broadcast(
+                fed.sample(rk.participation.Fixed(clients), jax.random.key(0)), jnp.zeros(())
+            )
             rows.append(fed.stack(fed.map(noise, v, key=jax.random.key(1))))
         return rows
 
@@ -171,22 +175,26 @@ def test_a_clients_draw_does_not_depend_on_the_others():
 def test_repeat_a_random_number_of_times_bills_what_was_done(n):
     def body(fed):
         def once(i, value):
-            cohort = fed.sample(rk.Uniform(2), jax.random.fold_in(jax.random.key(0), i))
+            cohort = fed.sample(
+                rk.participation.Uniform(2), jax.random.fold_in(jax.random.key(0), i)
+            )
             return fed.mean(fed.map(id_plus, fed.broadcast(cohort, value)))
 
         return fed.repeat(jnp.asarray(n), once, jnp.zeros(()))
 
     _, ledger = on_both(body)
-    assert ledger == rk.Ledger(n, 4 * n, 16 * n, 16 * n)
+    assert ledger == rk.program.Ledger(n, 4 * n, 16 * n, 16 * n)
 
 
 def test_the_clock_waits_for_the_slowest():
-    delay = rk.Stragglers(rk.ConstantDelay(2.0), clients=(4,), factor=5.0)
-    clock = rk.Clock(delay, bandwidth=(4.0, 4.0, 4.0, 4.0, 8.0))
+    delay = rk.delays.Stragglers(rk.delays.ConstantDelay(2.0), clients=(4,), factor=5.0)
+    clock = rk.delays.Clock(delay, bandwidth=(4.0, 4.0, 4.0, 4.0, 8.0))
 
     def body(fed):
         for clients in ((0, 1), (3, 4)):
-            v = fed.broadcast(fed.sample(rk.Fixed(clients), jax.random.key(0)), jnp.zeros(()))
+            v = fed.broadcast(
+                fed.sample(rk.participation.Fixed(clients), jax.random.key(0)), jnp.zeros(())
+            )
             fed.mean(fed.map(id_plus, v))
         return ()
 
@@ -196,7 +204,7 @@ def test_the_clock_waits_for_the_slowest():
 
 def test_another_aggregate_stands_in_for_the_mean():
     def body(fed):
-        cohort = fed.sample(rk.Everyone(), jax.random.key(0))
+        cohort = fed.sample(rk.participation.Everyone(), jax.random.key(0))
         return fed.mean(fed.map(id_plus, fed.broadcast(cohort, jnp.zeros(()))))
 
     class Largest(eqx.Module):
@@ -211,7 +219,7 @@ def test_means_follow_the_clients_weights():
     population = rk.Population.stacked(ROWS, weights=[1, 1, 1, 1, 4])
 
     def body(fed):
-        cohort = fed.sample(rk.Everyone(), jax.random.key(0))
+        cohort = fed.sample(rk.participation.Everyone(), jax.random.key(0))
         return fed.mean(fed.map(id_plus, fed.broadcast(cohort, jnp.zeros(()))))
 
     assert float(on_both(body, population=population)[0]) == pytest.approx((1 + 2 + 3 + 16) / 8)
@@ -221,7 +229,7 @@ def test_means_follow_the_clients_weights():
 
 
 def refusing_program():
-    return Program(None, POPULATION, rk.Clock(), rk.Mean())
+    return Program(None, POPULATION, rk.delays.Clock(), rk.aggregate.Mean())
 
 
 def eager():
@@ -234,8 +242,8 @@ def compiled():
 
 def test_values_of_two_cohorts_do_not_mix():
     fed = eager()
-    a = fed.broadcast(fed.sample(rk.Fixed((0, 1)), jax.random.key(0)), jnp.zeros(()))
-    b = fed.broadcast(fed.sample(rk.Fixed((2, 3)), jax.random.key(0)), jnp.zeros(()))
+    a = fed.broadcast(fed.sample(rk.participation.Fixed((0, 1)), jax.random.key(0)), jnp.zeros(()))
+    b = fed.broadcast(fed.sample(rk.participation.Fixed((2, 3)), jax.random.key(0)), jnp.zeros(()))
     with pytest.raises(ValueError, match="id_plus: the values are placed at different cohorts"):
         fed.map(id_plus, a, b)
 
@@ -250,14 +258,14 @@ def test_a_server_value_must_be_sent():
 @pytest.mark.parametrize("make", [eager, compiled], ids=["eager", "compiled"])
 def test_a_step_that_needs_a_key_and_was_given_none_says_so(make):
     fed = make()
-    v = fed.broadcast(fed.sample(rk.Everyone(), jax.random.key(0)), jnp.zeros(()))
+    v = fed.broadcast(fed.sample(rk.participation.Everyone(), jax.random.key(0)), jnp.zeros(()))
     with pytest.raises(ValueError, match=r"draws random numbers; pass key= to fed\.map"):
         fed.map(noise, v)
 
 
 def test_a_step_that_hides_a_server_value_is_refused():
     fed = eager()
-    v = fed.broadcast(fed.sample(rk.Everyone(), jax.random.key(0)), jnp.zeros(()))
+    v = fed.broadcast(fed.sample(rk.participation.Everyone(), jax.random.key(0)), jnp.zeros(()))
     hidden = jnp.ones(3)
     with pytest.raises(ValueError, match="must be a module-level function"):
         fed.map(lambda client, value: value + hidden, v)
@@ -268,7 +276,7 @@ def test_a_step_that_hides_a_server_value_is_refused():
 def test_scatter_needs_a_row_per_client():
     fed = eager()
     with pytest.raises(ValueError, match="5 clients need 5 rows"):
-        fed.scatter(fed.sample(rk.Everyone(), jax.random.key(0)), jnp.zeros(3))
+        fed.scatter(fed.sample(rk.participation.Everyone(), jax.random.key(0)), jnp.zeros(3))
 
 
 def own_size(client, value):
@@ -277,7 +285,7 @@ def own_size(client, value):
 
 def test_replies_of_different_shapes_are_refused():
     fed = eager()
-    v = fed.broadcast(fed.sample(rk.Everyone(), jax.random.key(0)), jnp.zeros(()))
+    v = fed.broadcast(fed.sample(rk.participation.Everyone(), jax.random.key(0)), jnp.zeros(()))
     with pytest.raises(ValueError, match="own_size: clients replied with different shapes"):
         fed.map(own_size, v)
 
@@ -286,10 +294,12 @@ def test_clients_drawn_by_weight_are_not_weighed_again():
     population = rk.Population.stacked(ROWS, weights=[6, 1, 1, 1, 1])
 
     def body(fed):
-        cohort = fed.sample(rk.Weighted(4000), jax.random.key(0))
+        cohort = fed.sample(rk.participation.Weighted(4000), jax.random.key(0))
         return fed.mean(fed.map(id_plus, fed.scatter(cohort, jnp.zeros(4000))))
 
-    program = Program(None, jax.tree.map(jnp.asarray, population), rk.Clock(), rk.Mean())
+    program = Program(
+        None, jax.tree.map(jnp.asarray, population), rk.delays.Clock(), rk.aggregate.Mean()
+    )
     value = jax.jit(lambda: body(TracedFederation(program, 0, None)))()
     assert float(value) == pytest.approx((0 * 6 + 1 + 2 + 3 + 4) / 10, abs=0.1)
 
@@ -300,14 +310,14 @@ def whole_number(client, value):
 
 def test_a_mean_of_whole_numbers_is_refused():
     fed = eager()
-    v = fed.broadcast(fed.sample(rk.Everyone(), jax.random.key(0)), jnp.zeros(()))
+    v = fed.broadcast(fed.sample(rk.participation.Everyone(), jax.random.key(0)), jnp.zeros(()))
     with pytest.raises(TypeError, match="a mean needs floating-point replies, got int32"):
         fed.mean(fed.map(whole_number, v))
 
 
 def test_settings_may_not_smuggle_arrays():
     fed = eager()
-    v = fed.broadcast(fed.sample(rk.Everyone(), jax.random.key(0)), jnp.zeros(()))
+    v = fed.broadcast(fed.sample(rk.participation.Everyone(), jax.random.key(0)), jnp.zeros(()))
     for hidden in ((jnp.ones(3),), {"a": np.ones(2)}, v):
         with pytest.raises(ValueError, match="setting 'factor' holds"):
             fed.map(own_row_times, v, factor=hidden)

@@ -8,25 +8,27 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.engines import counters
+from rookery.engines import uint64
 from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
 from rookery.engines.traced import TracedFederation
-from rookery.program.diary import ROWS as DIARY_ROWS
-from rookery.program.diary import Diary
+from rookery.program.async_trace import ROWS as DIARY_ROWS
+from rookery.program.async_trace import AsyncTrace
 
-SLOW = rk.Stragglers(rk.ConstantDelay(1.0), (2,), 2.5)
+SLOW = rk.delays.Stragglers(rk.delays.ConstantDelay(1.0), (2,), 2.5)
 ROWS = {"a": np.array([[1.0], [10.0], [100.0]])}
 
 
 def federation(clock=None, aggregate=None):
     population = jax.tree.map(jnp.asarray, rk.Population.stacked(ROWS))
-    program = Program(None, population, clock or rk.Clock(SLOW), aggregate or rk.Mean())
+    program = Program(
+        None, population, clock or rk.delays.Clock(SLOW), aggregate or rk.aggregate.Mean()
+    )
     return EagerFederation(program, 0)
 
 
 def jobs(n_clients=3):
-    return rk.Jobs.of("inner", (jnp.zeros(()),), jnp.zeros(())).for_clients(n_clients)
+    return rk.program.InFlight.of("inner", (jnp.zeros(()),), jnp.zeros(())).for_clients(n_clients)
 
 
 def scaled(client, w):
@@ -76,7 +78,7 @@ def test_a_result_that_had_to_wait_was_there_before_it_was_taken():
 
 
 def test_a_full_diary_goes_on_counting():
-    diary = Diary.empty()
+    diary = AsyncTrace.empty()
     for i in range(DIARY_ROWS + 3):
         job = dict.fromkeys(("began", "ended", "taken"), i)
         diary = diary.add([i % 2 == 0, True], client=i, version=0, used_in=50, **job)
@@ -89,9 +91,9 @@ def test_a_full_diary_goes_on_counting():
 def test_only_idle_clients_are_sent_anything_and_only_arrivals_are_billed():
     fed = federation()
     news = poll(fed, jobs(), 1.0)
-    assert fed.ledger == rk.Ledger(1, 4, 3 * 8, 2 * 8, seconds=1.0)
+    assert fed.ledger == rk.program.Ledger(1, 4, 3 * 8, 2 * 8, seconds=1.0)
     poll(fed, news.jobs, 1.0)
-    assert fed.ledger == rk.Ledger(2, 8, 5 * 8, 4 * 8, seconds=2.0)
+    assert fed.ledger == rk.program.Ledger(2, 8, 5 * 8, 4 * 8, seconds=2.0)
 
 
 def test_a_discount_scales_a_result_in_the_sum_by_its_own_staleness_and_nowhere_else():
@@ -104,12 +106,15 @@ def test_a_discount_scales_a_result_in_the_sum_by_its_own_staleness_and_nowhere_
     assert sums == pytest.approx([11 / 3, 11 / 3, 100 / 3 / 3])  # fresh, fresh, of staleness 2
     assert changes == pytest.approx([11 / 3, 0, 100 / 3])
     assert now.results.tolist() == [1, 10, 100]
-    assert fed.ledger == rk.Ledger(3, 10, 7 * 8, 5 * 8, seconds=2.5)
+    assert fed.ledger == rk.program.Ledger(3, 10, 7 * 8, 5 * 8, seconds=2.5)
 
 
 @pytest.mark.parametrize(("bound", "waits"), [(0, 2.5), (1, 2.5), (2, 3.0), (None, 3.0)])
 def test_the_server_waits_for_who_would_be_too_stale(bound, waits):
-    fed, news = federation(rk.Clock(rk.Stragglers(rk.ConstantDelay(1.0), (2,), 2.5))), None
+    fed, news = (
+        federation(rk.delays.Clock(rk.delays.Stragglers(rk.delays.ConstantDelay(1.0), (2,), 2.5))),
+        None,
+    )
     now = jobs()
     stalest = []
     for _ in range(3 if bound is None else bound + 1):
@@ -123,7 +128,9 @@ def test_the_server_waits_for_who_would_be_too_stale(bound, waits):
 def test_who_is_away_begins_later_with_the_values_of_then(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("client,start,end\n0,0,9\n1,0,9\n2,1.5,9\n")
-    fed = federation(rk.Clock(rk.ConstantDelay(1.0), availability=rk.TraceOn(path)))
+    fed = federation(
+        rk.delays.Clock(rk.delays.ConstantDelay(1.0), availability=rk.availability.TraceOn(path))
+    )
     news = poll(fed, jobs(), 1.0)
     assert news.jobs.is_idle.tolist() == [True, True, True]
     assert fed.ledger.bytes_down == 2 * 8
@@ -143,14 +150,14 @@ def test_a_synchronous_exchange_lets_time_pass_for_all():
     assert (fed.now, int(news.arrivals)) == (3.5, 1)  # what had been finished meanwhile
     assert (
         fed.ask(
-            jnp.array([True, False, False]), scaled, fed.share(jnp.ones(())), key=jax.random.key(0)
+            jnp.array([True, False, False]), scaled, fed.cache(jnp.ones(())), key=jax.random.key(0)
         )
         == 1
     )
 
 
 def test_simultaneous_events_are_one_in_spite_of_rounding():
-    fed = federation(rk.Clock(rk.Stragglers(rk.ConstantDelay(0.1), (2,), 3.0)))
+    fed = federation(rk.delays.Clock(rk.delays.Stragglers(rk.delays.ConstantDelay(0.1), (2,), 3.0)))
     now = jobs()
     for _ in range(3):
         now = poll(fed, now, 1.0).jobs
@@ -167,14 +174,14 @@ def test_errors_say_what_to_do():
         poll(fed, jobs(), [1.0, 2.0])
     with pytest.raises(ValueError, match="a job of these gives"):
         poll(fed, replace(jobs(), results=jnp.zeros((3, 2))), 1.0)
-    with pytest.raises(TypeError, match="poll takes Jobs, got int"):
+    with pytest.raises(TypeError, match="poll takes InFlight, got int"):
         fed.poll(3, scaled, jnp.zeros(()), wait_for=1, key=jax.random.key(0))  # type: ignore
     with pytest.raises(ValueError, match="module-level function"):
         fed.poll(jobs(), lambda client, w: w, jnp.zeros(()), wait_for=1, key=jax.random.key(0))
     with pytest.raises(ValueError, match="already have rows, for 3 clients"):
         jobs().for_clients(3)
     with pytest.raises(ValueError, match=r"unknown kind of jobs 'iner'. Did you mean 'inner'"):
-        rk.Jobs.of("iner", (), 0.0)
+        rk.program.InFlight.of("iner", (), 0.0)
     with pytest.raises(ValueError, match="Leave it at Mean"):
         poll(federation(aggregate=lambda replies, weights: replies), jobs(), 1.0)
 
@@ -188,14 +195,14 @@ def shifted(client, own, w):
 
 
 def own_rows(n=3):
-    return rk.PerClient(
+    return rk.program.PerClient(
         {"first": jnp.arange(1.0 * n) / 10, "second": jnp.arange(2.0 * n).reshape(n, 2)}
     )
 
 
 def own_jobs():
     row = {"first": jnp.zeros(()), "second": jnp.zeros(2)}
-    return rk.Jobs.of("inner", (row, jnp.zeros(())), jnp.zeros(())).for_clients(3)
+    return rk.program.InFlight.of("inner", (row, jnp.zeros(())), jnp.zeros(())).for_clients(3)
 
 
 def test_each_client_is_sent_its_own_row_and_one_row_is_billed():
@@ -217,8 +224,8 @@ def test_each_client_is_sent_its_own_row_and_one_row_is_billed():
 
 def test_both_engines_send_the_same_rows():
     population = jax.tree.map(jnp.asarray, rk.Population.stacked(ROWS))
-    clock = rk.Clock(rk.LogNormalDelay(1.0), bandwidth=100.0, seed=5)
-    program = Program(None, population, clock, rk.Mean())
+    clock = rk.delays.Clock(rk.delays.LogNormalDelay(1.0), bandwidth=100.0, seed=5)
+    program = Program(None, population, clock, rk.aggregate.Mean())
     key = jax.random.key(1)
 
     def polls(fed):
@@ -239,7 +246,7 @@ def test_both_engines_send_the_same_rows():
 
     got, books = compiled()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-12, 1e-12), got, polls(eager))
-    assert counters.read(books.bytes_down) == eager.ledger.bytes_down
+    assert uint64.read(books.bytes_down) == eager.ledger.bytes_down
     assert float(books.seconds) == pytest.approx(eager.now, rel=1e-12)
 
 
@@ -247,8 +254,11 @@ def test_both_engines_send_the_same_rows():
     ("rows", "words"),
     [
         (own_rows(2), r"a PerClient needs 3 rows along its first axis.*float64\[2, 2\]"),
-        (rk.PerClient.of({"first": 0.0}), "a PerClient needs 3 rows"),
-        (rk.PerClient({"first": jnp.zeros(3), "second": jnp.zeros((3, 4))}), "these jobs are sent"),
+        (rk.program.PerClient.of({"first": 0.0}), "a PerClient needs 3 rows"),
+        (
+            rk.program.PerClient({"first": jnp.zeros(3), "second": jnp.zeros((3, 4))}),
+            "these jobs are sent",
+        ),
         (own_rows().rows, "these jobs are sent"),
     ],
 )

@@ -30,14 +30,14 @@ def without(slots, weights=EQUAL):
 @pytest.mark.parametrize("off", [(), (2,), (0, 6)])
 def test_the_median_is_numpys(off):
     left = [i for i in range(7) if i not in off]
-    got = join(rk.Median(), REPLIES, without(off))
+    got = join(rk.aggregate.Median(), REPLIES, without(off))
     for name, values in REPLIES.items():
         np.testing.assert_allclose(got[name], np.median(values[left], axis=0), rtol=1e-12)
 
 
 def test_a_weighted_median_is_that_of_clients_counted_as_often_as_they_weigh():
     counts = np.array([1, 2, 4, 1, 3, 1, 3])
-    got = join(rk.Median(), REPLIES, jnp.asarray(counts / counts.sum()))
+    got = join(rk.aggregate.Median(), REPLIES, jnp.asarray(counts / counts.sum()))
     for name, values in REPLIES.items():
         want = np.median(np.repeat(values, counts, axis=0), axis=0)
         np.testing.assert_allclose(got[name], want, rtol=1e-12)
@@ -46,7 +46,7 @@ def test_a_weighted_median_is_that_of_clients_counted_as_often_as_they_weigh():
 @pytest.mark.parametrize("off", [(), (3,)])
 def test_the_trimmed_mean_drops_the_extremes(off):
     left = [i for i in range(7) if i not in off]
-    got = join(rk.TrimmedMean(2 / len(left)), REPLIES, without(off))
+    got = join(rk.aggregate.TrimmedMean(2 / len(left)), REPLIES, without(off))
     for name, values in REPLIES.items():
         want = np.sort(values[left], axis=0)[2:-2].mean(axis=0)
         np.testing.assert_allclose(got[name], want, rtol=1e-12)
@@ -66,12 +66,14 @@ def test_krum_is_what_its_definition_says(bad, keep, off):
     left = [i for i in range(7) if i not in off]
     points = np.concatenate([REPLIES["a"].reshape(7, -1), REPLIES["b"][:, None]], axis=1)
     chosen = np.array(left)[naive_krum(points[left], bad, keep)]
-    got = join(rk.Krum(bad, keep), REPLIES, without(off))
+    got = join(rk.aggregate.Krum(bad, keep), REPLIES, without(off))
     for name, values in REPLIES.items():
         np.testing.assert_allclose(got[name], values[chosen].mean(axis=0), rtol=1e-12)
 
 
-@pytest.mark.parametrize("rule", [rk.Median(), rk.TrimmedMean(2 / 7), rk.Krum(2, 2)])
+@pytest.mark.parametrize(
+    "rule", [rk.aggregate.Median(), rk.aggregate.TrimmedMean(2 / 7), rk.aggregate.Krum(2, 2)]
+)
 @pytest.mark.parametrize("lie", [1e9, -1e9, np.inf, np.nan])
 def test_two_liars_of_seven_are_borne(rule, lie):
     replies = {name: values.copy() for name, values in REPLIES.items()}
@@ -86,7 +88,7 @@ def test_two_liars_of_seven_are_borne(rule, lie):
 
 def test_float32_stays_float32():
     replies = jnp.ones((5, 2), jnp.float32)
-    for rule in (rk.Median(), rk.TrimmedMean(0.2), rk.Krum()):
+    for rule in (rk.aggregate.Median(), rk.aggregate.TrimmedMean(0.2), rk.aggregate.Krum()):
         got = rule(replies, jnp.full(5, 0.2))
         assert got.dtype == jnp.float32
         np.testing.assert_allclose(got, 1.0, rtol=1e-6)
@@ -95,33 +97,35 @@ def test_float32_stays_float32():
 def test_what_makes_no_sense_is_refused():
     equal, unequal = jnp.full(4, 0.25), jnp.array([0.4, 0.2, 0.2, 0.2])
     with pytest.raises(ValueError, match="at least 5 clients"):
-        rk.Krum().check(equal)
+        rk.aggregate.Krum().check(equal)
     with pytest.raises(ValueError, match="as equals"):
-        rk.Krum().check(jnp.array([0.4, 0.15, 0.15, 0.15, 0.15]))
+        rk.aggregate.Krum().check(jnp.array([0.4, 0.15, 0.15, 0.15, 0.15]))
     with pytest.raises(ValueError, match="heaviest of 4"):
-        rk.TrimmedMean(0.25).check(unequal)
-    rk.TrimmedMean(0.25).check(equal)
+        rk.aggregate.TrimmedMean(0.25).check(unequal)
+    rk.aggregate.TrimmedMean(0.25).check(equal)
     with pytest.raises(ValueError, match="at least 3"):
-        rk.Median().check(jnp.full(2, 0.5))
+        rk.aggregate.Median().check(jnp.full(2, 0.5))
     with pytest.raises(ValueError, match=r"below 0\.5"):
-        rk.TrimmedMean(0.5)
+        rk.aggregate.TrimmedMean(0.5)
     with pytest.raises(ValueError, match="needs at least 5 clients in every exchange, got 3"):
-        join(rk.Krum(), jnp.ones((3, 1)), jnp.full(3, 1 / 3))
+        join(rk.aggregate.Krum(), jnp.ones((3, 1)), jnp.full(3, 1 / 3))
     with pytest.raises(ValueError, match=r"less than one of the 4 clients.*at least 5 clients"):
-        join(rk.TrimmedMean(0.2), jnp.ones((4, 1)), jnp.full(4, 1 / 4))
+        join(rk.aggregate.TrimmedMean(0.2), jnp.ones((4, 1)), jnp.full(4, 1 / 4))
 
 
 def test_a_run_refuses_a_mean_that_does_not_fit_its_clients():
     zoo = rk.zoo.quadratic_losses(n_clients=3, size=2)
     with pytest.raises(ValueError, match="at least 5 clients"):
         people = rk.Population.stacked(zoo.data)
-        rk.run(rk.FedAvg(0.1), zoo.problem, people, zoo.start, rounds=1, aggregate=rk.Krum())
+        rk.run(
+            rk.FedAvg(0.1), zoo.problem, people, zoo.start, rounds=1, aggregate=rk.aggregate.Krum()
+        )
 
 
 def test_a_cohort_that_is_too_small_for_the_rule_is_refused():
     zoo = rk.zoo.quadratic_losses(n_clients=6, size=2)
     people = rk.Population.stacked(zoo.data)
-    for rule in (rk.Krum(), rk.TrimmedMean(0.2)):
+    for rule in (rk.aggregate.Krum(), rk.aggregate.TrimmedMean(0.2)):
         with pytest.raises(ValueError, match=r"at least 5 clients"):
             algorithm = rk.FedAvg(0.1, clients=4)
             rk.run(algorithm, zoo.problem, people, zoo.start, rounds=1, aggregate=rule)

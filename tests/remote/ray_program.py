@@ -21,7 +21,7 @@ def settings(directory):
         "population": rk.Population.stacked(zoo.data),
         "start": zoo.start,
         "rounds": 30,
-        "evaluate": [rk.OfSolution(size)],
+        "evaluate": [rk.metrics.OfSolution(size)],
         "evaluate_every": 1,
         "checkpoint_every": 2,
         "directory": directory,
@@ -32,7 +32,7 @@ if __name__ == "__main__":
     import jax
 
     from rookery.remote import Policy, Remote
-    from rookery.remote.ray import Ray
+    from rookery.remote.transports.ray.transport import Ray
 
     jax.config.update("jax_enable_x64", True)
     directory, *address = sys.argv[1:]

@@ -21,9 +21,10 @@ from world import (
 
 import rookery as rk
 from rookery.engines.engine import Stopped
-from rookery.remote import Faults, Policy, Worker, wire
-from rookery.remote.agreement import Disagreement
-from rookery.remote.session import Session
+from rookery.remote import Faults, Policy, Worker
+from rookery.remote.protocol import wire
+from rookery.remote.protocol.handshake import HandshakeError
+from rookery.remote.server.session import Session
 
 PATIENT = Policy(wait_for=0.3, back_off=0.0, retries=60)
 MOST = Policy(wait_for=20.0, back_off=0.01, min_replies=0.6)
@@ -141,7 +142,7 @@ def test_a_client_with_another_algorithm_is_refused_with_both_values():
         rows = program.population.only(client)
         return Worker(client, ZOO.problem, own, rows, state, plan("FedAvg"))
 
-    with pytest.raises(Disagreement, match=r"client 3.*algorithm.*0\.1.*0\.2"):
+    with pytest.raises(HandshakeError, match=r"client 3.*algorithm.*0\.1.*0\.2"):
         go(make=other)
 
 
@@ -218,20 +219,20 @@ def test_a_poisoner_moves_the_mean_and_not_the_median():
         result = go(faults=Faults(scale={2: -40.0}), policy=QUICK, aggregate=aggregate)
         return float(np.linalg.norm(result.state.w - clean("FedAvg").state.w))
 
-    assert distance(rk.Mean()) > 10 * distance(rk.Median())
-    assert distance(rk.Mean()) > 10 * distance(rk.Krum(bad=1))
+    assert distance(rk.aggregate.Mean()) > 10 * distance(rk.aggregate.Median())
+    assert distance(rk.aggregate.Mean()) > 10 * distance(rk.aggregate.Krum(bad=1))
 
 
 def test_too_few_for_a_robust_rule_are_too_few_replies():
     policy = Policy(wait_for=20.0, back_off=0.01, min_replies=0.2, retries=0)
     crashes = Faults(crashes={0: 1})
-    assert go(faults=crashes, policy=policy, aggregate=rk.Median()).status == "finished"
+    assert go(faults=crashes, policy=policy, aggregate=rk.aggregate.Median()).status == "finished"
     with pytest.raises(Stopped, match="4 of 5 clients answered, 5 are needed"):
-        go(faults=crashes, policy=policy, aggregate=rk.Krum(bad=1))
+        go(faults=crashes, policy=policy, aggregate=rk.aggregate.Krum(bad=1))
 
 
 def test_several_jobs_side_by_side_are_refused():
-    jobs = [rk.Job(FEDAVG, ZOO.start, seed) for seed in (0, 1)]
+    jobs = [rk.Run(FEDAVG, ZOO.start, seed) for seed in (0, 1)]
     with pytest.raises(ValueError, match="lanes=1"):
         rk.sweep(jobs, ZOO.problem, PEOPLE, rounds=1, engine=rk.remote.Remote())
 

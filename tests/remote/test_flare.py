@@ -22,10 +22,10 @@ from nvflare.collab.api.exceptions import (  # pyright: ignore[reportMissingImpo
 )
 
 import rookery as rk
-from rookery.remote import flare, flare_jobs
-from rookery.remote.asking import TooFew
-from rookery.remote.port import Failure
-from rookery.run.checkpoint import load_all
+from rookery.remote.server.requests import TooFewReplies
+from rookery.remote.transports.flare import deploy, transport
+from rookery.remote.transports.port import Failure
+from rookery.runner.checkpoint import load_all
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent.parent / "examples" / "04_deploy"
@@ -53,7 +53,7 @@ def study(request, monkeypatch):
 @pytest.mark.parametrize("study", ALGORITHMS, indirect=True)
 def test_the_simulator_gives_the_compiled_numbers(study, tmp_path):
     want = study.main(rk.Compiled(), tmp_path / "compiled", study.EVERYONE)
-    directory = flare_jobs.simulate("flare_study", tmp_path / "flare")
+    directory = deploy.simulate("flare_study", tmp_path / "flare")
     newest = load_all(directory / "checkpoints", want.state)[0][0]
     assert newest.round == want.rounds == 3
     jax.tree.map(
@@ -90,11 +90,11 @@ class Proxy:
 
 @pytest.fixture
 def port(monkeypatch):
-    monkeypatch.setattr(flare, "_PING_SECONDS", 0.05)
+    monkeypatch.setattr(transport, "_PING_SECONDS", 0.05)
     proxies = {name: Proxy(name) for name in ("a", "b")}
     aborted = []
     sites = {"a": range(0, 2), "b": range(2, 3), "absent": range(3, 4)}
-    calls = flare._Calls(sites, proxies, lambda: bool(aborted), longest_job=0.5)
+    calls = transport._Calls(sites, proxies, lambda: bool(aborted), longest_job=0.5)
     yield calls, proxies, aborted
     calls.close()
 
@@ -164,18 +164,18 @@ def test_a_job_that_flare_has_ended_stops_the_run(port):
     calls, proxies, aborted = port
     aborted.append(True)
     proxies["a"].error = RunAborted("over")
-    with pytest.raises(TooFew, match="FLARE has ended the job"):
+    with pytest.raises(TooFewReplies, match="FLARE has ended the job"):
         exchange(calls, [0])
 
 
 def test_what_is_no_kit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no folder 'local'"):
-        flare_jobs.join(tmp_path, EXAMPLE / "clinics.py")
+        deploy.join(tmp_path, EXAMPLE / "clinics.py")
     with pytest.raises(ValueError, match=r"no startup/fed_admin\.json"):
-        flare_jobs.shut_down(tmp_path)
+        deploy.shut_down(tmp_path)
     (tmp_path / "local").mkdir()
     with pytest.raises(ValueError, match="no file"):
-        flare_jobs.join(tmp_path, tmp_path / "study.py")
+        deploy.join(tmp_path, tmp_path / "study.py")
 
 
 def test_joining_adds_to_what_a_site_allows_and_takes_nothing_away(tmp_path):
@@ -183,9 +183,9 @@ def test_joining_adds_to_what_a_site_allows_and_takes_nothing_away(tmp_path):
     local.mkdir()
     (local / "resources.json.default").write_text('{"a": 1, "class_allow_list": ["own.Class"]}')
     for _ in range(2):
-        flare_jobs.join(tmp_path, EXAMPLE / "clinics.py")
+        deploy.join(tmp_path, EXAMPLE / "clinics.py")
     settings = json.loads((local / "resources.json").read_text())
-    assert settings == {"a": 1, "class_allow_list": ["own.Class", *flare_jobs.ALLOWED]}
+    assert settings == {"a": 1, "class_allow_list": ["own.Class", *deploy.ALLOWED]}
     assert (local / "custom" / "clinics.py").read_text() == (EXAMPLE / "clinics.py").read_text()
 
 

@@ -5,10 +5,11 @@ import struct
 import numpy as np
 from test_wire import resealed
 
-from rookery.remote import Policy, agreement, wire
-from rookery.remote.asking import Ask
-from rookery.remote.session import Session
-from rookery.remote.wire import Kind, Message
+from rookery.remote import Policy
+from rookery.remote.protocol import handshake, wire
+from rookery.remote.protocol.wire import Kind, Message
+from rookery.remote.server.requests import Request
+from rookery.remote.server.session import Session
 
 STEP, WANTED = "module.step", ["float64[3]"]
 EXCHANGES = 10_000
@@ -58,7 +59,7 @@ class Peers:
             asked = wire.decode(data)
             same = {"client": client, "slot": asked.slot, "exchange": asked.exchange}
             if asked.kind is Kind.HELLO:
-                arrays = agreement.write({"algorithm": "of another kind"})
+                arrays = handshake.write({"algorithm": "of another kind"})
                 yield client, good(kind=Kind.HELLO, name="agreement", **same | {"arrays": arrays})
             else:
                 yield client, self.hostile(same) if client == 1 else good(**same)
@@ -110,7 +111,7 @@ def test_ten_thousand_hostile_replies_leave_the_server_alive_and_every_one_is_no
     session.note = noted.append
     for session.round in range(EXCHANGES):
         before = len(noted)
-        asks = {c: Ask(c, dict, WANTED) for c in (0, 1)}
+        asks = {c: Request(c, dict, WANTED) for c in (0, 1)}
         replies = session.ask(STEP, asks, needs_all=False)
         np.testing.assert_array_equal(replies[0].leaves[0], np.arange(3.0))
         assert {event.client for event in noted[before:]} <= {1}

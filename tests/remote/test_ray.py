@@ -30,7 +30,7 @@ from instances import INSTANCES  # pyright: ignore[reportMissingImports]
 
 pytest.importorskip("ray", reason="Ray has an environment of its own: make test-ray")
 
-from rookery.remote.ray import Ray
+from rookery.remote.transports.ray.transport import Ray
 
 LONG = Policy(wait_for=300.0)
 SMALL: dict[str, Any] = {"cpus_per_actor": 0.1, "object_store_memory": 100_000_000}
@@ -59,9 +59,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_and_ledgers_are_those_of_the_compiled_engine(name):
     (zoo, algorithm), per_actor = CASES[name]
-    clock = rk.Clock(rk.LogNormalDelay(0.1), bandwidth=1e4, seed=3)
+    clock = rk.delays.Clock(rk.delays.LogNormalDelay(0.1), bandwidth=1e4, seed=3)
     people = rk.Population.stacked(zoo.data)
-    program = Program(zoo.problem, people, clock, rk.Mean())
+    program = Program(zoo.problem, people, clock, rk.aggregate.Mean())
     state, key = first_state(algorithm, zoo.problem, people.n_clients, zoo.start), jax.random.key(7)
     (want,) = rk.Compiled().prepare(program, [algorithm]).advance([state], [key], 0, [3])
     runner = Remote(Ray(clients_per_actor=per_actor, **SMALL), LONG).prepare(program, [algorithm])
@@ -77,7 +77,7 @@ def test_numbers_and_ledgers_are_those_of_the_compiled_engine(name):
     assert carried == (down, up)
 
 
-class Watched(eqx.Module):
+class Monitored(eqx.Module):
     """Ray, with a note of the processes and of when failures were seen."""
 
     inner: Ray
@@ -108,7 +108,7 @@ def go(transport, policy, directory, rounds=8):
     began = time.monotonic()
     result = rk.run(
         FEDAVG, ZOO.problem, PEOPLE, ZOO.start, rounds=rounds, engine=Remote(transport, policy),
-        evaluate=[rk.OfSolution(size)], evaluate_every=1, checkpoint_every=1, directory=directory,
+        evaluate=[rk.metrics.OfSolution(size)], evaluate_every=1, checkpoint_every=1, directory=directory,
     )  # fmt: skip
     lines = (directory / "history.jsonl").read_text().splitlines()
     assert [int(row["round"]) for row in result.history] == list(range(rounds + 1))
@@ -137,7 +137,7 @@ def when_lines(directory, count, then):
 
 def test_clients_load_their_own_rows_and_a_killed_one_is_started_again(tmp_path, capsys):
     clean, _ = go(Ray(load=ray_rows.own, **ALONE), LONG, tmp_path / "clean")
-    watched, killed = Watched(Ray(load=ray_rows.own_but_slow_at_1, **ALONE)), []
+    watched, killed = Monitored(Ray(load=ray_rows.own_but_slow_at_1, **ALONE)), []
 
     def kill():  # client 1 takes two seconds for an answer, so it is in the middle of one
         killed.append(time.monotonic())
@@ -161,7 +161,7 @@ def test_clients_load_their_own_rows_and_a_killed_one_is_started_again(tmp_path,
 def test_clients_that_share_a_killed_process_all_come_back(tmp_path):
     shared: dict[str, Any] = {"clients_per_actor": 3, "clients_at_once": 2, **SMALL}
     clean, _ = go(Ray(load=ray_rows.own, **shared), LONG, tmp_path / "clean")
-    watched = Watched(Ray(load=ray_rows.own, **shared))
+    watched = Monitored(Ray(load=ray_rows.own, **shared))
 
     def kill():
         assert len(set(watched.processes.values())) == 2
@@ -224,7 +224,7 @@ def test_nan_is_refused_by_name(tmp_path):
 
 
 def test_a_third_of_the_clients_dead(tmp_path, capsys):
-    watched, killed = Watched(Ray(restarts=0, **ALONE)), []
+    watched, killed = Monitored(Ray(restarts=0, **ALONE)), []
 
     def kill():
         killed.append(time.monotonic())

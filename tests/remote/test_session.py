@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from rookery.remote import Policy, agreement, wire
-from rookery.remote.asking import Ask, TooFew
-from rookery.remote.session import Session
-from rookery.remote.wire import Kind, Message
+from rookery.remote import Policy
+from rookery.remote.protocol import handshake, wire
+from rookery.remote.protocol.wire import Kind, Message
+from rookery.remote.server.requests import Request, TooFewReplies
+from rookery.remote.server.session import Session
 
 STEP, WANTED = "module.step", ["float64[3]"]
 LENIENT = Policy(wait_for=0.05, min_replies=0.2, retries=2, back_off=0.0)
@@ -63,7 +64,7 @@ def requests(session: Any) -> list[Message]:
 
 
 def asks(n):
-    return {client: Ask(client, dict, WANTED) for client in range(n)}
+    return {client: Request(client, dict, WANTED) for client in range(n)}
 
 
 def test_keys_that_nobody_asked_for_are_not_made():
@@ -86,7 +87,7 @@ def test_keys_of_another_shape_are_refused_as_plain_words(monkeypatch):
     monkeypatch.setattr(jax.random, "wrap_key_data", refuse)
     keys = wire.Keys("threefry2x32", np.zeros((0, 7, 2), np.uint32))
     session, noted = session_of(lambda asked, _: reply(asked, **{"give/1": keys}), STRICT)
-    with pytest.raises(TooFew):
+    with pytest.raises(TooFewReplies):
         session.ask(STEP, asks(1), needs_all=True)
     assert "key<fry>[0, 7]" in noted[0].reason
 
@@ -94,7 +95,7 @@ def test_keys_of_another_shape_are_refused_as_plain_words(monkeypatch):
 def test_keys_that_were_asked_for_come_as_keys():
     key = jax.random.key(5)
     session, _ = session_of(lambda asked, _: reply(asked, **{"give/1": key}))
-    got = session.ask(STEP, {0: Ask(0, dict, [*WANTED, "key<fry>[]"])}, needs_all=True)
+    got = session.ask(STEP, {0: Request(0, dict, [*WANTED, "key<fry>[]"])}, needs_all=True)
     assert jax.random.key_data(got[0].leaves[1]).tolist() == [0, 5]
 
 
@@ -103,7 +104,7 @@ def test_one_client_with_nan_is_not_the_answer_of_silent_ones():
         return reply(asked, np.nan) if asked.client == 3 else None
 
     session, _ = session_of(answer)
-    with pytest.raises(TooFew, match=r"0 of 5 clients answered, 1 are needed"):
+    with pytest.raises(TooFewReplies, match=r"0 of 5 clients answered, 1 are needed"):
         session.ask(STEP, asks(5), needs_all=False)
 
 
@@ -120,7 +121,7 @@ def test_whose_numbers_were_refused_is_not_asked_for_them_again(value):
         return reply(asked, value if asked.client == 1 else 1.0)
 
     session, _ = session_of(answer, policy)
-    with pytest.raises(TooFew, match=r"\[1\] did not"):
+    with pytest.raises(TooFewReplies, match=r"\[1\] did not"):
         session.ask(STEP, asks(3), needs_all=False)
     assert [one.client for one in requests(session)] == [0, 1, 2]
 
@@ -173,12 +174,14 @@ def test_a_large_reply_is_taken_if_it_was_asked_for():
     large = np.zeros(50_000)
     session, _ = session_of(lambda asked, _: reply(asked, **{"give/1": large}))
     wanted = [*WANTED, "float64[50000]"]
-    assert session.ask(STEP, {0: Ask(0, dict, wanted)}, needs_all=True)[0].leaves[1].size == 50_000
+    assert (
+        session.ask(STEP, {0: Request(0, dict, wanted)}, needs_all=True)[0].leaves[1].size == 50_000
+    )
 
 
 def test_an_agreement_of_more_than_64_kb_is_refused():
     def answer(asked, count):
-        arrays = agreement.write({"algorithm": "x" * 70_000})
+        arrays = handshake.write({"algorithm": "x" * 70_000})
         return wire.encode(Message(Kind.HELLO, asked.name, 0, 0, asked.exchange, arrays))
 
     session, noted = session_of(answer)
@@ -257,7 +260,7 @@ def test_a_reply_of_who_was_not_asked_is_refused(clock):
     def build(client):
         return lambda: built.append(client) or {}
 
-    some = {client: Ask(client, build(client), WANTED) for client in range(3)}
+    some = {client: Request(client, build(client), WANTED) for client in range(3)}
     session, noted = Session(Guessing(silent_at({0})), LENIENT, {"algorithm": "ours"}), []
     session.note = noted.append
     session.ask(STEP, some, needs_all=False)

@@ -13,7 +13,7 @@ from rich.console import Console
 import rookery as rk
 from rookery.remote import Faults, InProcess, Policy, Remote
 from rookery.remote.study import NAMES, Study, module_name
-from rookery.remote.watched import Watched
+from rookery.remote.transports.monitor import Monitored
 
 
 def study() -> Study:
@@ -124,7 +124,7 @@ def test_an_unknown_site_is_refused(write):
 def test_traffic_is_shown_with_names_bytes_and_those_missing():
     zoo = rk.zoo.quadratic_losses(n_clients=3, size=2, rows=3)
     console = Console(record=True, file=io.StringIO(), width=200)
-    transport = Watched(InProcess(Faults(crashes={1: 2})), console, {0: "north"}, every=1e-6)
+    transport = Monitored(InProcess(Faults(crashes={1: 2})), console, {0: "north"}, every=1e-6)
     rk.run(
         rk.FedAvg(0.1, 2), zoo.problem, rk.Population.stacked(zoo.data), zoo.start, rounds=3,
         engine=Remote(transport, Policy(60.0, 0.5, back_off=0.01)),
@@ -139,7 +139,7 @@ def test_traffic_is_shown_with_names_bytes_and_those_missing():
 
 @pytest.mark.skipif(find_spec("nvflare") is not None, reason="NVIDIA FLARE is installed")
 def test_without_flare_its_commands_say_what_to_install(tmp_path):
-    command = [sys.executable, "-m", "rookery.cli", "flare-stop", "--kit", str(tmp_path)]
+    command = [sys.executable, "-m", "rookery.cli.main", "flare-stop", "--kit", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "pip install 'rookery[flare]'" in done.stderr and "Traceback" not in done.stderr

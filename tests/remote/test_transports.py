@@ -9,9 +9,10 @@ from world import FEDAVG, PEOPLE, ZOO, go, plan, reasons, warm_worker
 
 import rookery as rk
 from rookery.engines.engine import Program
-from rookery.remote import Policy, agreement
-from rookery.remote.ray import Ray
-from rookery.remote.ray_actors import Actors
+from rookery.remote import Policy
+from rookery.remote.protocol import handshake
+from rookery.remote.transports.ray.actors import Actors
+from rookery.remote.transports.ray.transport import Ray
 
 
 def test_a_client_that_cannot_be_made_says_why():
@@ -49,7 +50,7 @@ def test_actors_that_do_not_come_up_are_explained():
 def test_ray_without_load_needs_rows(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", fake_ray())
     people = rk.Population.elsewhere(PEOPLE.example("train"), 5)
-    program = Program(ZOO.problem, people, rk.Clock(), rk.Mean())
+    program = Program(ZOO.problem, people, rk.delays.Clock(), rk.aggregate.Mean())
     with pytest.raises(ValueError, match="Ray without load needs the clients' rows"):
         Ray().open(program, FEDAVG, None, None)  # pyright: ignore[reportArgumentType]
 
@@ -165,13 +166,13 @@ def test_clients_at_once_are_sent_in_calls_of_so_many():
 
 def test_a_difference_is_shown_where_it_is():
     same = "x" * 5000
-    (line,) = agreement.differences({"p": f"{same}1{same}"}, {"p": f"{same}2{same}"})
+    (line,) = handshake.differences({"p": f"{same}1{same}"}, {"p": f"{same}2{same}"})
     ours, theirs = line.split(", the client ")
     assert "x1x" in ours and "x2x" in theirs and len(line) < 500
-    assert agreement.differences({"p": "a"}, {}) == ["p: the server has a, the client nothing"]
-    assert len(agreement.differences({}, {str(i): "a" for i in range(5000)})) == 10
+    assert handshake.differences({"p": "a"}, {}) == ["p: the server has a, the client nothing"]
+    assert len(handshake.differences({}, {str(i): "a" for i in range(5000)})) == 10
 
 
 def test_versions_hold_that_of_python():
-    versions = agreement.agreement(ZOO.problem, FEDAVG, 5, plan("FedAvg"))["versions"]
+    versions = handshake.agreement(ZOO.problem, FEDAVG, 5, plan("FedAvg"))["versions"]
     assert f'"python": "{sys.version_info.major}.{sys.version_info.minor}"' in versions

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rookery.remote import wire
-from rookery.remote.wire import Kind, Limits, Message, WireError, decode, encode
+from rookery.remote.protocol import wire
+from rookery.remote.protocol.wire import Kind, Limits, Message, WireError, decode, encode
 
 ARRAYS = {
     "f64": np.linspace(0, 1, 6).reshape(2, 3),

@@ -9,7 +9,7 @@ import jax
 import rookery as rk
 from rookery.program.algorithm import first_state, numbers_to_arrays
 from rookery.remote import Faults, InProcess, Policy, Remote, Worker
-from rookery.remote.rehearsal import rehearse
+from rookery.remote.protocol.tracing import trace_round
 
 ZOO = rk.zoo.quadratic_losses(n_clients=5, size=2, rows=3, noise=0.3)
 PEOPLE = rk.Population.stacked(ZOO.data)
@@ -23,7 +23,7 @@ LONG = 180.0  # seconds in which every test here must have ended, on a busy mach
 def plan(algorithm_name):
     algorithm = {"FedAvg": FEDAVG, "Scaffold": SCAFFOLD}[algorithm_name]
     state = first_state(algorithm, ZOO.problem, PEOPLE.n_clients, ZOO.start)
-    return rehearse(numbers_to_arrays(algorithm), ZOO.problem, PEOPLE, state)
+    return trace_round(numbers_to_arrays(algorithm), ZOO.problem, PEOPLE, state)
 
 
 def warm_worker(client, program, algorithm, state, _):
@@ -57,7 +57,7 @@ def timed(algorithm, engine, rounds, **settings):
 
 def only(*clients):
     """What the run comes to with some clients alone, by simulation."""
-    algorithm = rk.FedAvg(0.1, 2, clients=rk.Fixed(clients), batch_size=2)
+    algorithm = rk.FedAvg(0.1, 2, clients=rk.participation.Fixed(clients), batch_size=2)
     return rk.run(algorithm, ZOO.problem, PEOPLE, ZOO.start, rounds=4, engine=rk.Eager())
 
 

@@ -16,7 +16,7 @@ from rookery.report.comparison import (
     paired_test,
 )
 from rookery.report.statistics import interval, student_cdf, student_quantile
-from rookery.run.history import History
+from rookery.runner.history import History
 
 
 def history(exchanges, accuracy):

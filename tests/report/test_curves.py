@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 
 from rookery.report.comparison import AXES, Comparison, Curve, mean_and_interval
 from rookery.report.curves import COLOURS, draw, plot
-from rookery.run.history import History
+from rookery.runner.history import History
 
 
 def curve(name, cost, lift=0.0):

@@ -19,7 +19,7 @@ from rookery.report.comparison import (
 from rookery.report.page import render, write_page
 from rookery.report.statistics import interval
 from rookery.report.tables import number, plus_minus
-from rookery.run.history import History
+from rookery.runner.history import History
 
 EVIL = "</script><!--<b onclick='x'>&amp;\u2028 __DATA__ __TITLE__ \\u003c"
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rookery.report.comparison import Comparison, Curve
 from rookery.report.statistics import Interval
 from rookery.report.tables import cost_table, final_table, number, paired_table, plus_minus
-from rookery.run.history import History
+from rookery.runner.history import History
 
 
 def curve(name, ends, megabytes):

@@ -6,12 +6,12 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 import rookery as rk
-from rookery import results
+from rookery.experiment import report_io
 from rookery.report.comparison import Comparison, Curve
 from rookery.report.curves import COLOURS
 from rookery.report.page import render
 from rookery.report.work import draw_work, has_work, strip_end
-from rookery.run.history import History
+from rookery.runner.history import History
 
 ROW = {"round": 0, "accuracy": 0.1} | dict.fromkeys(
     "exchanges messages bytes_down bytes_up gradients hessian_vectors seconds".split(), 0
@@ -67,18 +67,22 @@ def test_a_comparison_without_a_diary_says_so(comparison):
 def test_a_run_keeps_its_diary_and_the_report_shows_it(tmp_path, browse):
     zoo = rk.zoo.quadratic_losses(n_clients=3)
     people = rk.Population.stacked(zoo.data)
-    settings = {"rounds": 4, "clock": rk.Clock(rk.LogNormalDelay(1.0)), "evaluate_every": 2}
-    size = rk.OfSolution(lambda w: {"size": w @ w})
+    settings = {
+        "rounds": 4,
+        "clock": rk.delays.Clock(rk.delays.LogNormalDelay(1.0)),
+        "evaluate_every": 2,
+    }
+    size = rk.metrics.OfSolution(lambda w: {"size": w @ w})
     for name, algorithm in {"AFL": rk.AFACS(0.1, 0.2), "FedAvg": rk.FedAvg(0.1)}.items():
         result = rk.run(
             algorithm, zoo.problem, people, zoo.start,
             directory=tmp_path / name, title=name, evaluate=[size], **settings,
         )  # fmt: skip
         assert (tmp_path / name / "diary.json").exists() == bool(result.diaries)
-    comparison = results.read_runs([tmp_path])
+    comparison = report_io.read_runs([tmp_path])
     first = next(c for c in comparison.curves if c.name == "AFL")
     assert sum(first.diaries["inner"]["staleness"]) == first.diaries["inner"]["received"] >= 4
-    results.write_report(comparison, tmp_path / "out", {})
+    report_io.write_report(comparison, tmp_path / "out", {})
     assert (tmp_path / "out" / "work.png").exists()
     document, console = browse(tmp_path / "out" / "report.html")
     assert console == []

@@ -131,7 +131,7 @@ def descend():
 
     def run(task, rounds=5, **settings):
         # a known bound of the Hessian: estimating one would double the time to compile
-        ihgp = rk.FedIHGPSum(terms=5, lipschitz=5.0)
+        ihgp = rk.parts.FedIHGPSum(terms=5, lipschitz=5.0)
         settings = {"inner_steps": 5, "ihgp": ihgp, **settings}
         result = rk.run(
             rk.FedNest(**settings), task.problem, task.population, task.start(0), rounds=rounds,

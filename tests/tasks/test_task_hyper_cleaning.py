@@ -13,7 +13,7 @@ def test_oracles(digits, parts, check_bilevel):
 def test_a_share_of_every_clients_training_labels_is_wrong_and_nothing_else(digits, parts):
     task = rk.tasks.hyper_cleaning(digits, parts, corruption=0.25, seed=1)
     evaluation = task.evaluate[-1]
-    assert isinstance(evaluation, rk.OfSolution) and isinstance(evaluation.fn, MeanWeights)
+    assert isinstance(evaluation, rk.metrics.OfSolution) and isinstance(evaluation.fn, MeanWeights)
     marked = evaluation.fn.is_wrong
     for client, rows in enumerate(parts["train"]):
         got = task.population.rows(client, "train")

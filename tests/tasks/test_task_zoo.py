@@ -62,7 +62,11 @@ def test_minus_the_solution_of_the_semideviation_is_one_too(measure):
 def test_fednest_solves_the_quadratic(descend):
     task = rk.tasks.quadratic(n_clients=3, heterogeneity=0.5)
     result = descend(
-        task, rounds=10, outer_lr=0.1, inner_lr=0.2, ihgp=rk.FedIHGPSum(terms=20, lipschitz=4.0)
+        task,
+        rounds=10,
+        outer_lr=0.1,
+        inner_lr=0.2,
+        ihgp=rk.parts.FedIHGPSum(terms=20, lipschitz=4.0),
     )
     assert result.history["distance_x"][-1] < 0.5 * result.history["distance_x"][0]
 

@@ -53,7 +53,7 @@ def size(x, y):
     return {"size/x": (x @ x) ** 0.5}
 
 
-SETTINGS = {"evaluate": [rk.OfSolution(size)], "evaluate_every": 5}
+SETTINGS = {"evaluate": [rk.metrics.OfSolution(size)], "evaluate_every": 5}
 
 
 def go(tracker, rounds=12, algorithm=ALGORITHM, **kwargs):
@@ -68,7 +68,7 @@ def sweep(jobs, **kwargs):
 def three_jobs(trackers):
     """The second diverges, the third has no tracker."""
     return [
-        rk.Job(algorithm, ZOO.start, i, title=f"job {i}", tracker=tracker)
+        rk.Run(algorithm, ZOO.start, i, title=f"job {i}", tracker=tracker)
         for i, (algorithm, tracker) in enumerate(
             zip([ALGORITHM, WILD, ALGORITHM], [*trackers, None], strict=True)
         )
@@ -129,7 +129,7 @@ def test_every_job_of_a_sweep_has_its_own_tracker(lanes):
 
 def test_two_runs_cannot_share_a_tracker():
     shared = Recorder()
-    jobs = [rk.Job(ALGORITHM, ZOO.start, seed, tracker=shared) for seed in (0, 1)]
+    jobs = [rk.Run(ALGORITHM, ZOO.start, seed, tracker=shared) for seed in (0, 1)]
     with pytest.raises(ValueError, match="two runs cannot share a tracker"):
         sweep(jobs)
     assert not shared.starts
@@ -157,7 +157,7 @@ def test_an_interrupted_run_is_finished_as_such_and_goes_on(tmp_path, happens, n
 
 def test_what_a_tracker_raises_ends_the_sweep_and_every_tracker_is_finished():
     trackers = [Recorder(), Recorder(5, fail), Recorder()]
-    jobs = [rk.Job(ALGORITHM, ZOO.start, i, tracker=t) for i, t in enumerate(trackers)]
+    jobs = [rk.Run(ALGORITHM, ZOO.start, i, tracker=t) for i, t in enumerate(trackers)]
     with pytest.raises(OSError, match="disk full"):
         sweep(jobs)
     assert [t.ends for t in trackers] == [["failed"]] * 3
@@ -170,7 +170,7 @@ def test_a_tracker_that_cannot_finish_leaves_the_others_and_the_directory_whole(
 
     trackers = [Recorder(), Unfinished(), Recorder()]
     jobs = [
-        rk.Job(ALGORITHM, ZOO.start, i, tmp_path / str(i), tracker=t)
+        rk.Run(ALGORITHM, ZOO.start, i, tmp_path / str(i), tracker=t)
         for i, t in enumerate(trackers)
     ]
     with pytest.raises(OSError, match="disk full"):

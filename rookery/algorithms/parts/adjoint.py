@@ -4,7 +4,6 @@ import abc
 
 import jax
 
-from rookery._types import Key, Tree
 from rookery.algorithms.parts import levels
 from rookery.algorithms.parts.interface import AbstractHypergradient, Sampling
 from rookery.algorithms.parts.levels import TwoLevel
@@ -12,6 +11,7 @@ from rookery.algorithms.parts.system import GlobalSystem
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
 from rookery.program.federation import AbstractFederation, Client, Placed
+from rookery.types import Key, Tree
 
 
 class AbstractAdjoint(AbstractHypergradient):
@@ -37,7 +37,7 @@ class AbstractAdjoint(AbstractHypergradient):
         """
         if isinstance(problem, Minimax):
             return None, L
-        system = GlobalSystem(fed, problem, sampling, fed.share((x, y)))
+        system = GlobalSystem(fed, problem, sampling, fed.cache((x, y)))
         if isinstance(problem, Composition):
             return system.right_side(key), L
         return self.solve(system, L, key)

@@ -21,12 +21,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.parts import local
 from rookery.problem.bilevel import Bilevel
-from rookery.program.cohort import Cohort
 from rookery.program.federation import AbstractFederation, Client, Placed
+from rookery.program.participation import Cohort
+from rookery.types import Key, Tree
 
 
 class Setting(NamedTuple):
@@ -74,10 +74,10 @@ class ADMM(eqx.Module):
     penalty: float = eqx.field(converter=local.number, default=1.0)
 
     def __check_init__(self):
-        _check.count("ADMM.rounds", self.rounds)
+        check.count("ADMM.rounds", self.rounds)
         for name in ("lr", "server_lr", "multiplier_lr"):
-            _check.positive(f"ADMM.{name}", getattr(self, name))
-        _check.not_negative("ADMM.penalty", self.penalty)
+            check.positive(f"ADMM.{name}", getattr(self, name))
+        check.not_negative("ADMM.penalty", self.penalty)
 
     def solve(self, setting: Setting, y: Tree, z: Tree) -> tuple[Tree, Tree, Tree]:
         """φ_i of all clients, φ_z, and the y_i that every round began with."""
@@ -87,14 +87,14 @@ class ADMM(eqx.Module):
             y, z, psi, trail = carry
             trail = jax.tree.map(lambda all, now: all.at[k].set(now), trail, y)
             g = setting.answers(inner_gradient, k, y)  # -------------------- down  y_i  up  g_y
-            y = _tree.axpy(-self.lr, _tree.axpy(mu, minus(y, z), _tree.add(g, psi)), y)
-            pull = total(fed, _tree.axpy(mu, minus(y, z), psi))
-            z = _tree.axpy(self.server_lr, pull, z)
-            psi = _tree.axpy(self.multiplier_lr, minus(y, z), psi)
+            y = tree.axpy(-self.lr, tree.axpy(mu, minus(y, z), tree.add(g, psi)), y)
+            pull = total(fed, tree.axpy(mu, minus(y, z), psi))
+            z = tree.axpy(self.server_lr, pull, z)
+            psi = tree.axpy(self.multiplier_lr, minus(y, z), psi)
             return y, z, psi, trail
 
         trail = jax.tree.map(lambda a: jnp.zeros((self.rounds, *a.shape), a.dtype), y)
-        y, z, _, trail = fed.repeat(self.rounds, forwards, (y, z, _tree.zeros_like(y), trail))
+        y, z, _, trail = fed.repeat(self.rounds, forwards, (y, z, tree.zeros_like(y), trail))
         return y, z, trail
 
     def pull_back(self, setting: Setting, trail: Tree, at_y: Tree, at_z: Tree, like_v: Tree):
@@ -104,22 +104,22 @@ class ADMM(eqx.Module):
         def backwards(n, carry):
             a, u, zeta, pi = carry  # ``pi`` belongs to ψ; u and π of a client by its weight
             k = self.rounds - 1 - n
-            zeta = _tree.axpy(-self.multiplier_lr, total(fed, pi), zeta)
-            u = _tree.axpy(self.multiplier_lr, pi, u)
+            zeta = tree.axpy(-self.multiplier_lr, total(fed, pi), zeta)
+            u = tree.axpy(self.multiplier_lr, pi, u)
 
-            pi = plus(pi, _tree.scale(self.server_lr, zeta))
-            u = plus(u, _tree.scale(self.server_lr * mu, zeta))
-            zeta = _tree.axpy(-self.server_lr * mu * fed.n_clients, zeta, zeta)
+            pi = plus(pi, tree.scale(self.server_lr, zeta))
+            u = plus(u, tree.scale(self.server_lr * mu, zeta))
+            zeta = tree.axpy(-self.server_lr * mu * fed.n_clients, zeta, zeta)
 
             began = jax.tree.map(lambda all: all[k], trail)
             hessian, cross = setting.answers(inner_products, k, (began, u))
-            a = _tree.axpy(-self.lr, total(fed, cross), a)  # -- down  y_i, u_i  up  g_yy u, g_xy u
-            zeta = _tree.axpy(self.lr * mu, total(fed, u), zeta)
-            pi = _tree.axpy(-self.lr, u, pi)
-            u = _tree.axpy(-self.lr, _tree.axpy(mu, u, hessian), u)
+            a = tree.axpy(-self.lr, total(fed, cross), a)  # -- down  y_i, u_i  up  g_yy u, g_xy u
+            zeta = tree.axpy(self.lr * mu, total(fed, u), zeta)
+            pi = tree.axpy(-self.lr, u, pi)
+            u = tree.axpy(-self.lr, tree.axpy(mu, u, hessian), u)
             return a, u, zeta, pi
 
-        start = (_tree.zeros_like(like_v), at_y, at_z, _tree.zeros_like(at_y))
+        start = (tree.zeros_like(like_v), at_y, at_z, tree.zeros_like(at_y))
         return fed.repeat(self.rounds, backwards, start)[0]
 
 

@@ -17,12 +17,12 @@ import abc
 import equinox as eqx
 import jax
 
-from rookery import _check
-from rookery._random import below
-from rookery._types import Key, Tree
+from rookery import check
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.lipschitz import Lipschitz, PowerIteration, check_lipschitz
 from rookery.algorithms.parts.system import AbstractSystem, product_of_series, sum_of_series
+from rookery.rng import below
+from rookery.types import Key, Tree
 
 
 class AbstractAPHE(eqx.Module):
@@ -38,7 +38,7 @@ class AbstractAPHE(eqx.Module):
     def __check_init__(self):
         name = type(self).__name__
         if self.terms is not None:
-            _check.count(f"{name}.terms", self.terms)
+            check.count(f"{name}.terms", self.terms)
         check_lipschitz(f"{name}.lipschitz", self.lipschitz)
 
     def length(self, n_clients: int) -> int:

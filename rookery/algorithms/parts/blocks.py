@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
-from rookery._types import Key
+from rookery import check, tree
 from rookery.problem.views import AbstractView, Blocks, view_of
 from rookery.program.federation import Client
+from rookery.types import Key
 
 Radius = float | tuple[float, ...] | None
 """The largest norm of the blocks other than x, one for all or one each; None bounds none."""
@@ -19,7 +19,7 @@ def check_radius(name: str, radius: Radius, n_blocks: int | None = None) -> None
     """Raise unless all are above zero, inf included, and there is one for each block."""
     for r in radius if isinstance(radius, tuple) else (radius,):
         if r is not None and r != math.inf:
-            _check.positive(name, r)
+            check.positive(name, r)
     if n_blocks is not None and isinstance(radius, tuple) and len(radius) != n_blocks:
         raise ValueError(f"{name} has {len(radius)} entries for {n_blocks} blocks.")
 
@@ -54,7 +54,7 @@ def descend(
         direction: shaped like the blocks.
         radius: the largest norm of the blocks other than x.
     """
-    moved = tuple(_tree.axpy(-a, d, w) for a, d, w in zip(sizes, direction, blocks, strict=True))
+    moved = tuple(tree.axpy(-a, d, w) for a, d, w in zip(sizes, direction, blocks, strict=True))
     if radius is None:
         return moved
     x, *others = moved
@@ -63,6 +63,6 @@ def descend(
 
 
 def _within(radius: Any, block: Any) -> Any:
-    norm = _tree.norm(block)
+    norm = tree.norm(block)
     largest = jnp.asarray(radius).astype(norm.dtype)
-    return _tree.scale(jnp.where(norm > largest, largest / norm, jnp.ones_like(norm)), block)
+    return tree.scale(jnp.where(norm > largest, largest / norm, jnp.ones_like(norm)), block)

@@ -10,11 +10,11 @@ shared: a client that was sent z_n on the way forth is not sent it again on the 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rookery._types import Key, Tree
 from rookery.problem import oracles
 from rookery.problem.composition import Composition
-from rookery.program.cohort import Cohort
-from rookery.program.federation import AbstractFederation, Client, Shared
+from rookery.program.federation import AbstractFederation, Cached, Client
+from rookery.program.participation import Cohort
+from rookery.types import Key, Tree
 
 Turn = tuple[Cohort, Key]
 """Who takes part in an exchange, and the key of its samples."""
@@ -27,7 +27,7 @@ def forward(
     x: Tree,
     batch_size: int | None,
     follow: Callable[[int, Tree], Tree] = lambda n, value: value,
-) -> list[Shared]:
+) -> list[Cached]:
     """X and z_1 .. z_N.
 
     Args:
@@ -38,13 +38,13 @@ def forward(
         batch_size: rows per client; None is all.
         follow: what z_{n+1} is, from n and the value of layer n; the value itself if not given.
     """
-    points = [fed.share(x)]
+    points = [fed.cache(x)]
     settings = {"problem": problem, "batch_size": batch_size}
     for n, (cohort, key) in enumerate(turns):
         at = fed.broadcast(cohort, points[n])  # ---------------------------- down  z_n
         value_i = fed.map(own_layer, at, key=key, layer=n, **settings)
         value = fed.mean(value_i)  # ---------------------------------------- up    F_n(z_n)
-        points.append(fed.share(follow(n, value)))
+        points.append(fed.cache(follow(n, value)))
     return points
 
 
@@ -52,7 +52,7 @@ def backward(
     fed: AbstractFederation,
     problem: Composition,
     turns: Sequence[Turn],
-    points: list[Shared],
+    points: list[Cached],
     batch_size: int | None,
 ) -> list[Tree]:
     """J_0(x)' a_1 and a_1 .. a_N, in this order; a turn for each layer, that of the last first."""

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rookery import _tree
-from rookery._types import Tree
+from rookery import tree
 from rookery.algorithms.parts.admm import total
 from rookery.program.federation import AbstractFederation
 from rookery.program.memory import PerClient
+from rookery.types import Tree
 
 
 class Cuts(NamedTuple):
@@ -66,8 +66,8 @@ class Cuts(NamedTuple):
 
         old = self.multipliers
         heights = jax.vmap(height, (0, 1, 0))(self.a, self.b.rows, self.c).astype(old.dtype)
-        slope = _tree.axpy(-damping, old, heights + self.k)
-        moved = jnp.maximum(_tree.axpy(lr, slope, old), 0)
+        slope = tree.axpy(-damping, old, heights + self.k)
+        moved = jnp.maximum(tree.axpy(lr, slope, old), 0)
         return self._replace(multipliers=jnp.where(self.is_used, moved, 0))
 
     def add(self, a: Tree, b: Tree, c: Tree, k: jax.Array) -> "Cuts":
@@ -97,7 +97,7 @@ class Cuts(NamedTuple):
 def linear_part(fed: AbstractFederation, cut: tuple[Tree, Tree, Tree], v: Tree, y: Tree, z: Tree):
     """a·v + Σ_i b_i·y_i + c·z."""
     a, b, c = cut
-    return _tree.dot(a, v) + total(fed, jax.vmap(_tree.dot)(b, y)) + _tree.dot(c, z)
+    return tree.dot(a, v) + total(fed, jax.vmap(tree.dot)(b, y)) + tree.dot(c, z)
 
 
 def _combined(multipliers: jax.Array, slots: Tree) -> Tree:

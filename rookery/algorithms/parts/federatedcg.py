@@ -9,7 +9,7 @@ series, which forgives noise, is the better choice.
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
+from rookery import check, tree
 from rookery.algorithms.parts.adjoint import AbstractAdjoint
 
 
@@ -25,7 +25,7 @@ class FederatedCG(AbstractAdjoint):
     iterations: int = 5
 
     def __check_init__(self):
-        _check.count("FederatedCG.iterations", self.iterations)
+        check.count("FederatedCG.iterations", self.iterations)
 
     def solve(self, system, L, key):
         """The last iterate, and L untouched."""
@@ -35,12 +35,12 @@ class FederatedCG(AbstractAdjoint):
         def iterate(k, carry):
             v, r, p, rr = carry
             image = system.product(p, jax.random.fold_in(product_key, k))
-            step = _ratio(rr, _tree.dot(p, image))
-            v, r = _tree.axpy(step, p, v), _tree.axpy(-step, image, r)
-            new_rr = _tree.dot(r, r)
-            return v, r, _tree.axpy(_ratio(new_rr, rr), p, r), new_rr
+            step = _ratio(rr, tree.dot(p, image))
+            v, r = tree.axpy(step, p, v), tree.axpy(-step, image, r)
+            new_rr = tree.dot(r, r)
+            return v, r, tree.axpy(_ratio(new_rr, rr), p, r), new_rr
 
-        start = (_tree.zeros_like(r), r, r, _tree.dot(r, r))
+        start = (tree.zeros_like(r), r, r, tree.dot(r, r))
         return system.repeat(self.iterations, iterate, start)[0], L
 
 

@@ -7,8 +7,7 @@ one exchange per hop, each with a fresh cohort and fresh samples.
 import equinox as eqx
 import jax
 
-from rookery import _check
-from rookery._random import below
+from rookery import check
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.adjoint import AbstractAdjoint
 from rookery.algorithms.parts.lipschitz import (
@@ -18,6 +17,7 @@ from rookery.algorithms.parts.lipschitz import (
     lipschitz,
 )
 from rookery.algorithms.parts.system import product_of_series, sum_of_series
+from rookery.rng import below
 
 
 class FedIHGP(AbstractAdjoint):
@@ -34,7 +34,7 @@ class FedIHGP(AbstractAdjoint):
     lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
     def __check_init__(self):
-        _check.count("FedIHGP.terms", self.terms)
+        check.count("FedIHGP.terms", self.terms)
         check_lipschitz("FedIHGP.lipschitz", self.lipschitz)
 
     def solve(self, system, L, key):
@@ -59,7 +59,7 @@ class FedIHGPSum(AbstractAdjoint):
     lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
     def __check_init__(self):
-        _check.count("FedIHGPSum.terms", self.terms)
+        check.count("FedIHGPSum.terms", self.terms)
         check_lipschitz("FedIHGPSum.lipschitz", self.lipschitz)
 
     def solve(self, system, L, key):

@@ -8,12 +8,12 @@ exchange for q and pays with a bias that grows with the number of local steps.
 import equinox as eqx
 import jax
 
-from rookery import _check
-from rookery._types import Key, Tree
+from rookery import check
 from rookery.algorithms.parts import levels, local
 from rookery.algorithms.parts.interface import AbstractInner
 from rookery.algorithms.parts.levels import TwoLevel
 from rookery.program.federation import Client
+from rookery.types import Key, Tree
 
 
 class FedInn(AbstractInner):
@@ -33,7 +33,7 @@ class FedInn(AbstractInner):
         local.check_learning_rate("FedInn.lr", self.lr)
         local.check_local_steps("FedInn.local_steps", self.local_steps)
         if self.anchor_batch is not None:
-            _check.count("anchor_batch", self.anchor_batch)
+            check.count("anchor_batch", self.anchor_batch)
 
     def __call__(self, fed, problem, sampling, x, y, key):
         """The inner variable y after one round."""

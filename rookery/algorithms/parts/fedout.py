@@ -7,13 +7,13 @@ depend on x directly, every local step is h itself.
 import equinox as eqx
 import jax
 
-from rookery._types import Tree
 from rookery.algorithms.parts import levels, local
 from rookery.algorithms.parts.adjoint import AbstractAdjoint, mean_hypergradient
 from rookery.algorithms.parts.fedihgp import FedIHGPSum
 from rookery.algorithms.parts.interface import AbstractOuter
 from rookery.algorithms.parts.levels import TwoLevel
 from rookery.program.federation import Client
+from rookery.types import Tree
 
 
 class FedOut(AbstractOuter):

@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 
-from rookery import _tree
-from rookery._types import Key, Sample, Tree
+from rookery import tree
 from rookery.algorithms.parts.interface import Sampling
 from rookery.problem.minimax import Minimax
 from rookery.program.federation import AbstractFederation, Client
+from rookery.types import Key, Sample, Tree
 
 Blocks = tuple[Tree, ...]
 Field = Callable[[Any, Blocks, Sample], Tree]
@@ -33,7 +33,7 @@ def descent_field(problem: Minimax, blocks: Blocks, sample: Sample) -> Tree:
 def ascent_field(problem: Minimax, blocks: Blocks, sample: Sample) -> Tree:
     """-f_y alone."""
     x, y = blocks
-    return _tree.scale(-1, problem.grad_y(x, y, sample))
+    return tree.scale(-1, problem.grad_y(x, y, sample))
 
 
 def check_minimax(name: str, problem: Any) -> None:

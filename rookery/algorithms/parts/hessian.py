@@ -16,10 +16,10 @@ import abc
 import equinox as eqx
 import jax
 
-from rookery import _check, _tree
-from rookery._types import Sample, Tree
+from rookery import check, tree
 from rookery.algorithms.parts.local import number
 from rookery.problem.meta import Meta
+from rookery.types import Sample, Tree
 
 
 class AbstractHessian(eqx.Module):
@@ -57,14 +57,14 @@ class HessianFree(AbstractHessian):
     epsilon: float = eqx.field(converter=number, default=1e-3)
 
     def __check_init__(self):
-        _check.positive("HessianFree.epsilon", self.epsilon)
+        check.positive("HessianFree.epsilon", self.epsilon)
 
     def __call__(self, problem, w, g, sample):
         """The vector g, less a times a difference of gradients."""
-        above = problem.loss_gradient(_tree.axpy(self.epsilon, g, w), sample)
-        below = problem.loss_gradient(_tree.axpy(-self.epsilon, g, w), sample)
+        above = problem.loss_gradient(tree.axpy(self.epsilon, g, w), sample)
+        below = problem.loss_gradient(tree.axpy(-self.epsilon, g, w), sample)
         factor = -problem.adapt_lr / (2 * self.epsilon)
-        return _tree.axpy(factor, _tree.sub(above, below), g)
+        return tree.axpy(factor, tree.sub(above, below), g)
 
 
 def meta_gradient(

@@ -14,8 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _tree
-from rookery._types import Key, Tree
+from rookery import tree
 from rookery.algorithms.parts.adjoint import own_piece
 from rookery.algorithms.parts.aphe import AbstractAPHE
 from rookery.algorithms.parts.lipschitz import (
@@ -30,17 +29,18 @@ from rookery.algorithms.parts.system import (
     outer_gradient_y,
 )
 from rookery.problem.bilevel import Bilevel
-from rookery.program.cohort import Everyone
-from rookery.program.federation import AbstractFederation, Client, Placed, Shared
-from rookery.program.jobs import Jobs, News
+from rookery.program.federation import AbstractFederation, Cached, Client, Placed
 from rookery.program.memory import Memory
+from rookery.program.participation import Everyone
+from rookery.program.polling import InFlight, PollResult
+from rookery.types import Key, Tree
 
 
 class AbstractHessians(eqx.Module):
     """How outer jobs are made and polled."""
 
     @abc.abstractmethod
-    def jobs(self, x: Tree, y: Tree) -> Jobs:
+    def jobs(self, x: Tree, y: Tree) -> InFlight:
         """Outer jobs before the first of them begins."""
 
     @abc.abstractmethod
@@ -48,7 +48,7 @@ class AbstractHessians(eqx.Module):
         self,
         fed: AbstractFederation,
         problem: Bilevel,
-        jobs: Jobs,
+        jobs: InFlight,
         aphe: AbstractAPHE,
         x: Tree,
         y: Tree,
@@ -56,7 +56,7 @@ class AbstractHessians(eqx.Module):
         batch_size: int | None,
         key: Key,
         **waiting: Any,
-    ) -> tuple[News, jax.Array]:
+    ) -> tuple[PollResult, jax.Array]:
         """The pieces H_i that arrive, and L."""
 
 
@@ -68,11 +68,11 @@ class ActiveHessians(AbstractHessians):
 
     def jobs(self, x, y):
         """They are sent (x, y) and v."""
-        return Jobs.of("outer", ((x, y), y), _tree.zeros_like(x))
+        return InFlight.of("outer", ((x, y), y), tree.zeros_like(x))
 
     def poll(self, fed, problem, jobs, aphe, x, y, L, batch_size, key, **waiting):
         """The chain, then the poll."""
-        point = fed.share((x, y))
+        point = fed.cache((x, y))
         asked = AskedSystem(fed, problem, jobs.has_arrived, point, batch_size)
         return _chained(asked, point, jobs, aphe, L, key, waiting)
 
@@ -86,13 +86,13 @@ class StaleHessians(AbstractHessians):
 
     def jobs(self, x, y):
         """They are sent (x, y) and v."""
-        return Jobs.of("outer", ((x, y), y), _tree.zeros_like(x))
+        return InFlight.of("outer", ((x, y), y), tree.zeros_like(x))
 
     def poll(self, fed, problem, jobs, aphe, x, y, L, batch_size, key, **waiting):
         """The chain, then the poll."""
-        point = fed.share((x, y), held_by=~jobs.is_idle)
+        point = fed.cache((x, y), held_by=~jobs.is_idle)
         held = jax.tree.map(
-            lambda old, new: _tree.where(jobs.is_idle, jnp.broadcast_to(new, old.shape), old),
+            lambda old, new: tree.where(jobs.is_idle, jnp.broadcast_to(new, old.shape), old),
             jobs.values[0],
             (x, y),
         )
@@ -109,7 +109,7 @@ class LocalHessians(AbstractHessians):
 
     def jobs(self, x, y):
         """They are sent (x, y)."""
-        return Jobs.of("outer", ((x, y),), _tree.zeros_like(x))
+        return InFlight.of("outer", ((x, y),), tree.zeros_like(x))
 
     def poll(self, fed, problem, jobs, aphe, x, y, L, batch_size, key, **waiting):
         """The poll alone."""
@@ -119,7 +119,7 @@ class LocalHessians(AbstractHessians):
         return news, L  # --------------------------------------------------- down  x, y  up  H_i
 
 
-def _chained(system, point: Shared, jobs: Jobs, aphe: AbstractAPHE, L, key: Key, waiting):
+def _chained(system, point: Cached, jobs: InFlight, aphe: AbstractAPHE, L, key: Key, waiting):
     fed, settings = system.fed, system.settings()
     L_key, chain_key, job_key = jax.random.split(key, 3)
     L = _lipschitz(system, aphe, L, L_key)
@@ -137,7 +137,7 @@ def _lipschitz(system, aphe: AbstractAPHE, previous: jax.Array, key: Key) -> jax
     def estimate(_, previous):
         found = system.mean(largest_eigenvalue, key=key, iterations=rule.iterations)
         # others may answer the hops until the next estimate; in the first round everyone was asked
-        return jnp.maximum(previous, _tree.scale(rule.safety, found).astype(previous.dtype))
+        return jnp.maximum(previous, tree.scale(rule.safety, found).astype(previous.dtype))
 
     is_due = jnp.asarray(system.fed.round) % rule.every == 0
     return system.fed.repeat(jnp.where(is_due, 1, 0), estimate, previous)
@@ -149,7 +149,7 @@ class AskedSystem(AbstractSystem):
     fed: AbstractFederation
     problem: Bilevel
     who: jax.Array
-    point: Shared
+    point: Cached
     batch_size: int | None
 
     def mean(self, step, *values, **rest):
@@ -178,7 +178,7 @@ class HeldSystem(AbstractSystem):
 
     fed: AbstractFederation
     problem: Bilevel
-    point: Shared
+    point: Cached
     points: Memory
     batch_size: int | None
 

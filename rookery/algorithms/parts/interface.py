@@ -7,10 +7,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery._types import Key, Tree
 from rookery.algorithms.parts.levels import TwoLevel
-from rookery.program.cohort import AbstractParticipation
 from rookery.program.federation import AbstractFederation
+from rookery.program.participation import AbstractParticipation
+from rookery.types import Key, Tree
 
 
 class Sampling(eqx.Module):

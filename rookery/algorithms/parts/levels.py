@@ -12,12 +12,12 @@ f_y vanishes at the inner solution, and the adjoint with it.
 
 from typing import Any
 
-from rookery import _tree
-from rookery._types import Sample, Tree
+from rookery import tree
 from rookery.problem import oracles
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
+from rookery.types import Sample, Tree
 
 TwoLevel = Bilevel | Minimax | Composition
 
@@ -51,9 +51,9 @@ def inner_gradient(problem: TwoLevel, x: Tree, y: Tree, sample: Sample) -> Tree:
         case Bilevel():
             return problem.inner_grad_y(x, y, sample)
         case Minimax():
-            return _tree.scale(-1, problem.grad_y(x, y, sample))
+            return tree.scale(-1, problem.grad_y(x, y, sample))
         case Composition():
-            return _tree.sub(y, problem.layer(0, x, sample))
+            return tree.sub(y, problem.layer(0, x, sample))
 
 
 def outer_gradient_y(problem: Bilevel | Composition, x: Tree, y: Tree, sample: Sample) -> Tree:
@@ -84,7 +84,7 @@ def outer_gradient_x(problem: TwoLevel, x: Tree, y: Tree, sample: Sample) -> Tre
         case Minimax():
             return problem.grad_x(x, y, sample)
         case Composition():
-            return _tree.zeros_like(x)
+            return tree.zeros_like(x)
 
 
 def hypergradient_piece(
@@ -94,7 +94,7 @@ def hypergradient_piece(
     match problem:
         case Bilevel():
             direct = problem.outer_grad_x(x, y, outer_sample)
-            return _tree.sub(direct, problem.inner_cross(x, y, v, inner_sample))
+            return tree.sub(direct, problem.inner_cross(x, y, v, inner_sample))
         case Minimax():
             return problem.grad_x(x, y, outer_sample)
         case Composition():

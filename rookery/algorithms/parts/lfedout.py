@@ -10,9 +10,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 
-from rookery import _check
-from rookery._random import below
-from rookery._types import Key, Tree
+from rookery import check
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.adjoint import own_piece
 from rookery.algorithms.parts.interface import AbstractOuter
@@ -32,6 +30,8 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
 from rookery.program.federation import Client
+from rookery.rng import below
+from rookery.types import Key, Tree
 
 
 class AbstractLocalAdjoint(eqx.Module):
@@ -57,7 +57,7 @@ class LocalNeumann(AbstractLocalAdjoint):
     lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
     def __check_init__(self):
-        _check.count("LocalNeumann.terms", self.terms)
+        check.count("LocalNeumann.terms", self.terms)
         check_lipschitz("LocalNeumann.lipschitz", self.lipschitz)
 
     def solve(self, system, L, call_key, key):
@@ -78,7 +78,7 @@ class LocalNeumannSum(AbstractLocalAdjoint):
     lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
     def __check_init__(self):
-        _check.count("LocalNeumannSum.terms", self.terms)
+        check.count("LocalNeumannSum.terms", self.terms)
         check_lipschitz("LocalNeumannSum.lipschitz", self.lipschitz)
 
     def solve(self, system, L, call_key, key):

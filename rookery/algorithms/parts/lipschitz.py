@@ -4,11 +4,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.parts.interface import Sampling
 from rookery.problem.bilevel import Bilevel
 from rookery.program.federation import AbstractFederation, Client
+from rookery.types import Key, Tree
 
 
 class PowerIteration(eqx.Module):
@@ -28,9 +28,9 @@ class PowerIteration(eqx.Module):
     safety: float = 1.1
 
     def __check_init__(self):
-        _check.count("PowerIteration.iterations", self.iterations)
-        _check.count("PowerIteration.every", self.every)
-        _check.positive("PowerIteration.safety", self.safety)
+        check.count("PowerIteration.iterations", self.iterations)
+        check.count("PowerIteration.every", self.every)
+        check.positive("PowerIteration.safety", self.safety)
 
 
 Lipschitz = float | PowerIteration
@@ -42,7 +42,7 @@ REMEDY = "A smaller step size, or a larger lipschitz where there is one, is the 
 def check_lipschitz(name: str, rule: Lipschitz) -> None:
     """Raise unless L is a positive number or a way to estimate it."""
     if not isinstance(rule, PowerIteration):
-        _check.positive(name, rule)
+        check.positive(name, rule)
 
 
 def lipschitz(
@@ -69,7 +69,7 @@ def lipschitz(
         )
         largest = fed.stack(largest)  # -------------------------------------- up    one number
         largest = jnp.max(jnp.where(cohort.active, largest, jnp.zeros_like(largest)))
-        return _tree.scale(rule.safety, largest).astype(previous.dtype)
+        return tree.scale(rule.safety, largest).astype(previous.dtype)
 
     is_due = jnp.asarray(fed.round) % rule.every == 0
     return fed.repeat(jnp.where(is_due, 1, 0), estimate, previous)
@@ -88,7 +88,7 @@ def own_lipschitz(
     if not isinstance(rule, PowerIteration):
         return jnp.asarray(rule).astype(jnp.result_type(*jax.tree.leaves(y)))
     found = _largest(client, problem, x, y, rule.iterations, batch_size, key)
-    return _tree.scale(rule.safety, found)
+    return tree.scale(rule.safety, found)
 
 
 def largest_eigenvalue(
@@ -110,11 +110,11 @@ def _largest(client, problem, x, y, iterations, batch_size, key):
     def step(_, carry):
         direction, _ = carry
         image = problem.inner_hvp(x, y, direction, sample)
-        stretch = _tree.norm(image)
+        stretch = tree.norm(image)
         # a Hessian of zeros gives the estimate zero and not a division by it
-        return _tree.scale(1 / jnp.maximum(stretch, jnp.finfo(stretch.dtype).tiny), image), stretch
+        return tree.scale(1 / jnp.maximum(stretch, jnp.finfo(stretch.dtype).tiny), image), stretch
 
-    direction = _tree.random_normal(start_key, y)
-    norm = _tree.norm(direction)
-    init = (_tree.scale(1 / norm, direction), jnp.zeros_like(norm))
+    direction = tree.random_normal(start_key, y)
+    norm = tree.norm(direction)
+    init = (tree.scale(1 / norm, direction), jnp.zeros_like(norm))
     return client.repeat(iterations, step, init)[1]

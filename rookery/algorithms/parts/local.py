@@ -7,10 +7,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
-from rookery._random import below
-from rookery._types import Key, Sample, Tree
+from rookery import check, tree
 from rookery.program.federation import Client
+from rookery.rng import below
+from rookery.types import Key, Sample, Tree
 
 
 def number(value) -> Any:
@@ -28,7 +28,7 @@ class PerCall(eqx.Module):
     lr: float = eqx.field(converter=number)
 
     def __check_init__(self):
-        _check.positive("PerCall.lr", self.lr)
+        check.positive("PerCall.lr", self.lr)
 
 
 class Between(eqx.Module):
@@ -38,8 +38,8 @@ class Between(eqx.Module):
     high: int
 
     def __check_init__(self):
-        _check.count("Between.low", self.low)
-        _check.count("Between.high", self.high, least=self.low)
+        check.count("Between.low", self.low)
+        check.count("Between.high", self.high, least=self.low)
 
 
 LearningRate = float | PerCall
@@ -50,7 +50,7 @@ LocalSteps = int | tuple[int, ...] | Between
 def check_learning_rate(name: str, value: LearningRate) -> None:
     """Raise unless a step size is a positive number or a :class:`PerCall`."""
     if not isinstance(value, PerCall):
-        _check.positive(name, value)
+        check.positive(name, value)
 
 
 def local_steps(value) -> LocalSteps:
@@ -70,7 +70,7 @@ def check_local_steps(
             )
         return
     for count in value if isinstance(value, tuple) else (value,):
-        _check.count(name, count)
+        check.count(name, count)
     if n_clients is not None and isinstance(value, tuple) and len(value) != n_clients:
         raise ValueError(f"{name} has {len(value)} entries for {n_clients} clients.")
 
@@ -89,7 +89,7 @@ def check_fields(
         elif name.endswith("_steps"):
             check_local_steps(name, value, n_clients, may_be_drawn)
         elif name.endswith("batch_size") and value is not None:
-            _check.count(name, value)
+            check.count(name, value)
 
 
 def steps_of(client: Client, steps: LocalSteps, key: Key | None = None):
@@ -118,7 +118,7 @@ def plain_steps(
     size = step_size(lr, own_steps)
 
     def step(nu, w):
-        return _tree.axpy(-size, direction(w, jax.random.fold_in(key, nu)), w)
+        return tree.axpy(-size, direction(w, jax.random.fold_in(key, nu)), w)
 
     return client.repeat(own_steps, step, start)
 
@@ -141,7 +141,7 @@ def corrected_steps(
 
     def step(nu, w):
         sample = draw(jax.random.fold_in(client.key, nu))
-        drift = _tree.sub(gradient(w, sample), gradient(anchor, sample))
-        return _tree.axpy(-size, _tree.add(drift, correction), w)
+        drift = tree.sub(gradient(w, sample), gradient(anchor, sample))
+        return tree.axpy(-size, tree.add(drift, correction), w)
 
-    return client.repeat(own_steps - 1, step, _tree.axpy(-size, correction, anchor))
+    return client.repeat(own_steps - 1, step, tree.axpy(-size, correction, anchor))

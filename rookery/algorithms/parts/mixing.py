@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery._types import Tree
+from rookery.types import Tree
 
 CLOSE = 1e-6
 """How far from one a row or a column of a given matrix may sum."""

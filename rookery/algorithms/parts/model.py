@@ -2,12 +2,12 @@
 
 from typing import Any, NamedTuple
 
-from rookery._types import Tree
 from rookery.algorithms.parts import local
 from rookery.problem.single_level import SingleLevel
 from rookery.program.federation import Client
-from rookery.program.jobs import Jobs
-from rookery.program.memory import Shares
+from rookery.program.memory import Probabilities
+from rookery.program.polling import InFlight
+from rookery.types import Tree
 
 
 class ModelState(NamedTuple):
@@ -20,14 +20,14 @@ class AsyncModelState(NamedTuple):
     """The iterate, and the jobs whose results move it."""
 
     w: Tree
-    jobs: Jobs
+    jobs: InFlight
 
 
 class RobustState(NamedTuple):
     """The model, and the weights λ of the clients."""
 
     w: Tree
-    shares: Shares
+    shares: Probabilities
 
 
 def check_single_level(name: str, problem: Any) -> None:

@@ -4,9 +4,9 @@ import abc
 
 import equinox as eqx
 
-from rookery import _tree
-from rookery._types import Sample, Tree
+from rookery import tree
 from rookery.problem.minimax import Minimax
+from rookery.types import Sample, Tree
 
 
 class AbstractOrder(eqx.Module):
@@ -25,7 +25,7 @@ class Simultaneous(AbstractOrder):
     def __call__(self, problem, x, y, sample, x_size, y_size):
         """X - α f_x(x, y) and y + β f_y(x, y)."""
         f_x, f_y = problem.grad_x(x, y, sample), problem.grad_y(x, y, sample)
-        return _tree.axpy(-x_size, f_x, x), _tree.axpy(y_size, f_y, y)
+        return tree.axpy(-x_size, f_x, x), tree.axpy(y_size, f_y, y)
 
 
 class Alternating(AbstractOrder):
@@ -33,5 +33,5 @@ class Alternating(AbstractOrder):
 
     def __call__(self, problem, x, y, sample, x_size, y_size):
         """y+ = y + β f_y(x, y) and x - α f_x(x, y+)."""
-        y = _tree.axpy(y_size, problem.grad_y(x, y, sample), y)
-        return _tree.axpy(-x_size, problem.grad_x(x, y, sample), x), y
+        y = tree.axpy(y_size, problem.grad_y(x, y, sample), y)
+        return tree.axpy(-x_size, problem.grad_x(x, y, sample), x), y

@@ -8,10 +8,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _tree
-from rookery._random import below
-from rookery._types import Key, Tree
+from rookery import tree
 from rookery.program.federation import AbstractFederation
+from rookery.rng import below
+from rookery.types import Key, Tree
 
 
 class Kept(NamedTuple):
@@ -77,7 +77,7 @@ class RandomIterate(AbstractOutput):
         """The old one, or one of the round's."""
         seen = kept.seen + jnp.asarray(steps, jnp.int32)
         k = below(key, (), seen) + 1  # numbers beyond this round's stand for older iterates
-        iterate = _tree.where(k == 1, first, kept.iterate)
+        iterate = tree.where(k == 1, first, kept.iterate)
         is_later = (k > 1) & (k <= steps)
         iterate = fed.repeat(jnp.where(is_later, 1, 0), lambda _, __: ask(k), iterate)
         return Kept(iterate, seen)

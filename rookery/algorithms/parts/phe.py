@@ -12,9 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check, _tree
-from rookery._random import below
-from rookery._types import Key, Tree
+from rookery import check, tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.interface import AbstractHypergradient, Sampling
 from rookery.algorithms.parts.lipschitz import (
@@ -25,8 +23,10 @@ from rookery.algorithms.parts.lipschitz import (
 )
 from rookery.algorithms.parts.system import hessian_vector
 from rookery.problem.bilevel import Bilevel
-from rookery.program.cohort import AbstractParticipation, Cohort, Weighted
-from rookery.program.federation import AbstractFederation, Client, Shared
+from rookery.program.federation import AbstractFederation, Cached, Client
+from rookery.program.participation import AbstractParticipation, Cohort, Weighted
+from rookery.rng import below
+from rookery.types import Key, Tree
 
 
 class AbstractPHE(AbstractHypergradient):
@@ -54,11 +54,11 @@ class AbstractPHE(AbstractHypergradient):
         lipschitz_key, start_key, series_key, last_key = jax.random.split(key, 4)
         L = lipschitz(fed, problem, sampling, x, y, self.lipschitz, L, lipschitz_key)
         chains = Chains(
-            fed, problem, self._rule(fed, sampling), sampling.batch_size, fed.share((x, y))
+            fed, problem, self._rule(fed, sampling), sampling.batch_size, fed.cache((x, y))
         )
         d, f_y = chains.start(start_key)
         p = self.solve(chains, f_y, L, series_key)
-        return _tree.sub(d, chains.cross(p, last_key)), L
+        return tree.sub(d, chains.cross(p, last_key)), L
 
     def __call__(self, fed, problem, sampling, x, y, L, key):
         """The plain mean of the chains, and L."""
@@ -85,7 +85,7 @@ def chain_rule(value: AbstractParticipation | int | None) -> AbstractParticipati
     """Field converter: a number means so many clients, drawn independently by their weights."""
     if value is None or isinstance(value, AbstractParticipation):
         return value
-    return Weighted(_check.count("the number of chains", value))
+    return Weighted(check.count("the number of chains", value))
 
 
 class PHE(AbstractPHE):
@@ -107,7 +107,7 @@ class PHE(AbstractPHE):
     chains: AbstractParticipation | None = eqx.field(converter=chain_rule, default=None)
 
     def __check_init__(self):
-        _check.count("PHE.terms", self.terms)
+        check.count("PHE.terms", self.terms)
         check_lipschitz("PHE.lipschitz", self.lipschitz)
 
     def solve(self, chains, f_y, L, key):
@@ -118,9 +118,9 @@ class PHE(AbstractPHE):
         def hop(n, p):
             goes_on = n < hops
             product = chains.product(p, goes_on, jax.random.fold_in(hop_key, n))
-            return _tree.where(goes_on, _tree.axpy(-1 / L, product, p), p)
+            return tree.where(goes_on, tree.axpy(-1 / L, product, p), p)
 
-        return chains.fed.repeat(jnp.max(hops), hop, _tree.scale(self.terms / L, f_y))
+        return chains.fed.repeat(jnp.max(hops), hop, tree.scale(self.terms / L, f_y))
 
 
 class PHESum(AbstractPHE):
@@ -141,7 +141,7 @@ class PHESum(AbstractPHE):
     chains: AbstractParticipation | None = eqx.field(converter=chain_rule, default=None)
 
     def __check_init__(self):
-        _check.count("PHESum.terms", self.terms)
+        check.count("PHESum.terms", self.terms)
         check_lipschitz("PHESum.lipschitz", self.lipschitz)
 
     def solve(self, chains, f_y, L, key):
@@ -151,10 +151,10 @@ class PHESum(AbstractPHE):
         def hop(n, carry):
             t, v = carry
             product = chains.product(t, everyone, jax.random.fold_in(key, n))
-            t = _tree.axpy(-1 / L, product, t)
-            return t, _tree.add(v, t)
+            t = tree.axpy(-1 / L, product, t)
+            return t, tree.add(v, t)
 
-        t = _tree.scale(1 / L, f_y)
+        t = tree.scale(1 / L, f_y)
         return chains.fed.repeat(self.terms, hop, (t, t))[1]
 
 
@@ -168,7 +168,7 @@ class Chains(eqx.Module):
     problem: Bilevel
     rule: AbstractParticipation
     batch_size: int | None
-    point: Shared
+    point: Cached
 
     def start(self, key: Key) -> tuple[Tree, Tree]:
         """d_i = f_x and f_y, one row per chain."""

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check
+from rookery import check
 from rookery.algorithms.parts.local import number
 
 
@@ -33,8 +33,8 @@ class Decay(AbstractSchedule):
     factor: float = eqx.field(converter=number)
 
     def __check_init__(self):
-        _check.positive("Decay.lr", self.lr)
-        _check.share("Decay.factor", self.factor)
+        check.positive("Decay.lr", self.lr)
+        check.fraction("Decay.factor", self.factor)
 
     def __call__(self, round):
         """Lr times a power of the factor."""
@@ -53,8 +53,8 @@ class PowerDecay(AbstractSchedule):
     exponent: float = eqx.field(converter=number)
 
     def __check_init__(self):
-        _check.positive("PowerDecay.lr", self.lr)
-        _check.not_negative("PowerDecay.exponent", self.exponent)
+        check.positive("PowerDecay.lr", self.lr)
+        check.not_negative("PowerDecay.exponent", self.exponent)
 
     def __call__(self, round):
         """Lr over a power of the number of the round."""
@@ -82,7 +82,7 @@ def check_rates(name: str, value: Rates, n_blocks: int | None = None) -> None:
     """
     for rate in value if isinstance(value, tuple) else (value,):
         if not isinstance(rate, AbstractSchedule):
-            _check.positive(name, rate)
+            check.positive(name, rate)
     if n_blocks is not None and isinstance(value, tuple) and len(value) != n_blocks:
         raise ValueError(f"{name} has {len(value)} entries for {n_blocks} blocks.")
 

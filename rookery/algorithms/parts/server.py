@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 
-from rookery import _tree
+from rookery import tree
 from rookery.algorithms.parts import local
 from rookery.algorithms.parts.fedinn import inner_gradient
 from rookery.algorithms.parts.interface import AbstractHypergradient, AbstractInner, AbstractOuter
@@ -30,7 +30,7 @@ class ServerSGD(AbstractInner):
         at_x, at_y = fed.broadcast(cohort, x, y)  # ------------------------- down  x, y
         q_i = fed.map(inner_gradient, at_x, at_y, key=sample_key, **settings)
         q = fed.mean(q_i)  # ------------------------------------------------ up    q
-        return _tree.axpy(-size_at(self.lr, fed.round), q, y)
+        return tree.axpy(-size_at(self.lr, fed.round), q, y)
 
     def check(self, n_clients):
         """Always fits."""
@@ -57,7 +57,7 @@ class ServerStep(AbstractOuter):
     def __call__(self, fed, problem, sampling, x, y, L, key):
         """The outer variable x after one step, and L."""
         h, L = self.hypergradient(fed, problem, sampling, x, y, L, key)
-        return _tree.axpy(-size_at(self.lr, fed.round), h, x), L
+        return tree.axpy(-size_at(self.lr, fed.round), h, x), L
 
     def check(self, problem, n_clients):
         """The estimator must fit."""

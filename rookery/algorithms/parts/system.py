@@ -11,13 +11,13 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from rookery import _tree
-from rookery._types import Key, Tree
+from rookery import tree
 from rookery.algorithms.parts import levels
 from rookery.algorithms.parts.interface import Sampling
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
-from rookery.program.federation import AbstractFederation, Client, Shared
+from rookery.program.federation import AbstractFederation, Cached, Client
+from rookery.types import Key, Tree
 
 HasAdjoint = Bilevel | Composition
 
@@ -49,7 +49,7 @@ class GlobalSystem(AbstractSystem):
     fed: AbstractFederation
     problem: HasAdjoint
     sampling: Sampling
-    point: Shared
+    point: Cached
 
     def right_side(self, key):
         """The mean of f_y over a fresh cohort."""
@@ -128,9 +128,9 @@ def product_of_series(system: AbstractSystem, terms: int, hops, L: jax.Array, ke
 
     def hop(n, p):
         product = system.product(p, jax.random.fold_in(hop_key, n))
-        return _tree.axpy(-1 / L, product, p)
+        return tree.axpy(-1 / L, product, p)
 
-    return system.repeat(hops, hop, _tree.scale(terms / L, system.right_side(start_key)))
+    return system.repeat(hops, hop, tree.scale(terms / L, system.right_side(start_key)))
 
 
 def sum_of_series(system: AbstractSystem, terms: int, L: jax.Array, key: Key) -> Tree:
@@ -139,8 +139,8 @@ def sum_of_series(system: AbstractSystem, terms: int, L: jax.Array, key: Key) ->
 
     def hop(n, carry):
         t, v = carry
-        t = _tree.axpy(-1 / L, system.product(t, jax.random.fold_in(hop_key, n)), t)
-        return t, _tree.add(v, t)
+        t = tree.axpy(-1 / L, system.product(t, jax.random.fold_in(hop_key, n)), t)
+        return t, tree.add(v, t)
 
-    t = _tree.scale(1 / L, system.right_side(start_key))
+    t = tree.scale(1 / L, system.right_side(start_key))
     return system.repeat(terms, hop, (t, t))[1]

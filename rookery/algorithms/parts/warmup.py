@@ -7,8 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check
-from rookery._types import Key
+from rookery import check
 from rookery.algorithms.parts.adjoint import AbstractAdjoint
 from rookery.algorithms.parts.chain import backward, forward
 from rookery.algorithms.parts.fedihgp import FedIHGPSum
@@ -17,6 +16,7 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
 from rookery.problem.views import Blocks
 from rookery.program.federation import AbstractFederation
+from rookery.types import Key
 
 
 class AbstractWarmUp(eqx.Module):
@@ -49,7 +49,7 @@ class BilevelWarmUp(AbstractWarmUp):
     adjoint: AbstractAdjoint = eqx.field(default_factory=FedIHGPSum)
 
     def __check_init__(self):
-        _check.count("BilevelWarmUp.inner_rounds", self.inner_rounds, least=0)
+        check.count("BilevelWarmUp.inner_rounds", self.inner_rounds, least=0)
         if (self.inner is None) != (self.inner_rounds == 0):
             raise ValueError(
                 f"BilevelWarmUp got inner={self.inner!r}, inner_rounds={self.inner_rounds}. "
@@ -95,7 +95,7 @@ class CompositionWarmUp(AbstractWarmUp):
 
     def __check_init__(self):
         if self.batch_size is not None:
-            _check.count("CompositionWarmUp.batch_size", self.batch_size)
+            check.count("CompositionWarmUp.batch_size", self.batch_size)
 
     def __call__(self, fed, problem, sampling, blocks, key):
         """X as it is, z_1 .. z_N, and a_1 .. a_N if these are blocks too."""

@@ -23,11 +23,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import _check
-from rookery._types import Tree
+from rookery import check
 from rookery.algorithms.parts.local import number
-from rookery.program.cohort import Cohort
 from rookery.program.federation import AbstractFederation, Placed
+from rookery.program.participation import Cohort
+from rookery.types import Tree
 
 Number = float | jax.Array
 MaybeNumber = Any
@@ -87,7 +87,7 @@ class Literal(AbstractWeighting):
 
     def __check_init__(self):
         if self.max_exponent is not None:
-            _check.positive("Literal.max_exponent", self.max_exponent)
+            check.positive("Literal.max_exponent", self.max_exponent)
 
     def init(self, w):
         """Nothing."""
@@ -195,7 +195,7 @@ class Normalised(AbstractWeighting):
 
         def now():
             losses = fed.stack(ask())  # ------------------------------------- up    f_i(w̄)
-            return soft_maximum(losses, fed.shares(cohort), gamma)
+            return soft_maximum(losses, fed.slot_weights(cohort), gamma)
 
         if not self.stale_scalar:
             return now(), kept
@@ -245,4 +245,4 @@ def _like(loss: jax.Array, value: Number) -> jax.Array:
 
 def _check_batch(name: str, value: int | None) -> None:
     if value is not None:
-        _check.count(name, value)
+        check.count(name, value)

@@ -12,7 +12,7 @@ import equinox as eqx
 import numpy as np
 from numpy.typing import DTypeLike
 
-from rookery import _check
+from rookery import check
 from rookery.problem.composition import Composition
 
 
@@ -113,7 +113,7 @@ def linear_chain(
     >>> len(linear_chain(sizes=(2, 2, 3, 4)).problem.layers)
     4
     """
-    _check.count("the number of sizes", len(sizes), least=2)
+    check.count("the number of sizes", len(sizes), least=2)
     if min(sizes) < sizes[0]:
         raise ValueError(
             f"no layer may be smaller than x, else the solution is not unique, got {sizes}."

@@ -1,0 +1,3 @@
+"""The command line."""
+
+from rookery.cli.main import main as main

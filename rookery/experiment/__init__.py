@@ -1,0 +1,1 @@
+"""Experiments as TOML files: read, built, run, tuned."""

@@ -1,0 +1,212 @@
+"""Virtual time: how long a client takes to answer in a simulation.
+
+Delays come from a seed of their own, so all algorithms meet the same slow clients. That of an
+exchange is folded with the round, the number of the exchange within the round and the client; that
+of a job (:class:`~rookery.program.polling.InFlight`) with its kind, the client and the number of the job.
+
+    delay               median                  mean
+    ConstantDelay       value                   value
+    UniformDelay        (low + high) / 2        (low + high) / 2
+    LogNormalDelay      median                  median exp(sigma^2 / 2), 1.65 medians if sigma is 1
+    ParetoDelay         least 2^(1/shape)       least shape / (shape - 1)
+    Stragglers          factor times that of the clients that are not
+"""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import check
+from rookery.program.availability import AbstractAvailability, AlwaysOn
+
+KINDS = ("inner", "outer")
+"""Kinds of jobs; each has delays of its own."""
+
+_JOBS = 0x4A000000  # far from any number of a round, which the seed is folded with elsewhere
+
+
+class AbstractDelay(eqx.Module):
+    """Seconds that a client needs for its part of an exchange, apart from moving bytes."""
+
+    @abc.abstractmethod
+    def seconds(self, key: jax.Array, client: jax.Array) -> jax.Array:
+        """One draw for one client."""
+
+
+class NoDelay(AbstractDelay):
+    """Everything is instant."""
+
+    def seconds(self, key, client):
+        """Zero."""
+        return jnp.zeros(())
+
+
+class ConstantDelay(AbstractDelay):
+    """The same time for everyone."""
+
+    value: float
+
+    def __check_init__(self):
+        check.not_negative("ConstantDelay.value", self.value)
+
+    def seconds(self, key, client):
+        """The value."""
+        return jnp.asarray(self.value, float)
+
+
+class UniformDelay(AbstractDelay):
+    """Uniform between two times; the mean is halfway."""
+
+    low: float
+    high: float
+
+    def __check_init__(self):
+        check.not_negative("UniformDelay.low", self.low)
+        if not self.high > self.low:
+            raise ValueError(
+                f"UniformDelay.high must be above low, got low={self.low}, high={self.high}."
+            )
+
+    def seconds(self, key, client):
+        """One draw."""
+        return jax.random.uniform(key, (), minval=self.low, maxval=self.high)
+
+
+class LogNormalDelay(AbstractDelay):
+    """Log-normal with a given median; the mean is median * exp(sigma^2 / 2)."""
+
+    median: float
+    sigma: float = 1.0
+
+    def __check_init__(self):
+        check.positive("LogNormalDelay.median", self.median)
+        check.positive("LogNormalDelay.sigma", self.sigma)
+
+    def seconds(self, key, client):
+        """One draw."""
+        return self.median * jnp.exp(self.sigma * jax.random.normal(key, ()))
+
+
+class ParetoDelay(AbstractDelay):
+    """Pareto: never below ``least``, heavy-tailed; the mean is least * shape / (shape - 1)."""
+
+    least: float
+    shape: float = 2.0
+
+    def __check_init__(self):
+        check.positive("ParetoDelay.least", self.least)
+        if not self.shape > 1:
+            raise ValueError(
+                f"ParetoDelay.shape must be above 1, got {self.shape}: the mean would be infinite."
+            )
+
+    def seconds(self, key, client):
+        """One draw."""
+        return self.least * jnp.exp(jax.random.exponential(key, ()) / self.shape)
+
+
+class Stragglers(AbstractDelay):
+    """Some clients are slower than the others by a factor."""
+
+    delay: AbstractDelay
+    clients: tuple[int, ...] = eqx.field(converter=tuple, static=True)
+    factor: float = 5.0
+
+    def __check_init__(self):
+        check.positive("Stragglers.factor", self.factor)
+        for client in self.clients:
+            check.count("Stragglers.clients", client, least=0)
+
+    def seconds(self, key, client):
+        """A draw of the underlying delay, stretched for a straggler."""
+        slow = jnp.any(client == jnp.array(self.clients, jnp.int32))
+        return self.delay.seconds(key, client) * jnp.where(slow, self.factor, 1.0)
+
+
+class Clock(eqx.Module):
+    """The delay model, the clients' bandwidth and availability, and the seed of all delays.
+
+    Args:
+        delay: seconds per exchange and client, or per job.
+        bandwidth: bytes per second of every client, or one number per client; None is infinite.
+        seed: of the delays and the availability alone.
+        outer_delay: seconds of a job or an exchange of kind ``outer``, if not as all others.
+        availability: when clients start jobs; synchronous exchanges do not look at it.
+    """
+
+    delay: AbstractDelay = eqx.field(default_factory=NoDelay)
+    bandwidth: float | tuple[float, ...] | None = None
+    seed: int = eqx.field(static=True, default=0)
+    outer_delay: AbstractDelay | None = None
+    availability: AbstractAvailability = eqx.field(default_factory=AlwaysOn)
+
+    def __check_init__(self):
+        if isinstance(self.bandwidth, tuple):
+            for value in self.bandwidth:
+                check.positive("Clock.bandwidth", value)
+        elif self.bandwidth is not None:
+            check.positive("Clock.bandwidth", self.bandwidth)
+        check.count("Clock.seed", self.seed, least=0)
+
+    def check(self, n_clients: int) -> None:
+        """Raise unless the clock fits a population of this size."""
+        if isinstance(self.bandwidth, tuple) and len(self.bandwidth) != n_clients:
+            raise ValueError(
+                f"Clock.bandwidth has {len(self.bandwidth)} numbers for {n_clients} clients."
+            )
+        for delay in (self.delay, self.outer_delay):
+            if isinstance(delay, Stragglers) and max(delay.clients, default=0) >= n_clients:
+                raise ValueError(
+                    f"Stragglers.clients names client {max(delay.clients)}, "
+                    f"but there are {n_clients} clients (0 to {n_clients - 1})."
+                )
+        self.availability.check(n_clients)
+
+    def exchange_seconds(self, kind: str, round, exchange, clients, active, nbytes) -> jax.Array:
+        """How long an exchange lasts: its slowest active client.
+
+        Args:
+            kind: one of :data:`KINDS`.
+            round: number of the round.
+            exchange: number of the exchange within the round.
+            clients: ids of the cohort.
+            active: which of them take part.
+            nbytes: bytes that each of them receives and sends.
+        """
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), round), exchange)
+
+        def one(client):
+            return self._delay(kind).seconds(jax.random.fold_in(key, client), client)
+
+        seconds = jax.vmap(one)(clients) + self.transfer_seconds(clients, nbytes)
+        return jnp.max(jnp.where(active, seconds, 0.0))
+
+    def transfer_seconds(self, clients, nbytes) -> jax.Array:
+        """How long each of the clients takes to move its bytes."""
+        nbytes = nbytes.astype(float)
+        if self.bandwidth is None:
+            return jnp.zeros_like(nbytes)
+        bandwidth = jnp.asarray(self.bandwidth, nbytes.dtype)
+        return nbytes / (bandwidth[clients] if bandwidth.ndim else bandwidth)
+
+    def job(self, kind: str, client, number, now) -> tuple[jax.Array, jax.Array]:
+        """When a client that is to begin a job at time ``now`` begins it, and its delay.
+
+        Args:
+            kind: one of :data:`KINDS`.
+            client: whose job it is.
+            number: how many jobs of this kind the client has begun before.
+            now: seconds since the run began.
+        """
+        key = jax.random.fold_in(jax.random.key(self.seed), _JOBS + KINDS.index(kind))
+        key = jax.random.fold_in(jax.random.fold_in(key, client), number)
+        when, how_long = jax.random.split(key)
+        delay = self._delay(kind).seconds(how_long, client)
+        return self.availability.comes(when, client, now), delay
+
+    def _delay(self, kind: str) -> AbstractDelay:
+        if kind == "outer" and self.outer_delay is not None:
+            return self.outer_delay
+        return self.delay

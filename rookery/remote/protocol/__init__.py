@@ -1,0 +1,1 @@
+"""What crosses the wire: messages, plans of calls, the handshake."""

@@ -1,0 +1,188 @@
+"""A round rehearsed: which steps an algorithm asks of its clients, with which values.
+
+Before the first message both sides trace one round of the algorithm, without data moving. The list
+of calls that comes out is what makes messages small and safe. Both sides have it in the same order,
+so a message names a call by its number. A client runs the calls of its own algorithm and nothing
+else; settings given by keyword need not travel, since its own rehearsal has them; and either side
+knows the shapes and types to expect.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from rookery.clients.local_client import Client
+from rookery.clients.population import Population
+from rookery.engines.eager import check_step
+from rookery.engines.eager_poll import plain_values
+from rookery.program.aggregate import Mean
+from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.federation import (
+    AbstractFederation,
+    Cached,
+    Placed,
+    Step,
+    client_key,
+    common_cohort,
+)
+from rookery.program.memory import Memory, check_keep, check_recall
+from rookery.program.participation import Cohort
+from rookery.program.polling import (
+    InFlight,
+    PollResult,
+    check_ask,
+    check_poll,
+    check_result,
+    check_waiting,
+    received,
+)
+from rookery.remote.protocol.plan import (
+    Call,
+    Plan,
+    TracedSetting,
+    is_same,
+    loop,
+    step_name,
+    struct_of,
+)
+from rookery.types import Key, Tree
+
+
+def trace_round(
+    algorithm: AbstractAlgorithm, problem: Any, population: Population, state: Tree
+) -> Plan:
+    """The plan of an algorithm.
+
+    Args:
+        algorithm: with arrays for numbers.
+        problem: what it solves.
+        population: of which the shapes are used; a client has its own rows alone.
+        state: a state of the algorithm, or the shapes of one.
+    """
+    calls: list[Call] = []
+
+    def round(state, key, number):
+        fed = _TracingFederation(population, number, calls)
+        return algorithm.round(fed, problem, state, key)
+
+    jax.eval_shape(round, state, jax.random.key(0), jnp.int32(0))
+    return Plan(calls)
+
+
+class _TracingFederation(AbstractFederation):
+    """The words, traced on one client of a cohort; nothing is billed."""
+
+    def __init__(self, population: Population, round, calls: list[Call]):
+        weights = jnp.asarray(population.weights, float)
+        super().__init__(population.n_clients, weights, round, Mean())
+        self._population = population
+        self._calls = calls
+
+    def map(self, step: Step, *values: Placed, key: Key | None = None, **settings: Any) -> Placed:
+        """Trace the step on the first client, and note the call."""
+        cohort = common_cohort(step, values)
+        arguments = tuple(
+            jax.tree.map(lambda a: a[0], v.value) if v.is_stacked else v.value for v in values
+        )
+        reply = self._trace(step, arguments, key, settings)
+
+        def repeated(leaf):
+            return jnp.broadcast_to(leaf, (len(cohort), *jnp.shape(leaf)))
+
+        return Placed(cohort, jax.tree.map(repeated, reply), is_stacked=True)
+
+    def recall(self, cohort: Cohort, memory: Memory) -> Placed:
+        """A gather of rows."""
+        check_recall(cohort, memory, self.n_clients)
+        rows = jax.tree.map(lambda a: a[cohort.ids], memory.rows)
+        return Placed(cohort, rows, is_stacked=True)
+
+    def keep(self, memory: Memory, placed: Placed) -> Memory:
+        """The memory as it was; only shapes matter."""
+        rows, cohort = self._replies(placed)
+        check_recall(cohort, memory, self.n_clients)
+        check_keep(memory, rows)
+        return memory
+
+    def repeat(self, n, body, init):
+        """Once, whatever n is: every turn makes the same calls."""
+        turn = (self.round * 0).astype(jnp.int32)  # traced, as its value differs from turn to turn
+        return body(turn, init)
+
+    def poll(
+        self,
+        jobs: InFlight,
+        step: Step,
+        *values: Tree | Cached,
+        wait_for: Any,
+        key: Key,
+        staleness: Any = None,
+        at_once: int | None = None,
+        discount: Any = None,
+        **settings: Any,
+    ) -> PollResult:
+        """Trace the step on the first client; nobody else delivers anything."""
+        plain = plain_values(values)
+        check_poll(jobs, self.n_clients, plain, self.aggregate)
+        check_waiting(wait_for, staleness, self.n_clients)
+        reply = self._trace(step, received(plain, 0), key, settings)
+        check_result(jobs, jax.tree.map(lambda a: jnp.asarray(a)[None], reply))
+        polls = jobs.polls + 1
+        news = replace(jobs, polls=polls)
+        return PollResult(news, polls, self.weights[0], reply, reply, jobs.polls)
+
+    def ask(
+        self,
+        who: jax.Array,
+        step: Step,
+        *values: Tree | Cached,
+        key: Key,
+        at_once: int | None = None,
+        **settings: Any,
+    ) -> Tree:
+        """Trace the step on the first client; its reply is the mean."""
+        plain = plain_values(values)
+        check_ask(self.n_clients, plain, self.aggregate)
+        return self._trace(step, received(plain, 0), key, settings)
+
+    def _hold(self, shared: Cached, holders: jax.Array) -> None:
+        pass
+
+    def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
+        pass
+
+    def _send_to_newcomers(self, cohort: Cohort, shared: Cached) -> None:
+        pass
+
+    def _exchange(self, cohort: Cohort, nbytes: int) -> None:
+        pass
+
+    def _trace(self, step: Step, arguments: tuple, key: Key | None, settings: dict) -> Tree:
+        """The reply of one client; the call is noted."""
+        check_step(step, settings)
+        client = Client(self._population, jnp.int32(0), client_key(key, 0, None), loop)
+        reply = step(client, *arguments, **settings)
+        self._note(step, arguments, reply, settings, key is not None)
+        return reply
+
+    def _note(self, step, arguments, reply, settings, has_key) -> None:
+        leaves, structure = jax.tree.flatten(settings)
+        fixed = tuple(
+            TracedSetting(str(leaf.dtype), leaf.shape) if isinstance(leaf, Tracer) else leaf
+            for leaf in leaves
+        )
+        call = Call(
+            number=len(self._calls),
+            name=step_name(step),
+            step=step,
+            arguments=jax.tree.map(struct_of, arguments),
+            reply=jax.tree.map(struct_of, reply),
+            settings=fixed,
+            structure=structure,
+            has_key=has_key,
+        )
+        if not any(is_same(call, other) for other in self._calls):
+            self._calls.append(call)

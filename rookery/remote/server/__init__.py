@@ -1,0 +1,1 @@
+"""The server's side: words become requests, and replies become values."""

@@ -1,0 +1,1 @@
+"""How messages travel: threads, Ray actors, NVIDIA FLARE."""

@@ -1,0 +1,1 @@
+"""Clients as NVIDIA FLARE sites: parties with certificates."""

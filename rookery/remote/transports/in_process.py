@@ -1,0 +1,212 @@
+"""Clients as threads of this process: real messages, no network; for tests and for debugging."""
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+
+from rookery import check
+from rookery.engines.engine import Program
+from rookery.program.algorithm import AbstractAlgorithm
+from rookery.remote.client.worker import Worker
+from rookery.remote.protocol import wire
+from rookery.remote.protocol.plan import Plan
+from rookery.remote.transports.port import Failure, Port
+from rookery.types import Tree
+
+MakeWorker = Callable[[int, Program, AbstractAlgorithm, Tree, Plan], Worker]
+
+
+class Faults(eqx.Module):
+    """What goes wrong, drawn from a seed; probabilities are per message.
+
+    Args:
+        drop: a request or a reply vanishes.
+        duplicate: a reply comes twice.
+        reorder: a reply is held back until the client has sent its next one.
+        corrupt: some bytes of a request or a reply are changed.
+        delays: seconds by which clients answer late, by client.
+        crashes: by client, after how many requests its process is gone.
+        restarts: by client, after how many requests it forgets everything and goes on.
+        poison: clients whose replies hold NaN.
+        scale: by client, a factor on all that it replies.
+        seed: of all that is drawn.
+    """
+
+    drop: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    corrupt: float = 0.0
+    delays: Mapping[int, float] = eqx.field(default_factory=dict)
+    crashes: Mapping[int, int] = eqx.field(default_factory=dict)
+    restarts: Mapping[int, int] = eqx.field(default_factory=dict)
+    poison: tuple[int, ...] = eqx.field(converter=tuple, default=())
+    scale: Mapping[int, float] = eqx.field(default_factory=dict)
+    seed: int = 0
+
+    def __check_init__(self):
+        for name in ("drop", "duplicate", "reorder", "corrupt"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"Faults.{name} must be a probability below 1, got {getattr(self, name)}."
+                )
+        check.count("Faults.seed", self.seed, least=0)
+
+
+class InProcess(eqx.Module):
+    """A thread per client, with the wire format of all transports, and faults if asked for.
+
+    Args:
+        faults: what goes wrong; nothing if not given.
+        make_worker: makes a client; the server's own problem and algorithm with the client's rows
+            if not given.
+    """
+
+    faults: Faults = eqx.field(default_factory=Faults)
+    make_worker: MakeWorker | None = None
+
+    def open(self, program: Program, algorithm: AbstractAlgorithm, state: Tree, plan: Plan) -> Port:
+        """Start the threads."""
+        make = self.make_worker
+        if make is None:
+            program.population.check_rows("a client in this process")
+            make = own_worker
+
+        def worker(client: int) -> Worker:
+            return make(client, program, algorithm, state, plan)
+
+        return _Threads(program.population.n_clients, worker, self.faults)
+
+
+def own_worker(
+    client: int, program: Program, algorithm: AbstractAlgorithm, state: Tree, plan: Plan
+) -> Worker:
+    """A client that has what the server has, and its own rows alone."""
+    rows = program.population.only(client)
+    return Worker(client, program.problem, algorithm, rows, state, plan)
+
+
+class _Threads:
+    """The port of :class:`InProcess`."""
+
+    def __init__(self, n_clients: int, make: Callable[[int], Worker], faults: Faults):
+        self._outbox: queue.Queue = queue.Queue()
+        self._dead: dict[int, Failure] = {}
+        self._inboxes = {client: queue.Queue() for client in range(n_clients)}
+        self._threads = [
+            threading.Thread(
+                target=_life,
+                args=(client, make, inbox, self._outbox, faults),
+                daemon=True,
+            )
+            for client, inbox in self._inboxes.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def alive(self) -> frozenset[int]:
+        return frozenset(self._inboxes) - self._dead.keys()
+
+    def exchange(
+        self, step: str, messages: Iterable[tuple[int, bytes]], wait_for: float
+    ) -> Iterator[tuple[int, bytes | Failure]]:
+        until = time.monotonic() + wait_for
+        for client, message in messages:
+            if client in self._dead:
+                self._outbox.put((client, self._dead[client]))
+            else:
+                self._inboxes[client].put(message)
+        while True:
+            try:
+                client, arrival = self._outbox.get(timeout=max(until - time.monotonic(), 0))
+            except queue.Empty:
+                return
+            if isinstance(arrival, Failure):
+                self._dead[client] = arrival
+            yield client, arrival
+
+    def close(self) -> None:
+        for inbox in self._inboxes.values():
+            inbox.put(None)
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+
+def _life(
+    client: int,
+    make: Callable[[int], Worker],
+    inbox: queue.Queue,
+    outbox: queue.Queue,
+    faults: Faults,
+) -> None:
+    try:
+        _live(client, make, inbox, outbox, faults)
+    except Exception as error:  # nobody would hear of it, and wait
+        outbox.put((client, Failure(f"its process has ended: {type(error).__name__}: {error}")))
+
+
+def _live(
+    client: int,
+    make: Callable[[int], Worker],
+    inbox: queue.Queue,
+    outbox: queue.Queue,
+    faults: Faults,
+) -> None:
+    """A client's life: answer what comes, until it crashes or is let go."""
+    rng = random.Random(faults.seed * 1_000_003 + client)
+    worker, held = make(client), None
+    for count in range(1, 1 << 62):
+        request = inbox.get()
+        if request is None:
+            return
+        if count > faults.crashes.get(client, 1 << 62):
+            outbox.put((client, Failure("its process is gone")))
+            return
+        if faults.restarts.get(client) == count:
+            worker = make(client)
+        if rng.random() < faults.drop:
+            continue
+        reply = worker.answer(_damaged(request, rng, faults.corrupt))
+        reply = _damaged(_tampered(reply, client, faults), rng, faults.corrupt)
+        time.sleep(faults.delays.get(client, 0.0))
+        if rng.random() < faults.drop:
+            continue
+        if held is None and rng.random() < faults.reorder:
+            held = reply
+            continue
+        copies = 2 if rng.random() < faults.duplicate else 1
+        for one in [reply] * copies + ([held] if held is not None else []):
+            outbox.put((client, one))
+        held = None
+
+
+def _damaged(data: bytes, rng: random.Random, probability: float) -> bytes:
+    if rng.random() >= probability:
+        return data
+    damaged = bytearray(data)
+    for _ in range(3):
+        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+    return bytes(damaged)
+
+
+def _tampered(reply: bytes, client: int, faults: Faults) -> bytes:
+    """A reply whose form is right and whose numbers are not."""
+    if client not in faults.poison and client not in faults.scale:
+        return reply
+    message = wire.decode(reply)
+    factor = np.nan if client in faults.poison else faults.scale[client]
+
+    def changed(path: str, array: Any) -> Any:
+        is_number = path.startswith("give/") and np.issubdtype(array.dtype, np.floating)
+        return (array * factor).astype(array.dtype) if is_number else array
+
+    arrays = {path: changed(path, array) for path, array in message.arrays.items()}
+    again = wire.Message(
+        message.kind, message.name, message.client, message.slot, message.exchange, arrays
+    )
+    return wire.encode(again)

@@ -1,0 +1,1 @@
+"""Clients as Ray actors: one owner's machines."""

@@ -1,0 +1,130 @@
+"""Checkpoints: the state of a run as a safetensors file, complete or not there at all."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from rookery.program.ledger import Ledger
+from rookery.runner.history import replace_file
+from rookery.types import Tree
+
+KEPT = 2
+"""How many checkpoints stay on disk: should the newest be damaged, there is one before it."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run after ``round`` rounds, when its history had so many ``rows``."""
+
+    round: int
+    state: Tree
+    ledger: Ledger
+    rows: int = 0
+
+
+def save(directory: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint and remove those that are too old to be needed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    arrays, types = {}, {}
+    for name, leaf in _named_leaves(checkpoint.state):
+        arrays[name], types[name] = _to_plain(leaf)
+    note = {
+        "round": checkpoint.round,
+        "ledger": checkpoint.ledger.as_dict(),
+        "rows": checkpoint.rows,
+        "types": types,
+        "sha256": _digest(arrays),
+    }
+    content = safetensors.numpy.save(arrays, metadata={"rookery": json.dumps(note)})
+    path = directory / f"round-{checkpoint.round:09d}.safetensors"
+    replace_file(path, content)
+    for old in _files(directory)[:-KEPT]:
+        old.unlink()
+    return path
+
+
+def remove_after(directory: Path, round: int) -> None:
+    """Remove checkpoints of later rounds, which a run that goes on from here makes anew."""
+    for path in _files(directory):
+        if int(path.stem.removeprefix("round-")) > round:
+            path.unlink()
+
+
+def load_all(directory: Path, like: Tree) -> tuple[list[Checkpoint], list[str]]:
+    """All whole checkpoints, newest first, and a warning for each damaged one.
+
+    Args:
+        directory: where checkpoints lie.
+        like: a state of the expected structure.
+    """
+    found, warnings = [], []
+    for path in reversed(_files(directory)):
+        try:
+            found.append(_load(path, like))
+        except (safetensors.SafetensorError, ValueError, KeyError, OSError) as error:
+            warnings.append(f"{path} is damaged ({error}); it is passed over.")
+    return found, warnings
+
+
+def _load(path: Path, like: Tree) -> Checkpoint:
+    with safetensors.safe_open(path, framework="numpy") as file:
+        note = json.loads((file.metadata() or {})["rookery"])
+        arrays = {name: file.get_tensor(name) for name in file.keys()}
+    if _digest(arrays) != note["sha256"]:
+        raise ValueError("its content does not match its checksum")
+    expected = _named_leaves(like)
+    if set(arrays) != {name for name, _ in expected}:
+        raise ValueError(f"it holds {sorted(arrays)}, which is not this algorithm's state")
+    leaves = [_from_plain(arrays[name], note["types"][name]) for name, _ in expected]
+    for (name, want), got in zip(expected, leaves, strict=True):
+        if want.shape != got.shape or want.dtype != got.dtype:
+            raise ValueError(
+                f"{name} is {got.dtype}{list(got.shape)}, wanted {want.dtype}{list(want.shape)}"
+            )
+    state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return Checkpoint(note["round"], state, Ledger(**note["ledger"]), note["rows"])
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("round-*.safetensors"))
+
+
+def _named_leaves(tree: Tree) -> list[tuple[str, Any]]:
+    return [
+        (jax.tree_util.keystr(path) or "value", leaf)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    ]
+
+
+def _to_plain(leaf: Any) -> tuple[np.ndarray, str]:
+    """An array of a type that every reader knows, and the name of the type it had."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(leaf)), f"key<{jax.random.key_impl(leaf)}>"
+    array = np.asarray(leaf, order="C")
+    if array.dtype == jnp.bfloat16:
+        return array.view(np.uint16), "bfloat16"
+    return array, str(array.dtype)
+
+
+def _from_plain(array: np.ndarray, type_name: str) -> Any:
+    if type_name.startswith("key<"):
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=type_name[4:-1])
+    if type_name == "bfloat16":
+        return jnp.asarray(array.view(jnp.bfloat16))
+    return jnp.asarray(array)
+
+
+def _digest(arrays: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()

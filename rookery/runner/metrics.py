@@ -1,0 +1,145 @@
+"""What is measured between rounds. Evaluation is never billed: it belongs to the experimenter."""
+
+import abc
+from collections.abc import Callable, Mapping
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rookery.clients.local_client import Client
+from rookery.clients.population import Population
+from rookery.program.federation import Step
+from rookery.types import Key, Tree
+
+Metric = Callable[..., jax.Array]
+"""``metric(*solution, example)``: one number for one example; the mean is reported."""
+
+
+class AbstractEvaluation(eqx.Module):
+    """Gives named numbers for a solution."""
+
+    @abc.abstractmethod
+    def __call__(
+        self, solution: tuple[Tree, ...], population: Population, key: Key
+    ) -> dict[str, jax.Array]:
+        """The numbers; traced once, so only JAX operations may be used."""
+
+
+class OfSolution(AbstractEvaluation):
+    """Numbers that follow from the solution alone, such as its distance to a known one.
+
+    Args:
+        fn: takes the problem's variables, gives a dictionary of numbers.
+    """
+
+    fn: Callable[..., Mapping[str, jax.Array]]
+
+    def __call__(self, solution, population, key):
+        """What ``fn`` gives."""
+        return dict(self.fn(*solution))
+
+
+class OnServer(AbstractEvaluation):
+    """Means over examples that the server holds, such as a test set.
+
+    Args:
+        metrics: by name, ``metric(*solution, example)``.
+        data: pytree of arrays whose first axis counts the examples.
+    """
+
+    metrics: Mapping[str, Metric]
+    data: Tree
+
+    def __call__(self, solution, population, key):
+        """One mean per metric."""
+
+        def one(example):
+            return {name: metric(*solution, example) for name, metric in self.metrics.items()}
+
+        each = lax.map(one, self.data, batch_size=_at_once(self.data))
+        return {name: jnp.mean(values) for name, values in each.items()}
+
+
+class OnClients(AbstractEvaluation):
+    """Every client's mean over its own examples; of these the average, the worst and the spread.
+
+    All clients count the same, whatever their weights. Of each metric ``name`` there are
+    ``name/mean``, ``name/variance``, ``name/worst``, and ``name/worst10``, the mean of the worst
+    tenth of the clients, of one at least.
+
+    Args:
+        scores: metrics of which more is better; the worst client has the smallest.
+        losses: metrics of which less is better; the worst client has the largest.
+        split: which part of the clients' data is used.
+        adapt: a client step ``adapt(client, *solution)`` that returns a solution adapted to the
+            client; metrics are taken after it.
+        label: put before the names, to tell two evaluations of one metric apart.
+    """
+
+    scores: Mapping[str, Metric] = eqx.field(default_factory=dict)
+    losses: Mapping[str, Metric] = eqx.field(default_factory=dict)
+    split: str = eqx.field(static=True, default="test")
+    adapt: Step | None = None
+    label: str = eqx.field(static=True, default="")
+
+    def __check_init__(self):
+        if twice := sorted(set(self.scores) & set(self.losses)):
+            raise ValueError(
+                f"{', '.join(twice)} cannot be a score and a loss: is more of it better, or less?"
+            )
+
+    def __call__(self, solution, population, key):
+        """Four numbers for every metric."""
+        population.check_rows("OnClients")
+        metrics = {**self.scores, **self.losses}
+
+        def of_client(id):
+            client = Client(population, id, jax.random.fold_in(key, id), _loop)
+            own = solution if self.adapt is None else self.adapt(client, *solution)
+            sample = client.draw(self.split, None, client.key)
+
+            def block(rows, weights):
+                values = jax.vmap(lambda row: {n: m(*own, row) for n, m in metrics.items()})(rows)
+                return {n: jnp.dot(weights, v.astype(weights.dtype)) for n, v in values.items()}
+
+            return sample.average(block)
+
+        each = lax.map(of_client, jnp.arange(population.n_clients, dtype=jnp.int32))
+        out = {}
+        for name, values in each.items():
+            worst_first = jnp.sort(values, descending=name not in self.scores)
+            tenth = max(1, population.n_clients // 10)
+            out[f"{self.label}{name}/mean"] = jnp.mean(values)
+            out[f"{self.label}{name}/worst"] = worst_first[0]
+            out[f"{self.label}{name}/worst10"] = jnp.mean(worst_first[:tenth])
+            out[f"{self.label}{name}/variance"] = jnp.var(values)
+        return out
+
+
+@eqx.filter_jit
+def evaluate_all(evaluations, solutions, population, keys) -> dict[str, jax.Array]:
+    """The numbers of all evaluations for stacked solutions, one after another."""
+
+    def one(lane):
+        solution, key = lane
+        numbers: dict[str, jax.Array] = {}
+        for evaluation in evaluations:
+            new = evaluation(solution, population, key)
+            if twice := set(numbers) & set(new):
+                raise ValueError(
+                    f"two evaluations give {sorted(twice)}; set label= on one of them."
+                )
+            numbers.update(new)
+        return numbers
+
+    return lax.map(one, (solutions, keys))
+
+
+def _loop(n, body, init):
+    return lax.fori_loop(0, n, body, init)
+
+
+def _at_once(data: Tree) -> int:
+    return min(1024, jax.tree.leaves(data)[0].shape[0])

@@ -1,0 +1,222 @@
+"""InFlight as messages: those of the simulation in virtual time, and the first to come in real time."""
+
+import functools
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from world import LONG, PEOPLE, ZOO, reasons
+
+import rookery as rk
+from rookery.engines.engine import Program, Stopped
+from rookery.program.algorithm import first_state, numbers_to_arrays
+from rookery.remote import Faults, InProcess, Policy, Remote, Worker
+from rookery.remote.engine import RemoteRunner
+from rookery.remote.protocol.tracing import trace_round
+
+CLOCK = rk.delays.Clock(rk.delays.LogNormalDelay(0.1), bandwidth=1e4, seed=3)
+KEY = jax.random.key(4)
+MOST = Policy(wait_for=20.0, back_off=0.01, min_replies=0.5)
+
+
+class State(NamedTuple):
+    """The iterate, the mean of latest gradients, the jobs, and what was seen of them."""
+
+    w: Any
+    g: Any
+    jobs: rk.program.InFlight
+    arrivals: Any
+    stalest: Any
+
+
+class Anarchic(rk.AbstractAlgorithm):
+    """A step along the mean of all clients' latest gradients, whenever some have come."""
+
+    wait_for: int = 2
+    staleness: int | None = None
+
+    def check(self, problem, n_clients):
+        """Anything goes."""
+
+    def init(self, problem, w):
+        """Nothing has come yet."""
+        g, none = jnp.zeros_like(w), jnp.zeros((), jnp.int32)
+        return State(w, g, rk.program.InFlight.of("inner", (w,), g), none, none)
+
+    def round(self, fed, problem, state, key):
+        """One poll."""
+        news = fed.poll(
+            state.jobs, slope, state.w, key=key, problem=problem,
+            wait_for=self.wait_for, staleness=self.staleness,
+        )  # fmt: skip
+        g = state.g + news.change
+        stalest = jnp.maximum(state.stalest, news.stalest)
+        return State(state.w - 0.1 * g, g, news.jobs, news.arrivals, stalest)
+
+    def solution(self, state):
+        """The iterate."""
+        return (state.w,)
+
+
+def slope(client, w, *, problem):
+    return problem.gradient(w, client.draw("train", 2, client.key))
+
+
+@functools.cache
+def plan(algorithm):
+    state = first_state(algorithm, ZOO.problem, PEOPLE.n_clients, ZOO.start)
+    return trace_round(numbers_to_arrays(algorithm), ZOO.problem, PEOPLE, state)
+
+
+def warm_worker(client, program, algorithm, state, _):
+    """A client with a plan of all tests, so that nothing is compiled while others wait."""
+    rows = program.population.only(client)
+    return Worker(client, ZOO.problem, algorithm, rows, state, plan(Anarchic()))
+
+
+def go(algorithm, rounds, faults=None, policy=None, in_real_time=True, **settings):
+    engine = Remote(InProcess(faults or Faults(), warm_worker), policy or MOST, in_real_time)
+    began = time.monotonic()
+    result = rk.run(
+        algorithm, ZOO.problem, PEOPLE, ZOO.start, rounds=rounds, engine=engine, clock=CLOCK,
+        **settings,
+    )  # fmt: skip
+    assert time.monotonic() - began < LONG
+    return result
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warm():
+    """Compile the step of all tests."""
+    go(Anarchic(), 1, policy=Policy(wait_for=120.0), in_real_time=False)
+
+
+def same(a, b):
+    jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, 1e-12, 1e-12), a, b)
+
+
+def test_a_run_that_is_resumed_in_mid_flight_sends_the_jobs_again():
+    algorithm = Anarchic(staleness=3)
+    program = Program(ZOO.problem, PEOPLE, CLOCK, rk.aggregate.Mean())
+    state = first_state(algorithm, ZOO.problem, PEOPLE.n_clients, ZOO.start)
+    (want,) = rk.Compiled().prepare(program, [algorithm]).advance([state], [KEY], 0, [6])
+    ledgers, carried, is_idle = [], [], []
+    for first in (0, 2, 4):
+        runner = Remote(InProcess(make_worker=warm_worker)).prepare(program, [algorithm])
+        assert isinstance(runner, RemoteRunner)
+        (progress,) = runner.advance([state], [KEY], first, [2])
+        state = progress.state
+        ledgers += progress.ledgers
+        carried.append(runner.session.bytes_down)
+        is_idle.append(bool(state.jobs.is_idle.all()))
+        runner.close()
+    same(state, want.state)
+    assert is_idle == [False] * 3  # there was something in flight at every cut
+    assert sum(carried) == sum(ledger.bytes_down for ledger in want.ledgers)
+    for got, wanted in zip(ledgers, want.ledgers, strict=True):
+        assert got.values()[:-1] == wanted.values()[:-1]
+        assert got.seconds == pytest.approx(wanted.seconds, rel=1e-12)
+
+
+def test_what_can_be_mended_changes_no_number_of_a_simulation():
+    clean = go(Anarchic(), 8, in_real_time=False)
+    assert clean.events == ()
+    patient = Policy(wait_for=0.5, back_off=0.0, retries=60)
+    restarts = Faults(restarts=dict.fromkeys(range(5), 3))
+    for faults in (Faults(drop=0.2), restarts, Faults(corrupt=0.2)):
+        result = go(Anarchic(), 8, faults, patient, in_real_time=False)
+        same(result.state, clean.state)
+        assert result.ledger.values()[:-1] == clean.ledger.values()[:-1]
+        assert result.events
+
+
+def test_a_crash_in_a_simulation_is_noted_and_the_others_go_on():
+    result = go(Anarchic(), 6, Faults(crashes={2: 2}), in_real_time=False)
+    assert "client 2: its process is gone" in reasons(result)
+    assert result.status == "finished"
+    with pytest.raises(Stopped, match="clients answered"):
+        strict = Policy(wait_for=5.0, retries=1, back_off=0.01)
+        go(Anarchic(5), 6, Faults(crashes={2: 2}), strict, in_real_time=False)
+
+
+def test_a_client_a_hundred_times_slower_holds_nobody_up():
+    fast, slow = 0.03, 3.0
+    delays = dict.fromkeys(range(5), fast) | {1: slow}
+    began = time.monotonic()
+    result = go(Anarchic(), 20, Faults(delays=delays))
+    took = time.monotonic() - began  # the ledger does not count the time between rounds
+    assert result.events == ()
+    jobs = result.state.jobs
+    assert result.ledger.seconds < 20 * slow / 2
+    assert int(jobs.begun[1]) <= 1 + took / slow
+    assert all(int(jobs.begun[i]) >= 5 for i in (0, 2, 3, 4))
+
+
+def test_seconds_of_the_ledger_are_real():
+    began = time.monotonic()
+    result = go(Anarchic(), 4, Faults(delays=dict.fromkeys(range(5), 0.2)))
+    assert 0.4 <= result.ledger.seconds <= time.monotonic() - began
+
+
+def test_the_bound_on_staleness_is_kept():
+    delays = dict.fromkeys(range(5), 0.01) | {1: 1.0}
+    result = go(Anarchic(staleness=3), 12, Faults(delays=delays))
+    assert 1 <= int(result.state.stalest) <= 3
+    assert int(result.state.jobs.begun[1]) >= 3  # it was waited for, more than once
+
+
+def test_who_is_silent_for_too_long_is_noted_and_given_another_job():
+    policy = Policy(wait_for=0.8, back_off=0.01, min_replies=0.5)
+    result = go(Anarchic(staleness=2), 8, Faults(delays={1: 1.5}), policy)
+    assert result.status == "finished"
+    assert "client 1: no reply within 0.8 s" in reasons(result)
+    assert int(result.state.jobs.begun[1]) >= 2
+    assert int(result.state.stalest) <= 2
+
+
+@pytest.mark.parametrize("said", ["its process is gone", "NaN or infinity"])
+def test_who_fails_is_left_out_and_named(said):
+    faults = Faults(crashes={2: 2}) if "gone" in said else Faults(poison=(2,))
+    result = go(Anarchic(), 8, faults)
+    assert result.status == "finished"
+    assert {event.client for event in result.events} == {2}
+    assert said in reasons(result)
+
+
+def test_who_was_started_anew_is_given_its_job_again():
+    result = go(Anarchic(5, staleness=0), 5, Faults(restarts=dict.fromkeys(range(5), 3)))
+    assert "no agreement with this server" in reasons(result)
+    assert result.state.jobs.has_arrived.all() and int(result.state.arrivals) == 5
+
+
+def test_too_few_results_stop_a_run_in_real_time_and_it_goes_on(tmp_path):
+    strict = Policy(wait_for=2.0, retries=1, back_off=0.01)
+    settings = {"directory": tmp_path, "checkpoint_every": 1}
+    with pytest.raises(Stopped, match="results came, 2 are needed"):
+        go(Anarchic(), 8, Faults(crashes=dict.fromkeys(range(5), 4)), strict, **settings)
+    assert (tmp_path / "events.jsonl").read_text().count("given again")
+    result = go(Anarchic(), 8, policy=strict, **settings)
+    assert (result.status, result.rounds) == ("finished", 8)
+
+
+def test_when_all_results_are_nan_the_run_has_diverged():
+    result = go(Anarchic(), 3, Faults(poison=(0, 1, 2, 3, 4)))
+    assert (result.status, result.rounds) == ("diverged", 1)
+
+
+def test_one_nan_result_is_no_divergence_when_the_others_are_gone():
+    faults = Faults(poison=(2,), crashes=dict.fromkeys((0, 1, 3, 4), 1))
+    with pytest.raises(Stopped, match="0 of 5 results came, 1 are needed"):
+        go(Anarchic(), 3, faults, Policy(wait_for=20.0, min_replies=0.5, retries=0))
+
+
+def test_a_late_result_of_a_job_is_as_good():
+    # were jobs given anew, clients would work on old ones for ever
+    delays = Faults(delays=dict.fromkeys(range(5), 1.2))
+    policy = Policy(wait_for=0.8, back_off=0.0, retries=8)
+    result = go(Anarchic(5, staleness=0), 1, delays, policy)
+    assert "no reply within 0.8 s" in reasons(result)
+    assert int(result.state.arrivals) == 5

@@ -1,0 +1,68 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rookery as rk
+
+DATA = np.array([1.0, 3.0, 10.0, 20.0, 0.0])
+POPULATION = rk.Population.from_parts(
+    DATA, {"train": [np.array([0])] * 2, "test": [np.array([0, 1]), np.array([2, 3, 4])]}
+)
+
+
+def scaled(x, y, row):
+    return x * row
+
+
+def step_towards_data(client, x, y):
+    sample = client.draw("train", None, client.key)
+    return x + sample.average(lambda rows, w: jnp.dot(w, rows)), y
+
+
+def measure(evaluation):
+    numbers = evaluation((jnp.asarray(2.0), jnp.asarray(0.0)), POPULATION, jax.random.key(0))
+    return {name: float(value) for name, value in numbers.items()}
+
+
+def test_server_data_is_averaged():
+    assert measure(rk.metrics.OnServer({"m": scaled}, DATA)) == {
+        "m": pytest.approx(2 * DATA.mean())
+    }
+
+
+def test_clients_are_averaged_each_on_its_own_rows():
+    got = measure(rk.metrics.OnClients(scores={"s": scaled}, losses={"l": scaled}))
+    assert got == pytest.approx({
+        "s/mean": 12, "s/worst": 4, "s/worst10": 4, "s/variance": 64,
+        "l/mean": 12, "l/worst": 20, "l/worst10": 20, "l/variance": 64,
+    })  # fmt: skip
+
+
+def test_the_worst_tenth_of_the_clients():
+    data = np.random.default_rng(0).permutation(np.arange(35.0))
+    clients = rk.Population.from_parts(data, {"test": [np.array([i]) for i in range(35)]})
+    evaluation = rk.metrics.OnClients(scores={"s": scaled}, losses={"l": scaled})
+    got = evaluation((jnp.asarray(1.0), jnp.asarray(0.0)), clients, jax.random.key(0))
+    assert float(got["s/worst10"]) == pytest.approx(np.mean([0, 1, 2]))
+    assert float(got["l/worst10"]) == pytest.approx(np.mean([34, 33, 32]))
+    assert float(got["s/variance"]) == pytest.approx(np.var(data))
+
+
+def test_metrics_after_adaptation():
+    evaluation = rk.metrics.OnClients(
+        scores={"s": scaled}, adapt=step_towards_data, label="adapted "
+    )
+    got = measure(evaluation)
+    assert (got["adapted s/mean"], got["adapted s/worst"]) == pytest.approx((18, 6))
+    assert len(got) == 4
+
+
+def test_two_evaluations_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="s cannot be a score and a loss"):
+        rk.metrics.OnClients(scores={"s": scaled}, losses={"s": scaled})
+    zoo = rk.zoo.scalar_bilevel()
+    same = rk.metrics.OfSolution(lambda x, y: {"m": x[0]})
+    with pytest.raises(ValueError, match="two evaluations give"):
+        rk.run(rk.FedNest(0.1, 0.1), zoo.problem, rk.Population.stacked(zoo.data), zoo.start,
+               rounds=1, evaluate=[same, same])  # fmt: skip

@@ -1,0 +1,131 @@
+"""Side by side gives what one after another gives."""
+
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery.engines import compiled
+from rookery.engines.traced import many_rounds
+from rookery.runner.sweep import structure
+
+
+def jobs_and_zoo(dtype=np.float64, directory=None):
+    zoo = rk.zoo.quadratic_bilevel(n_clients=4, rows=3, noise=0.2, dtype=dtype)
+    jobs = [
+        rk.Run(
+            rk.FedNest(outer_lr=lr, inner_lr=0.1, ihgp=ihgp(3, 5.0), clients=2, batch_size=2),
+            zoo.start,
+            seed,
+            None if directory is None else directory / f"{ihgp.__name__}-{lr}-{seed}",
+        )
+        for ihgp in (rk.parts.FedIHGP, rk.parts.FedIHGPSum)
+        for lr in (0.02, 0.05)
+        for seed in (0, 1, 2)
+    ]
+    return jobs, zoo
+
+
+def size(x, y):
+    return {"size": (x @ x) ** 0.5}
+
+
+def go(jobs, zoo, **kwargs):
+    kwargs = {"rounds": 7, "evaluate": [rk.metrics.OfSolution(size)], "evaluate_every": 3, **kwargs}
+    return rk.sweep(jobs, zoo.problem, rk.Population.stacked(zoo.data), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(np.float64, 1e-12), pytest.param(np.float32, 1e-6, marks=pytest.mark.slow)],
+)
+def test_a_sweep_equals_its_single_runs_and_compiles_once_per_structure(
+    monkeypatch, dtype, tolerance
+):
+    jobs, zoo = jobs_and_zoo(dtype)
+    assert len({str(structure(job.algorithm, job.start)) for job in jobs}) == 2
+    traced = []
+    monkeypatch.setattr(compiled, "many_rounds", lambda *a: (traced.append(1), many_rounds(*a))[1])
+    together = go(jobs, zoo)
+    assert len(traced) == 2  # twelve runs, two programs
+    for job, result in zip(jobs, together, strict=True):
+        (alone,) = go([job], zoo)
+        np.testing.assert_allclose(
+            result.history["size"], alone.history["size"], rtol=tolerance, atol=tolerance
+        )
+        assert result.ledger == alone.ledger
+        assert result.history["round"].tolist() == [0, 3, 6, 7]
+
+
+@pytest.mark.slow
+def test_few_lanes_give_the_same_with_one_program_for_all_batches():
+    jobs, zoo = jobs_and_zoo()
+    together = go(jobs[:5], zoo)
+    before = compiled.programs_compiled()
+    in_turn = go(jobs[:5], zoo, lanes=3)  # three, and two with a filler
+    assert compiled.programs_compiled() - before == 1
+    for a, b in zip(together, in_turn, strict=True):
+        np.testing.assert_allclose(a.history["size"], b.history["size"], rtol=1e-12)
+        assert a.ledger == b.ledger
+
+
+def test_one_lane_that_diverges_leaves_the_others_alone():
+    jobs, zoo = jobs_and_zoo()
+    wild = rk.Run(
+        rk.FedNest(
+            outer_lr=1e200, inner_lr=0.1, ihgp=rk.parts.FedIHGPSum(3, 5.0), clients=2, batch_size=2
+        ),
+        zoo.start,
+    )
+    results = go([wild, jobs[6], jobs[7]], zoo)
+    assert [r.status for r in results] == ["diverged", "finished", "finished"]
+    assert results[0].rounds < 7
+    np.testing.assert_allclose(
+        results[1].history["size"], go([jobs[6]], zoo)[0].history["size"], rtol=1e-12
+    )
+
+
+def test_an_interrupted_sweep_goes_on_from_the_round_that_all_lanes_have(tmp_path):
+    jobs, zoo = jobs_and_zoo(directory=tmp_path)
+    jobs = jobs[:3]
+    whole = [r.history.rows for r in go(jobs, zoo, rounds=9)]
+    # as if the kill had come while the last checkpoints were being written
+    (tmp_path / "FedIHGP-0.02-1" / "checkpoints" / "round-000000009.safetensors").unlink()
+    assert [r.history.rows for r in go(jobs, zoo, rounds=9)] == whole
+
+
+def test_a_run_ends_at_the_last_measurement_within_its_seconds(tmp_path):
+    zoo = rk.zoo.quadratic_bilevel(n_clients=4)
+    clock = rk.delays.Clock(rk.delays.LogNormalDelay(1.0), seed=3)
+    ihgp = rk.parts.FedIHGP(6, 5.0)  # of random length, so that lanes differ in their seconds
+
+    def job(seed, directory=None):
+        return rk.Run(rk.FedNest(0.05, 0.1, ihgp=ihgp), zoo.start, seed, directory)
+
+    def run(seeds, seconds, **kwargs):
+        jobs = [job(seed, kwargs.pop(f"directory{seed}", None)) for seed in seeds]
+        settings = {"rounds": 40, "evaluate_every": 1, "clock": clock, "seconds": seconds}
+        return go(jobs, zoo, **settings, **kwargs)
+
+    whole = run([0, 1], None)
+    cut = run([0, 1], 290.0)
+    assert [r.rounds for r in whole] == [40, 40]
+    assert cut[0].rounds != cut[1].rounds
+    for long, short in zip(whole, cut, strict=True):
+        seconds = long.history["seconds"]
+        n = int(np.argmax(seconds > 290.0))
+        assert seconds[n - 1] <= 290.0 < seconds[n]
+        assert short.status == "finished"
+        assert short.rounds == short.history["round"][-1] == long.history["round"][n - 1]
+        assert [*short.history] == [*long.history][:n]
+        assert short.ledger.seconds == short.history["seconds"][-1]
+    # it is over when it is opened again, and goes on if it may take longer
+    there = {"directory0": tmp_path / "run"}
+    for seconds, wanted in ((290.0, cut[0]), (290.0, cut[0]), (None, whole[0])):
+        (again,) = run([0], seconds, **there)
+        assert again.rounds == wanted.rounds
+        assert again.history["round"].tolist() == wanted.history["round"].tolist()
+        assert again.ledger.seconds == pytest.approx(wanted.ledger.seconds)
+    with pytest.raises(ValueError, match="has gone on for longer than the 290"):
+        run([0], 290.0, **there)
+    with pytest.raises(ValueError, match="seconds must be a finite number above 0, got 0"):
+        run([0], 0)
