@@ -25,7 +25,7 @@ ALGORITHM = rk.FedNest(
     outer_lr=0.01,
     inner_lr=0.01,
     inner_steps=LOCAL_STEPS,
-    ihgp=rk.parts.FedIHGPSum(HOPS, lipschitz=20.0),
+    ihgp=rk.parts.FedIHGPSum(terms=HOPS, lipschitz=20.0),
     clients=COHORT,
     batch_size=BATCH,
 )
@@ -163,7 +163,7 @@ def bench_seeds() -> None:
         outer_lr=0.02,
         inner_lr=0.05,
         inner_steps=5,
-        ihgp=rk.parts.FedIHGPSum(5, 5.0),
+        ihgp=rk.parts.FedIHGPSum(terms=5, lipschitz=5.0),
         clients=10,
         batch_size=2,
     )

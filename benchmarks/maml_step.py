@@ -49,7 +49,9 @@ def convolution_loss(w, example):
 
 def step_seconds(loss, local_steps: int, repeats: int) -> tuple[float, float]:
     """CPU seconds of one local step of one client, and the seconds of compiling."""
-    algorithm = rk.ComFedL(0.01, local_steps, batch_size=BATCH, outer_batch_size=BATCH)
+    algorithm = rk.ComFedL(
+        lr=0.01, local_steps=local_steps, batch_size=BATCH, outer_batch_size=BATCH
+    )
     rng = np.random.default_rng(0)
     start = models.cnn_init(rng, (SIDE, SIDE, CHANNELS), WIDTHS, CLASSES)
     problem, people = rk.Meta(loss, 0.05), population()

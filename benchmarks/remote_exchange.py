@@ -188,7 +188,11 @@ class _Inline:
 def fednest() -> None:
     zoo = rk.zoo.quadratic_bilevel(n_clients=CLIENTS, x_size=20, y_size=20, rows=50, noise=0.1)
     algorithm = rk.FedNest(
-        0.01, 0.05, inner_steps=5, ihgp=rk.parts.FedIHGPSum(5, 5.0), batch_size=8
+        outer_lr=0.01,
+        inner_lr=0.05,
+        inner_steps=5,
+        ihgp=rk.parts.FedIHGPSum(terms=5, lipschitz=5.0),
+        batch_size=8,
     )
     people = rk.Population.stacked(zoo.data)
     program = Program(zoo.problem, people, rk.delays.Clock(), rk.aggregate.Mean())

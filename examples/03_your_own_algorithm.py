@@ -52,7 +52,7 @@ def own_hypergradient(client, x, y, *, problem, me):
 
 
 zoo = rk.zoo.quadratic_bilevel(n_clients=6)
-nested = rk.FedNest(outer_lr=0.1, inner_lr=0.2, ihgp=rk.parts.FedIHGPSum(40, 4.0))
+nested = rk.FedNest(outer_lr=0.1, inner_lr=0.2, ihgp=rk.parts.FedIHGPSum(terms=40, lipschitz=4.0))
 for algorithm in (LocalHypergradient(outer_lr=0.1), nested):
     people = rk.Population.stacked(zoo.data)
     result = rk.run(algorithm, zoo.problem, people, zoo.start, rounds=400)

@@ -58,7 +58,7 @@ def test_a_file_builds_the_objects_of_the_python_api(tmp_path):
         outer_lr=0.01,
         inner_lr=0.02,
         inner_steps=(1, 2, 3, 1, 2),
-        ihgp=rk.parts.FedIHGP(4, power),
+        ihgp=rk.parts.FedIHGP(terms=4, lipschitz=power),
         clients=rk.participation.WithReplacement(4),
     )
     assert curve.clock == rk.delays.Clock(rk.delays.Stragglers(rk.delays.LogNormalDelay(0.1), (1,)))
@@ -84,9 +84,11 @@ algorithm = { ihgp = { terms = 9 } }
     experiment = config.load(write(tmp_path, text))
     total, iid, fast = experiment.curves
     summed, _, longer = algorithms(experiment)
-    assert summed.ihgp == rk.parts.FedIHGPSum(2)  # another name: nothing of the old table stays
+    assert summed.ihgp == rk.parts.FedIHGPSum(
+        terms=2
+    )  # another name: nothing of the old table stays
     assert iid.tables["partition"] == {"name": "iid", "clients": 5}
-    assert longer.ihgp == rk.parts.FedIHGP(9, rk.parts.PowerIteration(every=3))
+    assert longer.ihgp == rk.parts.FedIHGP(terms=9, lipschitz=rk.parts.PowerIteration(every=3))
     assert total.needs() == fast.needs() != iid.needs()
 
 

@@ -57,14 +57,18 @@ def problem(n_clients: int, heterogeneity: float = 0.0):
 
 def afbo(alpha: float, beta: float, **changes):
     """Half of the clients are waited for; five inner steps of the server in a round."""
-    settings = {"inner_rounds": 5, "aphe": rk.parts.APHESum(TERMS, CONDITION), "batch_size": 1}
-    return rk.AFBO(alpha, beta, **(settings | changes))
+    settings = {
+        "inner_rounds": 5,
+        "aphe": rk.parts.APHESum(terms=TERMS, lipschitz=CONDITION),
+        "batch_size": 1,
+    }
+    return rk.AFBO(outer_lr=alpha, inner_lr=beta, **(settings | changes))
 
 
 def fednest(alpha: float, beta: float):
     """Everyone is waited for in every exchange."""
-    ihgp = rk.parts.FedIHGPSum(TERMS, lipschitz=CONDITION)
-    return rk.FedNest(alpha, beta, 5, ihgp=ihgp, batch_size=1)
+    ihgp = rk.parts.FedIHGPSum(terms=TERMS, lipschitz=CONDITION)
+    return rk.FedNest(outer_lr=alpha, inner_lr=beta, inner_rounds=5, ihgp=ihgp, batch_size=1)
 
 
 def main() -> None:

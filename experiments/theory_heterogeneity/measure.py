@@ -36,13 +36,15 @@ CONDITION, TERMS = 5.0, 20  # the series is then within 1 % of the inverse
 
 def fedmsa(alpha, beta, K):
     """The theorem's: everyone gives the direction, one client walks along it."""
-    return rk.FedMSA(alpha, beta, local_steps=K, clients=1)
+    return rk.FedMSA(outer_lr=alpha, inner_lr=beta, local_steps=K, clients=1)
 
 
 def fednest(alpha, beta, K):
     """Local steps in both levels, everyone in every exchange, nothing random."""
-    ihgp = rk.parts.FedIHGPSum(TERMS, lipschitz=CONDITION)
-    return rk.FedNest(alpha, beta, 1, inner_steps=K, outer_steps=K, ihgp=ihgp)
+    ihgp = rk.parts.FedIHGPSum(terms=TERMS, lipschitz=CONDITION)
+    return rk.FedNest(
+        outer_lr=alpha, inner_lr=beta, inner_rounds=1, inner_steps=K, outer_steps=K, ihgp=ihgp
+    )
 
 
 def fedmbo(alpha, beta, K):
@@ -50,7 +52,12 @@ def fedmbo(alpha, beta, K):
 
     A hop is one client's, whose Hessian may be twice the mean one: twice L, and twice the terms.
     """
-    return rk.FedMBO(alpha, beta, K, rk.parts.PHESum(2 * TERMS, lipschitz=2 * CONDITION))
+    return rk.FedMBO(
+        outer_lr=alpha,
+        inner_lr=beta,
+        inner_rounds=K,
+        hypergradient=rk.parts.PHESum(terms=2 * TERMS, lipschitz=2 * CONDITION),
+    )
 
 
 ALGORITHMS = {"FedMSA": fedmsa, "FedNest": fednest, "FedMBO": fedmbo}

@@ -58,10 +58,10 @@ def main() -> None:
 
     chains = rk.participation.WithReplacement(64)
     estimators = {
-        "FedIHGP": (lambda n: rk.parts.FedIHGP(n, L), 64 * DRAWS),
-        "FedIHGPSum": (lambda n: rk.parts.FedIHGPSum(n, L), 1),
-        "PHE": (lambda n: rk.parts.PHE(n, L, chains), DRAWS),
-        "PHESum": (lambda n: rk.parts.PHESum(n, L, chains), DRAWS),
+        "FedIHGP": (lambda n: rk.parts.FedIHGP(terms=n, lipschitz=L), 64 * DRAWS),
+        "FedIHGPSum": (lambda n: rk.parts.FedIHGPSum(terms=n, lipschitz=L), 1),
+        "PHE": (lambda n: rk.parts.PHE(terms=n, lipschitz=L, chains=chains), DRAWS),
+        "PHESum": (lambda n: rk.parts.PHESum(terms=n, lipschitz=L, chains=chains), DRAWS),
     }
     found = {
         name: [bias(make(n), draws) for n in LENGTHS] for name, (make, draws) in estimators.items()

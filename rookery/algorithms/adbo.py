@@ -40,6 +40,7 @@ cuts with λ > 0 the one with the smallest λ makes room; c_1 and c_2 do not fal
 has K = 1, whose h is far from zero at the solution where clients differ.
 """
 
+from dataclasses import KW_ONLY
 from typing import NamedTuple
 
 import equinox as eqx
@@ -96,6 +97,7 @@ class ADBO(AbstractAlgorithm):
         batch_size: rows per evaluation on a client; None is all.
     """
 
+    _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number)
     inner_lr: float = eqx.field(converter=local.number)
     server_outer_step: float | None = eqx.field(converter=local.number, default=None)
@@ -221,6 +223,7 @@ class SDBO(AbstractAlgorithm):
         batch_size: rows per evaluation on a client; None is all.
     """
 
+    _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number)
     inner_lr: float = eqx.field(converter=local.number)
     server_outer_step: float | None = eqx.field(converter=local.number, default=None)

@@ -25,6 +25,7 @@ y is the newest in the outer step; before its first steps the server waits for e
 there is something of each client to average.
 """
 
+from dataclasses import KW_ONLY
 from typing import NamedTuple
 
 import equinox as eqx
@@ -77,6 +78,7 @@ class AFBO(AbstractAlgorithm):
         batch_size: rows per evaluation on a client; None is all.
     """
 
+    _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number)
     inner_lr: float = eqx.field(converter=local.number)
     inner_rounds: int = 1

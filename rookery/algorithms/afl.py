@@ -29,6 +29,7 @@ hypergradient of the means, so it comes to rest beside the solution where client
 round: K + 1 exchanges. It is :class:`AFBO` with :class:`LocalHessians`.
 """
 
+from dataclasses import KW_ONLY
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -70,6 +71,7 @@ class AFACD(AbstractAlgorithm):
         batch_size: rows per local step; None is all.
     """
 
+    _: KW_ONLY
     lr: local.LearningRate = eqx.field(converter=local.number)
     server_lr: float = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
@@ -118,6 +120,7 @@ class AFACS(AbstractAlgorithm):
         batch_size: rows per local step; None is all.
     """
 
+    _: KW_ONLY
     lr: local.LearningRate = eqx.field(converter=local.number)
     server_lr: float = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
@@ -212,6 +215,7 @@ class AFLBilevel(AbstractAlgorithm):
         batch_size: rows per evaluation on a client; None is all.
     """
 
+    _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number)
     inner_lr: float = eqx.field(converter=local.number)
     inner_rounds: int = 1

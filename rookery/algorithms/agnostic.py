@@ -14,6 +14,8 @@ output is the last iterate, not the mean of all; λ ranges over the whole simple
 takes the place of the population's weights in the run's rule of aggregation.
 """
 
+from dataclasses import KW_ONLY
+
 import equinox as eqx
 import jax
 
@@ -37,6 +39,7 @@ class AgnosticFL(AbstractAlgorithm):
         batch_size: rows per evaluation; None is all.
     """
 
+    _: KW_ONLY
     lr: float = eqx.field(converter=local.number)
     ascent_lr: float = eqx.field(converter=local.number)
     batch_size: int | None = None

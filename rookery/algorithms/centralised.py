@@ -34,6 +34,7 @@ TTSA's sizes fall with the round, so that nobody needs to know the last one.
 """
 
 import math
+from dataclasses import KW_ONLY
 
 import equinox as eqx
 
@@ -63,10 +64,11 @@ class AID(AbstractNested):
         inner_start: initial y, in compositions only, where the start is x alone.
     """
 
+    _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number, default=0.01)
     inner_lr: float = eqx.field(converter=local.number, default=0.1)
     inner_rounds: int = 10
-    adjoint: AbstractAdjoint = eqx.field(default_factory=lambda: FederatedCG(10))
+    adjoint: AbstractAdjoint = eqx.field(default_factory=lambda: FederatedCG(iterations=10))
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
     inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
@@ -90,6 +92,7 @@ class StocBiO(AbstractNested):
         inner_start: initial y, in compositions only, where the start is x alone.
     """
 
+    _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number, default=0.01)
     inner_lr: float = eqx.field(converter=local.number, default=0.1)
     inner_rounds: int = 10
@@ -104,7 +107,7 @@ class StocBiO(AbstractNested):
 
     def parts(self) -> Nested:
         """The server's steps, with the series of step η."""
-        adjoint = FedIHGPSum(self.terms, 1 / self.adjoint_lr)
+        adjoint = FedIHGPSum(terms=self.terms, lipschitz=1 / self.adjoint_lr)
         return _of_server(self, self.inner_lr, self.outer_lr, self.inner_rounds, adjoint)
 
 
@@ -123,6 +126,7 @@ class ALSET(AbstractNested):
         inner_start: initial y, in compositions only, where the start is x alone.
     """
 
+    _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number)
     inner_lr: float = eqx.field(converter=local.number)
     horizon: int
@@ -141,7 +145,7 @@ class ALSET(AbstractNested):
     def parts(self) -> Nested:
         """The server's steps, with FedIHGP."""
         inner_lr, outer_lr = (lr / math.sqrt(self.horizon) for lr in (self.inner_lr, self.outer_lr))
-        adjoint = FedIHGP(self.terms, self.lipschitz)
+        adjoint = FedIHGP(terms=self.terms, lipschitz=self.lipschitz)
         return _of_server(self, inner_lr, outer_lr, self.inner_rounds, adjoint)
 
 
@@ -158,6 +162,7 @@ class TTSA(AbstractNested):
         inner_start: initial y, in compositions only, where the start is x alone.
     """
 
+    _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number)
     inner_lr: float = eqx.field(converter=local.number)
     terms: int = 10
@@ -169,7 +174,9 @@ class TTSA(AbstractNested):
     def parts(self) -> Nested:
         """The server's steps, the inner ones falling more slowly."""
         inner_lr, outer_lr = PowerDecay(self.inner_lr, 2 / 5), PowerDecay(self.outer_lr, 3 / 5)
-        return _of_server(self, inner_lr, outer_lr, 1, FedIHGP(self.terms, self.lipschitz))
+        return _of_server(
+            self, inner_lr, outer_lr, 1, FedIHGP(terms=self.terms, lipschitz=self.lipschitz)
+        )
 
 
 def _of_server(
@@ -180,8 +187,8 @@ def _of_server(
     adjoint: AbstractAdjoint,
 ) -> Nested:
     return Nested(
-        inner=ServerSGD(inner_lr),
-        outer=ServerStep(outer_lr, adjoint),
+        inner=ServerSGD(lr=inner_lr),
+        outer=ServerStep(lr=outer_lr, hypergradient=adjoint),
         inner_rounds=inner_rounds,
         clients=algorithm.clients,
         batch_size=algorithm.batch_size,

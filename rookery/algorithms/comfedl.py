@@ -46,6 +46,7 @@ Departures from the paper: weights are normalised unless asked otherwise, since 
 overflow; see also those of the weightings. The losses of a level are taken on all rows of a client.
 """
 
+from dataclasses import KW_ONLY
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -92,6 +93,7 @@ class ComFedL(AbstractAlgorithm):
             functions must then use the same split.
     """
 
+    _: KW_ONLY
     lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     gamma: float | None = eqx.field(converter=local.number, default=None)

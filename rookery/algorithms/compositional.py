@@ -22,6 +22,7 @@ the batch, which makes the rival slower by as much. Here it is undivided; the ot
 dividing outer_lr.
 """
 
+from dataclasses import KW_ONLY
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -66,6 +67,7 @@ class SCGD(AbstractAlgorithm):
         batch_size: rows per evaluation on a client; None is all its rows.
     """
 
+    _: KW_ONLY
     outer_lr: Rate = eqx.field(converter=number)
     inner_lr: Rate = eqx.field(converter=number)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
@@ -115,6 +117,7 @@ class ComposedSGD(AbstractAlgorithm):
         batch_size: rows per client; None is all its rows, and then the gradient is exact.
     """
 
+    _: KW_ONLY
     outer_lr: Rate = eqx.field(converter=number)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
     batch_size: int | None = None
@@ -158,6 +161,7 @@ class NASA(AbstractAlgorithm):
         batch_size: rows per evaluation on a client; None is all its rows.
     """
 
+    _: KW_ONLY
     lr: Rate = eqx.field(converter=number)
     proximity: float = eqx.field(converter=number, default=1.0)
     gradient_share: float = eqx.field(converter=number, default=1.0)

@@ -27,6 +27,8 @@ The released code multiplies γ by 0.9 every round, ``Decay(γ, 0.9)``, and rais
 before it divides λ by its sum, ``floor``; neither is in the paper, and neither is the default.
 """
 
+from dataclasses import KW_ONLY
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -58,6 +60,7 @@ class DRFA(AbstractAlgorithm):
             it a little below; less than one over the number of clients.
     """
 
+    _: KW_ONLY
     lr: float = eqx.field(converter=local.number)
     ascent_lr: Rate = eqx.field(converter=local.number)
     local_steps: int = 1

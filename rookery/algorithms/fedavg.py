@@ -15,6 +15,8 @@ pull w beside the minimiser. Departures from the paper: batches are drawn with r
 steps are counted, not epochs.
 """
 
+from dataclasses import KW_ONLY
+
 import equinox as eqx
 import jax
 
@@ -37,6 +39,7 @@ class FedAvg(AbstractAlgorithm):
         batch_size: rows per local step; None is all.
     """
 
+    _: KW_ONLY
     lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)

@@ -24,6 +24,8 @@ ready at the same moment arrive together, so that there may be more than K; clie
 weights; batches are drawn with replacement.
 """
 
+from dataclasses import KW_ONLY
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -51,6 +53,7 @@ class FedBuff(AbstractAlgorithm):
         batch_size: rows per local step; None is all.
     """
 
+    _: KW_ONLY
     lr: local.LearningRate = eqx.field(converter=local.number)
     buffer_size: int
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)

@@ -19,6 +19,8 @@ independently, as the proof assumes, and by their weights, so that unequal weigh
 d_i is f_x, where algorithm 2 prints f_y; an inner step starts from the newest y.
 """
 
+from dataclasses import KW_ONLY
+
 import equinox as eqx
 
 from rookery.algorithms.nested import AbstractNested, Nested
@@ -41,6 +43,7 @@ class FedMBO(AbstractNested):
         batch_size: rows per stochastic evaluation on a client; None is all its rows.
     """
 
+    _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number)
     inner_lr: float = eqx.field(converter=local.number)
     inner_rounds: int = 1
@@ -51,8 +54,8 @@ class FedMBO(AbstractNested):
     def parts(self) -> Nested:
         """T steps of the server inside, and one outside."""
         return Nested(
-            inner=ServerSGD(self.inner_lr),
-            outer=ServerStep(self.outer_lr, self.hypergradient),
+            inner=ServerSGD(lr=self.inner_lr),
+            outer=ServerStep(lr=self.outer_lr, hypergradient=self.hypergradient),
             inner_rounds=self.inner_rounds,
             clients=self.clients,
             batch_size=self.batch_size,

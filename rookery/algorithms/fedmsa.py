@@ -31,6 +31,7 @@ compositions are mended (:mod:`rookery.problem.views`). With several clients in 
 averaged, as in the paper's experiments; its theorem has one.
 """
 
+from dataclasses import KW_ONLY
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -87,6 +88,7 @@ class FedMSA(AbstractAlgorithm):
         output: :class:`LastIterate` or :class:`RandomIterate`.
     """
 
+    _: KW_ONLY
     outer_lr: Rate = eqx.field(converter=number)
     inner_lr: Rates = eqx.field(converter=rates)
     local_steps: int = 1

@@ -22,6 +22,8 @@ since a random length is noise that no batch size removes; the first local step 
 two cancelling gradients; in a composition v is the mean of f_y (the paper's N = 1).
 """
 
+from dataclasses import KW_ONLY
+
 import equinox as eqx
 
 from rookery import tree
@@ -51,6 +53,7 @@ class FedNest(AbstractNested):
         inner_start: initial y, in compositions only, where the start is x alone.
     """
 
+    _: KW_ONLY
     outer_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_rounds: int = 1
@@ -65,8 +68,10 @@ class FedNest(AbstractNested):
     def parts(self) -> Nested:
         """FedInn, T times, and FedOut with FedIHGP."""
         return Nested(
-            inner=FedInn(self.inner_lr, self.inner_steps, self.anchor_batch),
-            outer=FedOut(self.outer_lr, self.outer_steps, self.ihgp),
+            inner=FedInn(
+                lr=self.inner_lr, local_steps=self.inner_steps, anchor_batch=self.anchor_batch
+            ),
+            outer=FedOut(lr=self.outer_lr, local_steps=self.outer_steps, adjoint=self.ihgp),
             inner_rounds=self.inner_rounds,
             clients=self.clients,
             batch_size=self.batch_size,
@@ -89,6 +94,7 @@ class FedNestSGD(AbstractNested):
         inner_start: initial y, in compositions only, where the start is x alone.
     """
 
+    _: KW_ONLY
     outer_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_rounds: int = 1
@@ -102,8 +108,8 @@ class FedNestSGD(AbstractNested):
     def parts(self) -> Nested:
         """FedInnSGD, T times, and FedOut with FedIHGP."""
         return Nested(
-            inner=FedInnSGD(self.inner_lr, self.inner_steps),
-            outer=FedOut(self.outer_lr, self.outer_steps, self.ihgp),
+            inner=FedInnSGD(lr=self.inner_lr, local_steps=self.inner_steps),
+            outer=FedOut(lr=self.outer_lr, local_steps=self.outer_steps, adjoint=self.ihgp),
             inner_rounds=self.inner_rounds,
             clients=self.clients,
             batch_size=self.batch_size,

@@ -14,6 +14,8 @@ exchange, w down and w up. Departures from the paper: clients are averaged by th
 weights; the paper draws them by weight (``Weighted``) and averages them as equals.
 """
 
+from dataclasses import KW_ONLY
+
 import equinox as eqx
 import jax
 
@@ -38,6 +40,7 @@ class FedProx(AbstractAlgorithm):
         batch_size: rows per local step; None is all.
     """
 
+    _: KW_ONLY
     lr: local.LearningRate = eqx.field(converter=local.number)
     mu: float = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)

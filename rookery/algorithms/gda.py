@@ -24,6 +24,7 @@ its own, so the two gradients of a stochastic extragradient round are independen
 """
 
 import abc
+from dataclasses import KW_ONLY
 
 import equinox as eqx
 import jax
@@ -97,6 +98,7 @@ class GDA(AbstractDescentAscent):
         batch_size: rows per evaluation on a client; None is all its rows.
     """
 
+    _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number)
     inner_lr: float = eqx.field(converter=local.number)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
@@ -119,6 +121,7 @@ class AlternatingGDA(AbstractDescentAscent):
         batch_size: rows per evaluation on a client; None is all its rows.
     """
 
+    _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number)
     inner_lr: float = eqx.field(converter=local.number)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
@@ -144,6 +147,7 @@ class Extragradient(AbstractDescentAscent):
         batch_size: rows per evaluation on a client; None is all its rows.
     """
 
+    _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number)
     inner_lr: float = eqx.field(converter=local.number)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)

@@ -17,6 +17,8 @@ zero of the mean of local hypergradients. Departures from the paper: LocalNeuman
 algorithm 5 needs f_y(x_ν, y) where it prints f_x(y_ν, y).
 """
 
+from dataclasses import KW_ONLY
+
 import equinox as eqx
 import jax
 
@@ -59,6 +61,7 @@ class LFedNest(AbstractNested):
         inner_start: initial y, in compositions only, where the start is x alone.
     """
 
+    _: KW_ONLY
     outer_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_rounds: int = 1
@@ -72,8 +75,8 @@ class LFedNest(AbstractNested):
     def parts(self) -> Nested:
         """FedInnSGD, T times, and LFedOut."""
         return Nested(
-            inner=FedInnSGD(self.inner_lr, self.inner_steps),
-            outer=LFedOut(self.outer_lr, self.outer_steps, self.adjoint),
+            inner=FedInnSGD(lr=self.inner_lr, local_steps=self.inner_steps),
+            outer=LFedOut(lr=self.outer_lr, local_steps=self.outer_steps, adjoint=self.adjoint),
             inner_rounds=self.inner_rounds,
             clients=self.clients,
             batch_size=self.batch_size,
@@ -97,6 +100,7 @@ class LFedNestSVRG(AbstractNested):
         inner_start: initial y, in compositions only, where the start is x alone.
     """
 
+    _: KW_ONLY
     outer_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_rounds: int = 1
@@ -111,8 +115,10 @@ class LFedNestSVRG(AbstractNested):
     def parts(self) -> Nested:
         """FedInn, T times, and LFedOut."""
         return Nested(
-            inner=FedInn(self.inner_lr, self.inner_steps, self.anchor_batch),
-            outer=LFedOut(self.outer_lr, self.outer_steps, self.adjoint),
+            inner=FedInn(
+                lr=self.inner_lr, local_steps=self.inner_steps, anchor_batch=self.anchor_batch
+            ),
+            outer=LFedOut(lr=self.outer_lr, local_steps=self.outer_steps, adjoint=self.adjoint),
             inner_rounds=self.inner_rounds,
             clients=self.clients,
             batch_size=self.batch_size,
@@ -134,6 +140,7 @@ class LFedNestNonAlt(AbstractAlgorithm):
         inner_start: initial y, in compositions only, where the start is x alone.
     """
 
+    _: KW_ONLY
     outer_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
@@ -184,7 +191,9 @@ def joint_steps(
     """The client's own y_i by plain steps, and then its own x_i at that y_i."""
     inner_key, outer_key = jax.random.split(client.key)
     rows = algorithm.batch_size
-    inner = FedInnSGD(algorithm.inner_lr, algorithm.inner_steps)
-    outer = LFedOut(algorithm.outer_lr, algorithm.outer_steps, algorithm.adjoint)
+    inner = FedInnSGD(lr=algorithm.inner_lr, local_steps=algorithm.inner_steps)
+    outer = LFedOut(
+        lr=algorithm.outer_lr, local_steps=algorithm.outer_steps, adjoint=algorithm.adjoint
+    )
     y_i = own_inner_steps(client, problem, x, y, rows, inner, inner_key)
     return own_outer_steps(client, problem, x, y_i, rows, outer, outer_key), y_i

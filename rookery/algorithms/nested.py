@@ -11,6 +11,7 @@ Cost of a round: T times the inner part's exchanges, plus the outer part's.
 """
 
 import abc
+from dataclasses import KW_ONLY
 from typing import NamedTuple
 
 import equinox as eqx
@@ -60,6 +61,7 @@ class Nested(AbstractAlgorithm):
         inner_start: initial y, in compositions only, where the start is x alone.
     """
 
+    _: KW_ONLY
     inner: AbstractInner
     outer: AbstractOuter
     inner_rounds: int = 1

@@ -17,6 +17,8 @@ Hessian-vector product (two gradients if Hessian-free, nothing if first-order). 
 paper: none. ComFedL takes the Hessian on D itself; with whole batches the two are the same.
 """
 
+from dataclasses import KW_ONLY
+
 import equinox as eqx
 import jax
 
@@ -41,6 +43,7 @@ class PerFedAvg(AbstractAlgorithm):
         batch_size: rows in each of the three batches of a local step; None is all.
     """
 
+    _: KW_ONLY
     lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     hessian: AbstractHessian = eqx.field(default_factory=ExactHessian)

@@ -31,6 +31,7 @@ alike, whatever the clients' weights; the first round only fills d, p and u. Rec
 method's published idea, and not compared with the authors' pseudo-code.
 """
 
+from dataclasses import KW_ONLY
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -80,6 +81,7 @@ class Prometheus(AbstractAlgorithm):
         batch_size: rows per evaluation; None is all, always.
     """
 
+    _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number)
     inner_lr: float = eqx.field(converter=local.number)
     mixing: AbstractMixing = eqx.field(default_factory=Ring)

@@ -17,6 +17,8 @@ place of drawing clients by weight; 1e-10 is added to losses, as in the released
 0^(q-1) is not finite.
 """
 
+from dataclasses import KW_ONLY
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -44,6 +46,7 @@ class QFedAvg(AbstractAlgorithm):
         batch_size: rows per local step; None is all.
     """
 
+    _: KW_ONLY
     lr: local.LearningRate = eqx.field(converter=local.number)
     q: float = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)

@@ -26,6 +26,7 @@ field (f_x, -f_y), written from that idea and not from its authors' pseudo-code.
 """
 
 import abc
+from dataclasses import KW_ONLY
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -140,6 +141,7 @@ class Scaffold(AbstractScaffold):
         batch_size: rows per local step; None is all.
     """
 
+    _: KW_ONLY
     lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     server_lr: float = eqx.field(converter=local.number, default=1.0)
@@ -174,6 +176,7 @@ class ScaffoldS(AbstractScaffold):
         batch_size: rows per local step; None is all.
     """
 
+    _: KW_ONLY
     outer_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)

@@ -13,6 +13,7 @@ beside the saddle point. Departures from the paper: both variables move at once,
 the released notebook moves y first, which is the order ``Alternating``.
 """
 
+from dataclasses import KW_ONLY
 from typing import NamedTuple
 
 import equinox as eqx
@@ -47,6 +48,7 @@ class FedAvgS(AbstractAlgorithm):
         batch_size: rows per local step; None is all.
     """
 
+    _: KW_ONLY
     outer_lr: local.LearningRate = eqx.field(converter=local.number)
     inner_lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)

@@ -18,6 +18,7 @@ Departure from the papers: one sample serves all maps of a step, where STSA draw
 maps of bilevel problems draw outer and inner rows apart.
 """
 
+from dataclasses import KW_ONLY
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -53,6 +54,7 @@ class STSA(AbstractAlgorithm):
         view: how the problem is seen as blocks; by its class if None.
     """
 
+    _: KW_ONLY
     outer_lr: Rate = eqx.field(converter=number)
     inner_lr: Rates = eqx.field(converter=rates)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
@@ -104,6 +106,7 @@ class SOBA(AbstractAlgorithm):
         batch_size: rows per evaluation on a client; None is all its rows.
     """
 
+    _: KW_ONLY
     outer_lr: Rate = eqx.field(converter=number)
     inner_lr: Rates = eqx.field(converter=rates)
     clients: AbstractParticipation = eqx.field(converter=participation, default=None)
@@ -113,7 +116,12 @@ class SOBA(AbstractAlgorithm):
         self._stsa()  # which checks the settings
 
     def _stsa(self) -> STSA:
-        return STSA(self.outer_lr, self.inner_lr, self.clients, self.batch_size)
+        return STSA(
+            outer_lr=self.outer_lr,
+            inner_lr=self.inner_lr,
+            clients=self.clients,
+            batch_size=self.batch_size,
+        )
 
     def check(self, problem: Bilevel, n_clients: int) -> None:
         """Raise unless the problem is bilevel and the settings fit."""

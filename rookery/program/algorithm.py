@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from rookery.program.federation import AbstractFederation
 from rookery.program.memory import Memory, PerClient, Probabilities
+from rookery.program.participation import AbstractParticipation, participation
 from rookery.program.polling import InFlight
 from rookery.types import Key, Tree
 
@@ -42,6 +43,19 @@ class AbstractAlgorithm(eqx.Module):
     def remedy(self) -> str:
         """What a user is told to try when a value is no longer finite; a sentence or two."""
         return "A smaller step size is the usual remedy."
+
+
+class SampledAlgorithm(AbstractAlgorithm):
+    """An algorithm whose exchanges are with a sampled cohort; its shared settings are said here.
+
+    Args:
+        clients: who takes part in an exchange: how many, drawn uniformly without replacement, a rule
+            of :mod:`rookery.participation`, or None for all clients.
+        batch_size: rows per stochastic evaluation on a client; None is all its rows.
+    """
+
+    clients: AbstractParticipation = eqx.field(converter=participation, default=None, kw_only=True)
+    batch_size: int | None = eqx.field(default=None, kw_only=True)
 
 
 def first_state(

@@ -241,11 +241,14 @@ class AbstractFederation(abc.ABC):
 
     @abc.abstractmethod
     def repeat(self, n: Any, body: Callable[[Any, Tree], Tree], init: Tree) -> Tree:
-        """``body(i, value)`` n times over, starting from ``init``; n may be random.
+        """``body(i, value)`` n times over, starting from ``init``; n may be random."""
 
-        With n zero or one it serves as a condition: what the body would have sent is not billed
-        when it does not run.
+    def when(self, condition: Any, body: Callable[[Tree], Tree], value: Tree) -> Tree:
+        """``body(value)`` if the condition holds, otherwise ``value``.
+
+        The condition may be traced. What the body would have sent is not billed if it does not run.
         """
+        return self.repeat(jnp.where(condition, 1, 0), lambda _, old: body(old), value)
 
     # ---- for engines
 

@@ -50,7 +50,7 @@ EQUAL = np.full(3, 1 / 3)
 def test_three_workers_find_the_solution_whatever_their_delays_and_weights(delay, weights):
     zoo, mean = three_workers(), weights @ [1.0, 2.0, 3.0]
     x = mean / (mean**2 + 0.1)
-    admm = rk.parts.ADMM(30, 0.3, 0.3, 0.3)
+    admm = rk.parts.ADMM(rounds=30, lr=0.3, server_lr=0.3, multiplier_lr=0.3)
     algorithm = rk.ADBO(**BRISK, admm=admm, cut_every=20, max_cuts=30, wait_for=1, staleness=4)
     engine, clock = rk.Compiled(rounds_per_call=5000), rk.delays.Clock(delay)
     state, ledgers = advance(zoo, algorithm, 5000, engine, clock=clock, weights=weights)
@@ -91,7 +91,11 @@ CURVED = Curved({"t": np.array([[0.5, 1.5], [1.2, 0.8], [2.0, 1.0]])})
 def test_a_cut_touches_h_where_it_is_made(batch_size, differences):
     weights = np.array([0.5, 0.2, 0.3])
     algorithm = rk.ADBO(
-        0.1, 0.1, admm=rk.parts.ADMM(5, 0.2, 0.1, 0.3, 0.7), tolerance=0.01, batch_size=batch_size
+        outer_lr=0.1,
+        inner_lr=0.1,
+        admm=rk.parts.ADMM(rounds=5, lr=0.2, server_lr=0.1, multiplier_lr=0.3, penalty=0.7),
+        tolerance=0.01,
+        batch_size=batch_size,
     )
     y = jnp.array([[0.3, -0.2], [0.9, 0.4], [-0.5, 0.1]])
     z, v = jnp.array([0.2, 0.6]), jnp.array([0.7, -0.4])
@@ -136,7 +140,11 @@ def test_cuts_without_a_multiplier_go_first_then_the_one_with_the_smallest():
 
 # ---- against NumPy
 
-QUICK: dict[str, Any] = {"admm": rk.parts.ADMM(3, 0.2, 0.1, 0.2), "cut_every": 3, "max_cuts": 2}
+QUICK: dict[str, Any] = {
+    "admm": rk.parts.ADMM(rounds=3, lr=0.2, server_lr=0.1, multiplier_lr=0.2),
+    "cut_every": 3,
+    "max_cuts": 2,
+}
 WORLDS = {
     "nobody is late": (rk.delays.Clock(), rk.ADBO(**BRISK, **QUICK, wait_for=4, tolerance=0.01)),
     "bandwidth, a straggler who may not come, a bound, cuts that end": (
@@ -176,7 +184,12 @@ def test_a_naive_simulation_gives_the_same_trajectory_and_the_same_clock(name):
 
 
 def test_resuming_in_mid_flight_is_exact(tmp_path):
-    algorithm = rk.ADBO(**BRISK, admm=rk.parts.ADMM(2, 0.3, 0.3, 0.3), cut_every=3, max_cuts=2)
+    algorithm = rk.ADBO(
+        **BRISK,
+        admm=rk.parts.ADMM(rounds=2, lr=0.3, server_lr=0.3, multiplier_lr=0.3),
+        cut_every=3,
+        max_cuts=2,
+    )
     people, clock = rk.Population.stacked(ZOO.data), rk.delays.Clock(SLOW)
 
     def go(rounds, directory=None):
@@ -195,7 +208,7 @@ def test_resuming_in_mid_flight_is_exact(tmp_path):
 @pytest.mark.slow
 def test_sdbo_is_adbo_that_waits_for_everyone():
     clock = rk.delays.Clock(SLOW)
-    settings = {**BRISK, "admm": rk.parts.ADMM(1), "cut_every": 2}
+    settings = {**BRISK, "admm": rk.parts.ADMM(rounds=1), "cut_every": 2}
     ours, theirs = (
         advance(ZOO, algorithm, 3, clock=clock)
         for algorithm in (rk.SDBO(**settings), rk.ADBO(**settings, wait_for=4))
@@ -248,12 +261,12 @@ def test_bad_settings_are_refused(algorithm, settings, words):
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"ADMM.rounds must be at least 1"):
-        rk.parts.ADMM(0)
+        rk.parts.ADMM(rounds=0)
     with pytest.raises(ValueError, match="staleness must be at least 0"):
-        rk.ADBO(0.1, 0.1, staleness=-1)
+        rk.ADBO(outer_lr=0.1, inner_lr=0.1, staleness=-1)
     with pytest.raises(ValueError, match="wait_for=5 results cannot come from 4 clients"):
-        rk.ADBO(0.1, 0.1, wait_for=5).check(ZOO.problem, 4)
-    for algorithm in (rk.ADBO(0.1, 0.1), rk.SDBO(0.1, 0.1)):
+        rk.ADBO(outer_lr=0.1, inner_lr=0.1, wait_for=5).check(ZOO.problem, 4)
+    for algorithm in (rk.ADBO(outer_lr=0.1, inner_lr=0.1), rk.SDBO(outer_lr=0.1, inner_lr=0.1)):
         with pytest.raises(TypeError, match="DBO solves Bilevel problems, got Minimax"):
             algorithm.check(rk.zoo.saddle(n_clients=3, size=1).problem, 3)  # type: ignore
 
@@ -262,4 +275,4 @@ def test_an_experiment_file_can_name_it():
     table = {"outer_lr": 0.1, "inner_lr": 1, "admm": {"name": "ADMM", "rounds": 5}}
     for name, kind in (("ADBO", rk.ADBO), ("SDBO", rk.SDBO)):
         made = make_object(ALGORITHMS, {"name": name, **table}, "algorithm")
-        assert made == kind(0.1, 1.0, admm=rk.parts.ADMM(5))
+        assert made == kind(outer_lr=0.1, inner_lr=1.0, admm=rk.parts.ADMM(rounds=5))

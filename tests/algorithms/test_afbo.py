@@ -11,7 +11,7 @@ from rookery.problem.zoo.quadratic import QuadraticBilevel
 from rookery.program.algorithm import first_state
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=4, x_size=1, y_size=2, cross=0.3)
-APHE = rk.parts.APHESum(2, 5.0)
+APHE = rk.parts.APHESum(terms=2, lipschitz=5.0)
 GRID = rk.delays.Stragglers(rk.delays.ConstantDelay(0.1), (1,), 3.0)
 SLOW = rk.delays.Stragglers(rk.delays.LogNormalDelay(0.1), (3,), 4.0)
 
@@ -28,18 +28,18 @@ def advance(algorithm, clock=None, rounds=6, zoo=ZOO, engine=None, state=None, f
 WORLDS = {
     "two delays, a straggler, bounds, local steps": (
         rk.delays.Clock(SLOW, outer_delay=rk.delays.ParetoDelay(0.1), seed=1),
-        rk.AFBO(0.05, 0.1, 2, APHE, inner_steps=(1, 2, 3, 1), inner_staleness=2, outer_staleness=1),
+        rk.AFBO(outer_lr=0.05, inner_lr=0.1, inner_rounds=2, aphe=APHE, inner_steps=(1, 2, 3, 1), inner_staleness=2, outer_staleness=1),
     ),
     "ties, clients that fail to come, no bounds, no first wait": (
         rk.delays.Clock(GRID, availability=rk.availability.BernoulliOn(0.5, 0.1), seed=2),
         rk.AFBO(
-            0.05, 0.1, 2, APHE, inner_steps=(3, 2, 1, 1), local_step=0, wait_for=1,
+            outer_lr=0.05, inner_lr=0.1, inner_rounds=2, aphe=APHE, inner_steps=(3, 2, 1, 1), local_step=0, wait_for=1,
             first_wait_for=1, inner_staleness=None, outer_staleness=None,
         ),
     ),
     "days and nights, bandwidth, nothing stale": (
         rk.delays.Clock(rk.delays.UniformDelay(0.1, 1.0), 1e3, 3, availability=rk.availability.DiurnalOn(3.0)),
-        rk.AFBO(0.05, 0.1, 1, APHE, wait_for=2, inner_staleness=0, outer_staleness=3),
+        rk.AFBO(outer_lr=0.05, inner_lr=0.1, inner_rounds=1, aphe=APHE, wait_for=2, inner_staleness=0, outer_staleness=3),
     ),
 }  # fmt: skip
 
@@ -71,9 +71,13 @@ def test_a_naive_simulation_gives_the_same_trajectory_and_the_same_clock(name):
 
 
 def test_without_delays_it_is_the_synchronous_algorithm_step_by_step():
-    afbo = rk.AFBO(0.05, 0.1, 2, APHE)
-    ihgp = rk.parts.FedIHGPSum(2, 5.0)
-    nested = rk.Nested(rk.parts.ServerSGD(0.1), rk.parts.ServerStep(0.05, ihgp), inner_rounds=2)
+    afbo = rk.AFBO(outer_lr=0.05, inner_lr=0.1, inner_rounds=2, aphe=APHE)
+    ihgp = rk.parts.FedIHGPSum(terms=2, lipschitz=5.0)
+    nested = rk.Nested(
+        inner=rk.parts.ServerSGD(lr=0.1),
+        outer=rk.parts.ServerStep(lr=0.05, hypergradient=ihgp),
+        inner_rounds=2,
+    )
     ours, theirs = (advance(algorithm, rounds=6) for algorithm in (afbo, nested))
     np.testing.assert_allclose(ours.state.x, theirs.state.x, rtol=1e-12)
     np.testing.assert_allclose(ours.state.y, theirs.state.y, rtol=1e-12)
@@ -86,11 +90,11 @@ LIMIT = rk.delays.Clock(SLOW, outer_delay=rk.delays.UniformDelay(0.1, 0.5))
 
 def limit_of(zoo=ZOO, rounds=4000, clock=LIMIT, **settings):
     settings = {
-        "aphe": rk.parts.APHESum(40, 5.0),
+        "aphe": rk.parts.APHESum(terms=40, lipschitz=5.0),
         "inner_staleness": 3,
         "outer_staleness": 3,
     } | settings
-    algorithm = rk.AFBO(0.05, 0.1, 2, **settings)
+    algorithm = rk.AFBO(outer_lr=0.05, inner_lr=0.1, inner_rounds=2, **settings)
     return advance(algorithm, clock, rounds, zoo, rk.Compiled(rounds_per_call=rounds)).state
 
 
@@ -120,7 +124,7 @@ def test_active_clients_find_the_solution_where_all_have_the_same_adjoint():
     for array in alike.values():
         array[:] = array[0]
     zoo = QuadraticBilevel(**{**same.data, **alike})
-    state = limit_of(zoo, aphe=rk.parts.APHESum(100, 5.0))
+    state = limit_of(zoo, aphe=rk.parts.APHESum(terms=100, lipschitz=5.0))
     np.testing.assert_allclose(state.x, zoo.solution()[0], rtol=1e-8)
     # elsewhere a mean over some clients is another system, and x moves about
     away = np.abs(limit_of().x - ZOO.solution()[0]).max()
@@ -129,7 +133,13 @@ def test_active_clients_find_the_solution_where_all_have_the_same_adjoint():
 
 @pytest.mark.slow
 def test_afl_lands_where_the_mean_of_local_hypergradients_is_zero():
-    algorithm = rk.AFLBilevel(0.05, 0.1, 2, rk.parts.APHESum(60, 5.0), inner_staleness=3)
+    algorithm = rk.AFLBilevel(
+        outer_lr=0.05,
+        inner_lr=0.1,
+        inner_rounds=2,
+        series=rk.parts.APHESum(terms=60, lipschitz=5.0),
+        inner_staleness=3,
+    )
     state = advance(algorithm, LIMIT, 4000, engine=rk.Compiled(rounds_per_call=4000)).state
     x, y, d = np.asarray(state.x), np.asarray(state.y), {k: a[:, 0] for k, a in ZOO.data.items()}
     own = [
@@ -156,11 +166,15 @@ def test_the_papers_product_recovers_less_than_1_over_e_and_lands_elsewhere():
             return jax.lax.fori_loop(0, n, body, init)
 
     for U in (1, 4, 18, 100):
-        v = rk.parts.APHEPaper(U, 5.0).solve(Diagonal(), 3, jnp.asarray(5.0), jax.random.key(0))
+        v = rk.parts.APHEPaper(terms=U, lipschitz=5.0).solve(
+            Diagonal(), 3, jnp.asarray(5.0), jax.random.key(0)
+        )
         np.testing.assert_allclose(5.0 * v, U * s * (1 - s) ** U, rtol=1e-10, atol=1e-12)
         assert float((5.0 * v).max()) < np.exp(-1)
     # with so many hops next to nothing is left: f_x alone is driven to zero
-    state = limit_of(aphe=rk.parts.APHEPaper(60, 5.0), hessians=rk.parts.StaleHessians())
+    state = limit_of(
+        aphe=rk.parts.APHEPaper(terms=60, lipschitz=5.0), hessians=rk.parts.StaleHessians()
+    )
     m = {name: a.mean((0, 1)) for name, a in ZOO.data.items()}
     J = np.linalg.solve(m["H"], m["B"])
     direct = -np.linalg.solve(
@@ -195,7 +209,13 @@ SCALAR = rk.zoo.scalar_bilevel()
 
 
 def one_round(K, U, hessians):
-    algorithm = rk.AFBO(0.05, 0.1, K, rk.parts.APHESum(U, 5.0), hessians)
+    algorithm = rk.AFBO(
+        outer_lr=0.05,
+        inner_lr=0.1,
+        inner_rounds=K,
+        aphe=rk.parts.APHESum(terms=U, lipschitz=5.0),
+        hessians=hessians,
+    )
     return advance(algorithm, rounds=1, zoo=SCALAR, engine=rk.Eager()).ledgers[0]
 
 
@@ -229,11 +249,11 @@ def test_what_a_round_without_hops_costs():
 )
 def test_bad_settings_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
-        rk.AFBO(0.05, 0.1, **settings)
+        rk.AFBO(outer_lr=0.05, inner_lr=0.1, **settings)
 
 
 def test_what_does_not_fit_the_clients_is_refused():
     with pytest.raises(ValueError, match="wait_for=5 results cannot come from 4 clients"):
-        rk.AFBO(0.05, 0.1, wait_for=5).check(ZOO.problem, 4)
+        rk.AFBO(outer_lr=0.05, inner_lr=0.1, wait_for=5).check(ZOO.problem, 4)
     with pytest.raises(TypeError, match="AFBO solves Bilevel problems, got Minimax"):
-        rk.AFBO(0.05, 0.1).check(rk.zoo.saddle(n_clients=3, size=1).problem, 3)  # type: ignore
+        rk.AFBO(outer_lr=0.05, inner_lr=0.1).check(rk.zoo.saddle(n_clients=3, size=1).problem, 3)  # type: ignore

@@ -55,7 +55,7 @@ def test_without_delays_it_is_the_synchronous_step_by_hand(method, weights):
 @pytest.mark.parametrize("method", [rk.AFACD, rk.AFACS])
 def test_one_local_step_of_everyone_is_fedavg(method):
     ours = advance(method(0.1, 0.1), rounds=3).state.w
-    np.testing.assert_allclose(ours, advance(rk.FedAvg(0.1), rounds=3).state.w, rtol=1e-12)
+    np.testing.assert_allclose(ours, advance(rk.FedAvg(lr=0.1), rounds=3).state.w, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("method", "bound"), [(rk.AFACD, None), (rk.AFACS, 2)])
@@ -95,7 +95,7 @@ def fixed_point(lr, steps, counts):
 
 @pytest.mark.parametrize("steps", [(1, 1, 1, 1), STEPS])
 def test_afa_cs_ends_where_its_mean_is_zero_however_unequal_the_delays(steps):
-    algorithm = rk.AFACS(0.05, 0.05, steps, wait_for=1, staleness=5)
+    algorithm = rk.AFACS(lr=0.05, server_lr=0.05, local_steps=steps, wait_for=1, staleness=5)
     engine = rk.Compiled(rounds_per_call=3000)
     state = advance(algorithm, rk.delays.Clock(SLOW), 3000, engine=engine).state
     np.testing.assert_allclose(state.w, fixed_point(0.05, steps, [1] * 4), rtol=1e-9)
@@ -111,7 +111,7 @@ def test_afa_cd_ends_beside_the_minimiser_towards_the_fast_clients():
     biased = fixed_point(0.05, (1, 1, 1, 1), [7, 7, 7, 3])
     engine, distances = rk.Compiled(rounds_per_call=4000), []
     for server_lr in (0.02, 0.01):
-        algorithm = rk.AFACD(0.05, server_lr, wait_for=3)
+        algorithm = rk.AFACD(lr=0.05, server_lr=server_lr, wait_for=3)
         w = [
             advance(algorithm, rk.delays.Clock(HALF), n, engine=engine).state.w
             for n in (4000, 4001)
@@ -122,7 +122,7 @@ def test_afa_cd_ends_beside_the_minimiser_towards_the_fast_clients():
 
 
 def test_a_job_in_flight_does_not_see_what_becomes_of_the_server_model():
-    algorithm = rk.AFACS(0.05, 0.2, STEPS, wait_for=3, first_wait_for=3)
+    algorithm = rk.AFACS(lr=0.05, server_lr=0.2, local_steps=STEPS, wait_for=3, first_wait_for=3)
     clock = rk.delays.Clock(HALF)
     state = advance(algorithm, clock, 1).state
     assert state.jobs.is_idle.tolist() == [True, True, True, False]  # 3 is at work on the start
@@ -164,10 +164,13 @@ def test_bad_settings_are_refused(method, settings, words):
 
 
 def test_what_does_not_fit_is_refused():
-    for algorithm in (rk.AFACD(0.1, 0.1, wait_for=5), rk.AFACS(0.1, 0.1, wait_for=5)):
+    for algorithm in (
+        rk.AFACD(lr=0.1, server_lr=0.1, wait_for=5),
+        rk.AFACS(lr=0.1, server_lr=0.1, wait_for=5),
+    ):
         with pytest.raises(ValueError, match="wait_for=5 results cannot come from 4 clients"):
             algorithm.check(ZOO.problem, 4)
     with pytest.raises(ValueError, match="first_wait_for=5 results cannot come from 4"):
-        rk.AFACS(0.1, 0.1, first_wait_for=5).check(ZOO.problem, 4)
+        rk.AFACS(lr=0.1, server_lr=0.1, first_wait_for=5).check(ZOO.problem, 4)
     with pytest.raises(TypeError, match="AFACD solves SingleLevel problems, got Bilevel"):
-        rk.AFACD(0.1, 0.1).check(rk.zoo.scalar_bilevel().problem, 2)  # type: ignore
+        rk.AFACD(lr=0.1, server_lr=0.1).check(rk.zoo.scalar_bilevel().problem, 2)  # type: ignore

@@ -36,31 +36,38 @@ def one_product(H, b, L, terms, hops):
 # the algorithm; its inner steps; v from H, f_y and the hops made; outer and inner size of round k
 METHODS = {
     "AID, conjugate gradients": (
-        rk.AID(0.1, 0.2, T, rk.parts.FederatedCG(2)),
+        rk.AID(
+            outer_lr=0.1, inner_lr=0.2, inner_rounds=T, adjoint=rk.parts.FederatedCG(iterations=2)
+        ),
         T,
         lambda H, b, hops: conjugate_gradients(H, b, hops),
         lambda k: (0.1, 0.2),
     ),
     "AID, Neumann series": (
-        rk.AID(0.1, 0.2, T, rk.parts.FedIHGPSum(N, L)),
+        rk.AID(
+            outer_lr=0.1,
+            inner_lr=0.2,
+            inner_rounds=T,
+            adjoint=rk.parts.FedIHGPSum(terms=N, lipschitz=L),
+        ),
         T,
         lambda H, b, hops: series(H, b, L, hops),
         lambda k: (0.1, 0.2),
     ),
     "StocBiO": (
-        rk.StocBiO(0.1, 0.2, T, N, 0.25),
+        rk.StocBiO(outer_lr=0.1, inner_lr=0.2, inner_rounds=T, terms=N, adjoint_lr=0.25),
         T,
         lambda H, b, hops: series(H, b, 4.0, hops),
         lambda k: (0.1, 0.2),
     ),
     "ALSET": (
-        rk.ALSET(0.5, 1.0, 25, T, N, L),
+        rk.ALSET(outer_lr=0.5, inner_lr=1.0, horizon=25, inner_rounds=T, terms=N, lipschitz=L),
         T,
         lambda H, b, hops: one_product(H, b, L, N, hops),
         lambda k: (0.5 / 5, 1.0 / 5),
     ),
     "TTSA": (
-        rk.TTSA(0.1, 0.2, N, L),
+        rk.TTSA(outer_lr=0.1, inner_lr=0.2, terms=N, lipschitz=L),
         1,
         lambda H, b, hops: one_product(H, b, L, N, hops),
         lambda k: (0.1 * (k + 1) ** -0.6, 0.2 * (k + 1) ** -0.4),
@@ -96,7 +103,7 @@ def test_rounds_by_hand_with_one_client_that_holds_everything(name):
 
 @pytest.mark.slow
 def test_all_clients_in_parallel_compute_what_one_with_everything_does():
-    algorithm = rk.StocBiO(0.1, 0.2, T, N, 0.25)
+    algorithm = rk.StocBiO(outer_lr=0.1, inner_lr=0.2, inner_rounds=T, terms=N, adjoint_lr=0.25)
     together, alone = (solve(zoo, algorithm, 20).solution for zoo in (ZOO, pooled(ZOO)))
     for a, b in zip(together, alone, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-11)
@@ -104,11 +111,23 @@ def test_all_clients_in_parallel_compute_what_one_with_everything_does():
 
 @pytest.mark.slow
 def test_conjugate_gradients_find_the_solution():
-    x, y = solve(pooled(ZOO), rk.AID(0.2, 0.3, 5, rk.parts.FederatedCG(3)), 400).solution
+    x, y = solve(
+        pooled(ZOO),
+        rk.AID(
+            outer_lr=0.2, inner_lr=0.3, inner_rounds=5, adjoint=rk.parts.FederatedCG(iterations=3)
+        ),
+        400,
+    ).solution
     np.testing.assert_allclose(x, ZOO.solution()[0], rtol=0, atol=1e-10)
     np.testing.assert_allclose(y, ZOO.solution()[1], rtol=0, atol=1e-10)
     scalar = rk.zoo.scalar_bilevel()
-    x, y = solve(scalar, rk.AID(0.2, 0.3, 5, rk.parts.FederatedCG(1)), 400).solution
+    x, y = solve(
+        scalar,
+        rk.AID(
+            outer_lr=0.2, inner_lr=0.3, inner_rounds=5, adjoint=rk.parts.FederatedCG(iterations=1)
+        ),
+        400,
+    ).solution
     assert (float(x[0]), float(y[0])) == pytest.approx((-0.3, 0.4), abs=1e-10)
 
 
@@ -123,7 +142,16 @@ def test_a_truncated_series_comes_to_rest_at_its_own_root():
     zero = field(np.zeros(2))
     slope = np.stack([field(e) - zero for e in np.eye(2)], axis=1)
     root = np.linalg.solve(slope, -zero)
-    x = solve(pooled(ZOO), rk.AID(0.2, 0.3, 5, rk.parts.FedIHGPSum(2, L)), 400).solution[0]
+    x = solve(
+        pooled(ZOO),
+        rk.AID(
+            outer_lr=0.2,
+            inner_lr=0.3,
+            inner_rounds=5,
+            adjoint=rk.parts.FedIHGPSum(terms=2, lipschitz=L),
+        ),
+        400,
+    ).solution[0]
     np.testing.assert_allclose(x, root, rtol=0, atol=1e-10)
     assert np.linalg.norm(root - ZOO.solution()[0]) > 1e-3
 
@@ -158,7 +186,7 @@ def test_every_product_of_stocbio_has_a_batch_of_its_own():
 
 def test_falling_step_sizes_stay_single_in_single_precision():
     zoo = rk.zoo.curved_saddle(n_clients=3, dtype=np.float32)
-    algorithm = numbers_to_arrays(rk.TTSA(0.1, 0.1, clients=2))
+    algorithm = numbers_to_arrays(rk.TTSA(outer_lr=0.1, inner_lr=0.1, clients=2))
     state = algorithm.init(zoo.problem, *map(jnp.asarray, zoo.start))
 
     def round(algorithm, state, key):
@@ -171,19 +199,31 @@ def test_falling_step_sizes_stay_single_in_single_precision():
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: rk.AID(0.0), ValueError, "outer_lr must be a finite number above 0"),
+        (lambda: rk.AID(outer_lr=0.0), ValueError, "outer_lr must be a finite number above 0"),
         (lambda: rk.AID(inner_rounds=0), ValueError, "inner_rounds must be at least 1"),
         (
             lambda: rk.StocBiO(adjoint_lr=rk.parts.PerCall(1.0)),
             TypeError,
             "adjoint_lr must be a number",
         ),
-        (lambda: rk.ALSET(0.1, 0.1, 0), ValueError, "horizon must be at least 1"),
-        (lambda: rk.ALSET(rk.parts.PerCall(0.1), 0.1, 9), TypeError, "outer_lr must be a number"),
-        (lambda: rk.TTSA(rk.parts.PerCall(0.1), 0.1), TypeError, "PowerDecay.lr must be a number"),
+        (
+            lambda: rk.ALSET(outer_lr=0.1, inner_lr=0.1, horizon=0),
+            ValueError,
+            "horizon must be at least 1",
+        ),
+        (
+            lambda: rk.ALSET(outer_lr=rk.parts.PerCall(0.1), inner_lr=0.1, horizon=9),
+            TypeError,
+            "outer_lr must be a number",
+        ),
+        (
+            lambda: rk.TTSA(outer_lr=rk.parts.PerCall(0.1), inner_lr=0.1),
+            TypeError,
+            "PowerDecay.lr must be a number",
+        ),
         (lambda: rk.parts.PowerDecay(0.1, -1.0), ValueError, "PowerDecay.exponent must be"),
         (
-            lambda: rk.parts.FedInn(rk.parts.PowerDecay(0.1, 0.5)),
+            lambda: rk.parts.FedInn(lr=rk.parts.PowerDecay(0.1, 0.5)),
             TypeError,
             "FedInn.lr must be a number",
         ),

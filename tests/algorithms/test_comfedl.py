@@ -81,7 +81,7 @@ PROBLEMS = {
 def test_a_round_with_one_local_step_is_a_gradient_step(name):
     """F.6 (b): on (6), (7) and (10), whole batches, everyone."""
     zoo, settings, gradient = PROBLEMS[name]
-    got = eager(zoo, rk.ComFedL(0.1, **settings))
+    got = eager(zoo, rk.ComFedL(lr=0.1, **settings))
     np.testing.assert_allclose(got, descend(gradient, 0.1), rtol=1e-12)
 
 
@@ -94,13 +94,13 @@ def test_these_gradients_are_those_of_their_objectives(differences):
 
 
 def test_it_reaches_the_robust_solution():
-    result = solve(LOSSES, rk.ComFedL(0.1, gamma=GAMMA), 400)
+    result = solve(LOSSES, rk.ComFedL(lr=0.1, gamma=GAMMA), 400)
     np.testing.assert_allclose(result.solution[0], ROBUST.solution()[0], rtol=1e-10)
 
 
 def test_local_steps_by_hand():
     """Every local step is weighed anew, by the level of the round's start."""
-    got = eager(LOSSES, rk.ComFedL(0.1, 3, GAMMA), 1)
+    got = eager(LOSSES, rk.ComFedL(lr=0.1, local_steps=3, gamma=GAMMA), 1)
     start = np.zeros(2)
     level = GAMMA * np.log(np.mean(np.exp(LOSSES.losses(start) / GAMMA)))
     own = []
@@ -119,17 +119,25 @@ def test_local_steps_by_hand():
 def test_shifted_is_literal_with_another_step_size():
     """F.6 (c)."""
     greatest = LOSSES.losses(np.zeros(2)).max()
-    shifted = eager(LOSSES, rk.ComFedL(0.1, 3, GAMMA, rk.parts.Shifted()), 1)
+    shifted = eager(
+        LOSSES, rk.ComFedL(lr=0.1, local_steps=3, gamma=GAMMA, weighting=rk.parts.Shifted()), 1
+    )
     lr = 0.1 * np.exp(-greatest / GAMMA)
-    plain = eager(LOSSES, rk.ComFedL(lr, 3, GAMMA, rk.parts.Literal()), 1)
+    plain = eager(
+        LOSSES, rk.ComFedL(lr=lr, local_steps=3, gamma=GAMMA, weighting=rk.parts.Literal()), 1
+    )
     np.testing.assert_allclose(shifted, plain, rtol=1e-12)
 
 
 @pytest.mark.parametrize("weighting", [None, rk.parts.Normalised(stale_scalar=True, batch_size=1)])
 def test_an_infinite_gamma_is_fedavg(weighting):
     """F.6 (d), with the same clients and the same batches."""
-    got = eager(NOISY, rk.ComFedL(0.1, 3, 1e30, weighting, clients=2, batch_size=2), 3)
-    plain = eager(NOISY, rk.FedAvg(0.1, 3, clients=2, batch_size=2), 3)
+    got = eager(
+        NOISY,
+        rk.ComFedL(lr=0.1, local_steps=3, gamma=1e30, weighting=weighting, clients=2, batch_size=2),
+        3,
+    )
+    plain = eager(NOISY, rk.FedAvg(lr=0.1, local_steps=3, clients=2, batch_size=2), 3)
     np.testing.assert_array_equal(got, plain)
 
 
@@ -139,13 +147,17 @@ def test_an_infinite_gamma_is_fedavg(weighting):
 )
 def test_a_shift_of_all_losses_changes_nothing(shift, weighting):
     """F.6 (e)."""
-    algorithm = rk.ComFedL(0.1, 2, 0.1, weighting, clients=2, batch_size=2)
+    algorithm = rk.ComFedL(
+        lr=0.1, local_steps=2, gamma=0.1, weighting=weighting, clients=2, batch_size=2
+    )
     moved = dataclasses.replace(NOISY, c=NOISY.c + shift)
     np.testing.assert_allclose(eager(moved, algorithm), eager(NOISY, algorithm), rtol=1e-9)
 
 
 def test_a_stale_level_is_that_of_the_round_before():
-    algorithm = rk.ComFedL(0.1, 1, GAMMA, rk.parts.Normalised(stale_scalar=True))
+    algorithm = rk.ComFedL(
+        lr=0.1, local_steps=1, gamma=GAMMA, weighting=rk.parts.Normalised(stale_scalar=True)
+    )
     first, second = (advance(LOSSES, algorithm, rounds)[0] for rounds in (1, 2))
 
     def level(w):
@@ -165,7 +177,7 @@ def test_a_stale_level_is_that_of_the_round_before():
 def test_weights_of_the_population_are_those_of_the_mean():
     share = np.array([0.2, 0.3, 0.5])
     population = rk.Population.stacked(LOSSES.data, weights=share)
-    result = rk.run(rk.ComFedL(0.1, gamma=GAMMA), LOSSES.problem, population, LOSSES.start,
+    result = rk.run(rk.ComFedL(lr=0.1, gamma=GAMMA), LOSSES.problem, population, LOSSES.start,
                     rounds=1, engine=rk.Eager())  # fmt: skip
     weights = share * np.exp(LOSSES.losses(np.zeros(2)) / GAMMA)
     step = weights / weights.sum() @ LOSSES.gradients(np.zeros(2))
@@ -173,20 +185,22 @@ def test_weights_of_the_population_are_those_of_the_mean():
 
 
 def test_literal_weights_that_overflow_say_what_to_do():
-    algorithm = rk.ComFedL(0.01, 5, gamma=1e-3, weighting=rk.parts.Literal())
+    algorithm = rk.ComFedL(lr=0.01, local_steps=5, gamma=1e-3, weighting=rk.parts.Literal())
     result = solve(LOSSES, algorithm, 2, engine=rk.Eager())
     assert result.status == "diverged"
     assert "no longer finite. Literal weights" in result.message
     assert "Use weighting=Normalised(), or a larger gamma." in result.message
     for mended in (rk.parts.Normalised(), rk.parts.Literal(max_exponent=1.0)):
-        algorithm = rk.ComFedL(1e-6, 5, gamma=1e-3, weighting=mended)
+        algorithm = rk.ComFedL(lr=1e-6, local_steps=5, gamma=1e-3, weighting=mended)
         result = solve(LOSSES, algorithm, 2, engine=rk.Eager())
         assert (result.status, result.message) == ("finished", "")
 
 
 def test_a_cut_exponent():
     gamma, cut = 0.5, 1.0
-    got = eager(LOSSES, rk.ComFedL(0.1, 1, gamma, rk.parts.Literal(cut)), 1)
+    got = eager(
+        LOSSES, rk.ComFedL(lr=0.1, local_steps=1, gamma=gamma, weighting=rk.parts.Literal(cut)), 1
+    )
     start = np.zeros(2)
     exponents = LOSSES.losses(start) / gamma
     assert exponents.min() < cut < exponents.max()
@@ -216,7 +230,7 @@ def test_the_two_batches_are_independent_and_from_their_splits(kind, splits):
     }
     found = []
     for seed in range(6):
-        algorithm = rk.ComFedL(0.1, batch_size=1)
+        algorithm = rk.ComFedL(lr=0.1, batch_size=1)
         w = rk.run(algorithm, problem, clients, (np.zeros(2),), rounds=1, seed=seed,
                    engine=rk.Eager()).solution[0]  # fmt: skip
         found += [drawn for drawn, step in possible.items() if np.allclose(step, w, rtol=1e-9)]
@@ -229,12 +243,12 @@ def test_identical_clients_are_one_client(name):
     zoo, settings, _ = PROBLEMS[name]
     same = dataclasses.replace(zoo, **{k: np.repeat(a[:1], 3, axis=0) for k, a in zoo.data.items()})
     one = dataclasses.replace(zoo, **{k: a[:1] for k, a in zoo.data.items()})
-    algorithm = rk.ComFedL(0.1, 2, **settings)
+    algorithm = rk.ComFedL(lr=0.1, local_steps=2, **settings)
     assert_close(eager(same, algorithm), eager(one, algorithm), rtol=1e-12)
 
 
 def test_the_order_of_the_clients_does_not_matter():
-    algorithm = rk.ComFedL(0.1, 2, GAMMA)
+    algorithm = rk.ComFedL(lr=0.1, local_steps=2, gamma=GAMMA)
     turned = dataclasses.replace(LOSSES, **{k: a[::-1] for k, a in LOSSES.data.items()})
     np.testing.assert_allclose(eager(turned, algorithm), eager(LOSSES, algorithm), rtol=1e-12)
 
@@ -246,7 +260,9 @@ def test_single_precision_stays_single():
         rk.parts.Shifted(),
         rk.parts.Normalised(stale_scalar=True),
     ):
-        state, _ = advance(zoo, rk.ComFedL(0.1, 1, 0.5, weighting), 2)
+        state, _ = advance(
+            zoo, rk.ComFedL(lr=0.1, local_steps=1, gamma=0.5, weighting=weighting), 2
+        )
         assert state.w.dtype == np.float32
     assert state.kept.level.dtype == np.float32
 
@@ -256,27 +272,27 @@ def test_single_precision_stays_single():
 
 def test_bad_input():
     with pytest.raises(ValueError, match="Give ComFedL a gamma, or use FedAvg"):
-        rk.ComFedL(0.1).check(LOSSES.problem, 3)
+        rk.ComFedL(lr=0.1).check(LOSSES.problem, 3)
     with pytest.raises(ValueError, match="Leave out gamma, or, to be robust in a loss, make it a"):
-        rk.ComFedL(0.1, gamma=1).check(ROBUST.problem, 3)
+        rk.ComFedL(lr=0.1, gamma=1).check(ROBUST.problem, 3)
     with pytest.raises(TypeError, match=r"LocalComposition, Meta and SingleLevel .* got Bilevel"):
-        rk.ComFedL(0.1).check(rk.zoo.scalar_bilevel().problem, 3)
+        rk.ComFedL(lr=0.1).check(rk.zoo.scalar_bilevel().problem, 3)
     with pytest.raises(ValueError, match="give a gamma, or no weighting"):
-        rk.ComFedL(0.1, weighting=rk.parts.Normalised())
+        rk.ComFedL(lr=0.1, weighting=rk.parts.Normalised())
     with pytest.raises(ValueError, match="gamma must be a finite number above 0, got 0"):
-        rk.ComFedL(0.1, gamma=0)
+        rk.ComFedL(lr=0.1, gamma=0)
     with pytest.raises(ValueError, match="leave out outer_batch_size"):
-        rk.ComFedL(0.1, shared_batch=True, outer_batch_size=2)
+        rk.ComFedL(lr=0.1, shared_batch=True, outer_batch_size=2)
     with pytest.raises(ValueError, match="only the inner function takes rows"):
-        rk.ComFedL(0.1, gamma=1, outer_batch_size=2).check(LOSSES.problem, 3)
+        rk.ComFedL(lr=0.1, gamma=1, outer_batch_size=2).check(LOSSES.problem, 3)
     with pytest.raises(ValueError, match="one split, and the problem has two: 'train' inside, 'a'"):
-        rk.ComFedL(0.1, shared_batch=True).check(rk.Meta(sum, 0.1, outer_split="a"), 3)
+        rk.ComFedL(lr=0.1, shared_batch=True).check(rk.Meta(sum, 0.1, outer_split="a"), 3)
     for problem, gamma in ((LOSSES.problem, 1), (ROBUST.problem, None)):
         with pytest.raises(ValueError, match="hessian is for Meta problems; leave it out on a"):
-            rk.ComFedL(0.1, gamma=gamma, hessian=rk.parts.ExactHessian()).check(problem, 3)
+            rk.ComFedL(lr=0.1, gamma=gamma, hessian=rk.parts.ExactHessian()).check(problem, 3)
     with pytest.raises(ValueError, match="lr must be a finite number above 0, got -1"):
-        rk.ComFedL(-1)
+        rk.ComFedL(lr=-1)
     with pytest.raises(ValueError, match="outer_batch_size must be at least 1, got 0"):
-        rk.ComFedL(0.1, outer_batch_size=0)
+        rk.ComFedL(lr=0.1, outer_batch_size=0)
     with pytest.raises(ValueError, match=r"Normalised.batch_size must be at least 1, got 0"):
         rk.parts.Normalised(batch_size=0)

@@ -25,7 +25,9 @@ W, NUMBER = 2 * 8, 8  # bytes
     ],
 )
 def test_ledger_with_a_gamma(weighting, exchanges, down, up):
-    algorithm = rk.ComFedL(0.1, 3, 0.5, weighting, clients=2, batch_size=2)
+    algorithm = rk.ComFedL(
+        lr=0.1, local_steps=3, gamma=0.5, weighting=weighting, clients=2, batch_size=2
+    )
     _, ledgers = advance(NOISY, algorithm, 2)
     assert tuple(ledger.exchanges for ledger in ledgers) == exchanges
     assert tuple(ledger.bytes_down for ledger in ledgers) == tuple(2 * b for b in down)
@@ -44,7 +46,7 @@ def test_ledger_with_a_gamma(weighting, exchanges, down, up):
     ],
 )
 def test_ledger_of_maml(settings, gradients, products):
-    _, (ledger,) = advance(ROWS, rk.ComFedL(0.1, 2, clients=2, **settings), 1)
+    _, (ledger,) = advance(ROWS, rk.ComFedL(lr=0.1, local_steps=2, clients=2, **settings), 1)
     assert ledger.exchanges == 1
     assert ledger.bytes_down == ledger.bytes_up == 2 * W
     assert ledger.gradients == 2 * 2 * gradients
@@ -54,7 +56,7 @@ def test_ledger_of_maml(settings, gradients, products):
 @pytest.mark.parametrize(
     ("weighting", "level"),
     [
-        (rk.parts.Shifted(3), 3),
+        (rk.parts.Shifted(batch_size=3), 3),
         (rk.parts.Normalised(batch_size=4), 4),
         (rk.parts.Normalised(), 5),
         (rk.parts.Normalised(stale_scalar=True, batch_size=3), 3 + 3),
@@ -62,7 +64,9 @@ def test_ledger_of_maml(settings, gradients, products):
 )
 def test_ledger_of_a_level_of_damaml(weighting, level):
     """A loss after adaptation costs a gradient per row."""
-    algorithm = rk.ComFedL(0.1, 2, 0.5, weighting, clients=2, batch_size=2)
+    algorithm = rk.ComFedL(
+        lr=0.1, local_steps=2, gamma=0.5, weighting=weighting, clients=2, batch_size=2
+    )
     _, (ledger,) = advance(ROWS, algorithm, 1)
     assert ledger.gradients == 2 * (level + 2 * (2 + 2))
     assert ledger.hessian_vectors == 2 * 2 * 2
@@ -70,7 +74,7 @@ def test_ledger_of_a_level_of_damaml(weighting, level):
 
 def test_ledger_of_a_composition():
     zoo = rk.zoo.robust_quadratic(n_clients=3, size=2, rows=5, noise=0.1)
-    algorithm = rk.ComFedL(0.1, 2, clients=2, batch_size=2, outer_batch_size=3)
+    algorithm = rk.ComFedL(lr=0.1, local_steps=2, clients=2, batch_size=2, outer_batch_size=3)
     _, (ledger,) = advance(zoo, algorithm, 1)
     assert (ledger.exchanges, ledger.bytes_down, ledger.bytes_up) == (1, 2 * W, 2 * W)
     assert (ledger.gradients, ledger.hessian_vectors) == (2 * 2 * (2 + 3), 0)

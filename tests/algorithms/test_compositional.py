@@ -12,7 +12,7 @@ SCALAR = rk.zoo.scalar_bilevel().problem
 
 
 def test_the_composed_gradient_of_all_rows_is_exact_however_clients_differ():
-    state, _ = advance(CHAIN, rk.ComposedSGD(0.1), 3)
+    state, _ = advance(CHAIN, rk.ComposedSGD(outer_lr=0.1), 3)
     x = np.zeros(2)
     for _ in range(3):
         x = x - 0.1 * CHAIN.gradient(x)
@@ -26,10 +26,11 @@ def test_the_composed_gradient_of_a_batch_is_undivided_and_biased():
         (slope.reshape(1, 2, 1, 1),), (np.zeros((1, 2, 1)),), target.reshape(1, 2, 1)
     )
     steps = [
-        float(advance(zoo, rk.ComposedSGD(1.0, batch_size=1), 1, seed=s)[0].x[0]) for s in range(8)
+        float(advance(zoo, rk.ComposedSGD(outer_lr=1.0, batch_size=1), 1, seed=s)[0].x[0])
+        for s in range(8)
     ]
     assert set(steps) == {1.0, 15.0}  # 2 (2 * 0 - 3) = -6 would be right
-    (x,) = advance(zoo, rk.ComposedSGD(1.0), 1)[0].x
+    (x,) = advance(zoo, rk.ComposedSGD(outer_lr=1.0), 1)[0].x
     assert float(x) == pytest.approx(6.0)
 
 
@@ -37,7 +38,9 @@ def test_scgd_by_hand():
     A = [m.mean((0, 1)) for m in CHAIN.matrices]
     c = [o.mean((0, 1)) for o in CHAIN.offsets]
     t = CHAIN.target.mean((0, 1))
-    algorithm = rk.SCGD(rk.parts.PowerDecay(0.2, 0.75), rk.parts.PowerDecay(0.5, 0.5))
+    algorithm = rk.SCGD(
+        outer_lr=rk.parts.PowerDecay(0.2, 0.75), inner_lr=rk.parts.PowerDecay(0.5, 0.5)
+    )
     x, z1, z2 = np.zeros(2), np.zeros(2), np.zeros(3)
     for r in range(3):
         b = 0.5 / np.sqrt(r + 1)
@@ -57,11 +60,13 @@ def test_nasa_by_hand():
         g, value = A.T @ (z - t), A @ x + c
         d = (1 - a * step) * d + a * step * g
         z = (1 - b * step) * z + b * step * value
-    state, _ = advance(TWO, rk.NASA(step, B, a, b), 4)
+    state, _ = advance(TWO, rk.NASA(lr=step, proximity=B, gradient_share=a, value_share=b), 4)
     assert_close(tuple(state), (x, z, d), rtol=1e-12)
 
 
-@pytest.mark.parametrize("algorithm", [rk.SCGD(0.2, 0.5), rk.NASA(0.2)], ids=["SCGD", "NASA"])
+@pytest.mark.parametrize(
+    "algorithm", [rk.SCGD(outer_lr=0.2, inner_lr=0.5), rk.NASA(lr=0.2)], ids=["SCGD", "NASA"]
+)
 def test_they_reach_the_solution(algorithm):
     assert_close(solve(TWO, algorithm, 3000).solution, TWO.solution(), atol=1e-9)
 
@@ -72,32 +77,34 @@ def test_soba_by_hand():
     for _ in range(4):
         maps = (x - v, 2 * y + x - 0.5, 2 * v - (y - 1))
         x, y, v = x - 0.1 * maps[0], y - 0.2 * maps[1], v - 0.05 * maps[2]
-    state, _ = advance(zoo, rk.SOBA(0.1, (0.2, 0.05)), 4)
+    state, _ = advance(zoo, rk.SOBA(outer_lr=0.1, inner_lr=(0.2, 0.05)), 4)
     got = [float(a[0]) for a in (*state.variables, *state.added)]
     np.testing.assert_allclose(got, (x, y, v), rtol=1e-12)
-    assert_close(solve(zoo, rk.SOBA(0.1, 0.2), 600).solution, zoo.solution(), atol=1e-10)
+    assert_close(
+        solve(zoo, rk.SOBA(outer_lr=0.1, inner_lr=0.2), 600).solution, zoo.solution(), atol=1e-10
+    )
 
 
 def test_costs():
     m, p, s = 3, 2 * 8, (2 + 3) * 8
-    for algorithm in (rk.ComposedSGD(0.1), rk.SCGD(0.1, 0.1)):
+    for algorithm in (rk.ComposedSGD(outer_lr=0.1), rk.SCGD(outer_lr=0.1, inner_lr=0.1)):
         _, (ledger,) = advance(CHAIN, algorithm, 1)
         assert ledger.exchanges == 5
         assert ledger.bytes_down == ledger.bytes_up == m * (p + 2 * s)
-    _, (ledger,) = advance(TWO, rk.NASA(0.1), 1)
+    _, (ledger,) = advance(TWO, rk.NASA(lr=0.1), 1)
     assert ledger.exchanges == 2
     assert ledger.bytes_down == ledger.bytes_up == m * (2 + 2 * 3) * 8
-    _, (ledger,) = advance(CHAIN, rk.STSA(0.1, 0.1, clients=2), 1)
+    _, (ledger,) = advance(CHAIN, rk.STSA(outer_lr=0.1, inner_lr=0.1, clients=2), 1)
     assert (ledger.exchanges, ledger.messages) == (1, 4)
     assert ledger.bytes_down == ledger.bytes_up == 2 * (2 + 2 * 5) * 8
 
 
 def test_problems_that_do_not_fit():
     with pytest.raises(TypeError, match="SOBA solves Bilevel problems, got Composition"):
-        rk.SOBA(0.1, 0.1).check(TWO.problem, 3)  # pyright: ignore[reportArgumentType]
+        rk.SOBA(outer_lr=0.1, inner_lr=0.1).check(TWO.problem, 3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="SCGD solves Composition problems, got Bilevel"):
-        rk.SCGD(0.1, 0.1).check(SCALAR, 2)  # pyright: ignore[reportArgumentType]
+        rk.SCGD(outer_lr=0.1, inner_lr=0.1).check(SCALAR, 2)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="NASA solves compositions of two layers, got 3 layers"):
-        rk.NASA(0.1).check(CHAIN.problem, 3)
+        rk.NASA(lr=0.1).check(CHAIN.problem, 3)
     with pytest.raises(ValueError, match="outer_lr must be a finite number above 0"):
-        rk.ComposedSGD(-1.0)
+        rk.ComposedSGD(outer_lr=-1.0)

@@ -29,8 +29,8 @@ def advance(algorithm, clock=None, rounds=3, weights=None, engine=None, state=No
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 def test_without_delays_and_with_room_for_everyone_it_is_fedavg(weights):
-    ours = advance(rk.FedBuff(0.1, 4, STEPS), weights=weights)
-    theirs = advance(rk.FedAvg(0.1, STEPS), weights=weights)
+    ours = advance(rk.FedBuff(lr=0.1, buffer_size=4, local_steps=STEPS), weights=weights)
+    theirs = advance(rk.FedAvg(lr=0.1, local_steps=STEPS), weights=weights)
     np.testing.assert_allclose(ours.state.w, theirs.state.w, rtol=1e-14)
     assert ours.ledgers == theirs.ledgers  # to the byte, and with as many evaluations
     assert ours.ledgers[0].values()[:4] == (1, 8, 4 * W, 4 * W)
@@ -38,7 +38,9 @@ def test_without_delays_and_with_room_for_everyone_it_is_fedavg(weights):
 
 @pytest.mark.parametrize(("discount", "bound"), [(0.5, None), (0.0, None), (1.5, 2)])
 def test_a_naive_simulation_gives_the_same_trajectory(discount, bound):
-    algorithm = rk.FedBuff(0.05, 2, STEPS, 0.7, discount, bound)
+    algorithm = rk.FedBuff(
+        lr=0.05, buffer_size=2, local_steps=STEPS, server_lr=0.7, discount=discount, staleness=bound
+    )
     rounds = 12
     done = advance(algorithm, CLOCK, rounds, WEIGHTS, rk.Compiled())
     naive, w, stale = Naive(ZOO, CLOCK), np.zeros(2), []
@@ -60,8 +62,12 @@ def test_a_naive_simulation_gives_the_same_trajectory(discount, bound):
 
 def test_the_discount_is_the_papers_unless_told_otherwise():
     staleness = jnp.arange(4, dtype=jnp.int32)
-    np.testing.assert_allclose(rk.FedBuff(0.1, 2).factor(staleness), 1 / np.sqrt([1, 2, 3, 4]))
-    np.testing.assert_allclose(rk.FedBuff(0.1, 2, discount=0).factor(staleness), np.ones(4))
+    np.testing.assert_allclose(
+        rk.FedBuff(lr=0.1, buffer_size=2).factor(staleness), 1 / np.sqrt([1, 2, 3, 4])
+    )
+    np.testing.assert_allclose(
+        rk.FedBuff(lr=0.1, buffer_size=2, discount=0).factor(staleness), np.ones(4)
+    )
 
 
 def test_a_discount_takes_weight_off_the_slow_and_moves_the_limit_further():
@@ -69,7 +75,7 @@ def test_a_discount_takes_weight_off_the_slow_and_moves_the_limit_further():
     clock = rk.delays.Clock(rk.delays.Stragglers(rk.delays.ConstantDelay(1.0), (3,), 2.0))
     engine, away = rk.Compiled(rounds_per_call=4000), []
     for discount in (0.0, 0.5):
-        algorithm = rk.FedBuff(0.01, 3, discount=discount)
+        algorithm = rk.FedBuff(lr=0.01, buffer_size=3, discount=discount)
         ends = [advance(algorithm, clock, n, engine=engine).state.w for n in (4000, 4001)]
         counts = np.array([7, 7, 7, 3 / 2**discount])
         limit = np.linalg.solve(
@@ -82,7 +88,7 @@ def test_a_discount_takes_weight_off_the_slow_and_moves_the_limit_further():
 
 def test_a_job_in_flight_does_not_see_what_becomes_of_the_server_model():
     clock = rk.delays.Clock(rk.delays.Stragglers(rk.delays.ConstantDelay(1.0), (3,), 2.0))
-    algorithm = rk.FedBuff(0.05, 3, STEPS)
+    algorithm = rk.FedBuff(lr=0.05, buffer_size=3, local_steps=STEPS)
     state = advance(algorithm, clock, 1).state
     poisoned = state._replace(w=jnp.full(2, 1e6))
     clean, poisoned = (
@@ -109,6 +115,6 @@ def test_bad_settings_are_refused(settings, words):
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="4 clients cannot fill a buffer_size of 5"):
-        rk.FedBuff(0.1, 5).check(ZOO.problem, 4)
+        rk.FedBuff(lr=0.1, buffer_size=5).check(ZOO.problem, 4)
     with pytest.raises(TypeError, match="FedBuff solves SingleLevel problems, got Bilevel"):
-        rk.FedBuff(0.1, 1).check(rk.zoo.scalar_bilevel().problem, 2)  # type: ignore
+        rk.FedBuff(lr=0.1, buffer_size=1).check(rk.zoo.scalar_bilevel().problem, 2)  # type: ignore

@@ -61,7 +61,7 @@ def assert_mean(drawn, want):
     ],
 )
 def test_the_mean_is_the_series_of_the_mean_hessian_whoever_is_drawn(chains):
-    drawn = draws(rk.parts.PHE(N, L, chains), 30_000)
+    drawn = draws(rk.parts.PHE(terms=N, lipschitz=L, chains=chains), 30_000)
     assert_mean(drawn, lengths(ZOO).mean(0))
     # chains that kept to their own client would mean something else, and be found out
     alone = [
@@ -75,21 +75,26 @@ def test_the_mean_is_the_series_of_the_mean_hessian_whoever_is_drawn(chains):
 def test_clients_are_drawn_by_their_weights():
     weights = np.array([0.55, 0.25, 0.15, 0.05])
     assert_mean(
-        draws(rk.parts.PHE(N, L, 2), 30_000, weights=weights), lengths(ZOO, weights).mean(0)
+        draws(rk.parts.PHE(terms=N, lipschitz=L, chains=2), 30_000, weights=weights),
+        lengths(ZOO, weights).mean(0),
     )
 
 
 @pytest.mark.slow
 def test_the_variance_falls_as_one_over_the_number_of_chains():
-    scaled = [n * draws(rk.parts.PHE(N, L, n), 6000).var(0) for n in (1, 3, 9)]
+    scaled = [
+        n * draws(rk.parts.PHE(terms=N, lipschitz=L, chains=n), 6000).var(0) for n in (1, 3, 9)
+    ]
     np.testing.assert_allclose(scaled[1:], [scaled[0]] * 2, rtol=0.15)  # 5 sigma of 6000 draws
 
 
 @pytest.mark.slow
 def test_with_identical_clients_only_the_random_length_is_left_and_only_phe_averages_it():
     of_length = lengths(SAME).var(0)
-    phe = draws(rk.parts.PHE(N, L, 8), 4000, SAME).var(0)
-    ihgp = draws(rk.parts.FedIHGP(N, L), 4000, SAME, rk.participation.WithReplacement(8)).var(0)
+    phe = draws(rk.parts.PHE(terms=N, lipschitz=L, chains=8), 4000, SAME).var(0)
+    ihgp = draws(
+        rk.parts.FedIHGP(terms=N, lipschitz=L), 4000, SAME, rk.participation.WithReplacement(8)
+    ).var(0)
     np.testing.assert_allclose(8 * phe, of_length, rtol=0.15)
     np.testing.assert_allclose(ihgp, of_length, rtol=0.15)
 
@@ -102,13 +107,15 @@ def test_the_sum_of_identical_clients_is_the_truncated_series():
         t = t - m["H"] @ t / L
         v = v + t
     h = m["r"] + SAME.m0 * X + m["E"] @ Y + m["B"].T @ v
-    np.testing.assert_allclose(draws(rk.parts.PHESum(N, L, 2), 2, SAME), [h, h], rtol=1e-12)
+    np.testing.assert_allclose(
+        draws(rk.parts.PHESum(terms=N, lipschitz=L, chains=2), 2, SAME), [h, h], rtol=1e-12
+    )
 
 
 def test_as_many_chains_as_clients_take_part():
     def each(clients, key):
         fed, x, y = federation(ZOO), jnp.asarray(X), jnp.asarray(Y)
-        return rk.parts.PHE(N, L).each(
+        return rk.parts.PHE(terms=N, lipschitz=L).each(
             fed, ZOO.problem, Sampling(clients), x, y, jnp.zeros(()), key
         )[0]
 
@@ -126,7 +133,11 @@ def test_as_many_chains_as_clients_take_part():
 def test_identical_clients_and_the_sum_reach_the_exact_solution():
     zoo = rk.zoo.quadratic_bilevel(n_clients=2, heterogeneity=0.0)
     algorithm = rk.FedMBO(
-        0.1, 0.2, inner_rounds=3, hypergradient=rk.parts.PHESum(100, 4.0), clients=1
+        outer_lr=0.1,
+        inner_lr=0.2,
+        inner_rounds=3,
+        hypergradient=rk.parts.PHESum(terms=100, lipschitz=4.0),
+        clients=1,
     )
     x, y = solve(zoo, algorithm, 300).solution
     np.testing.assert_allclose(x, zoo.solution()[0], rtol=0, atol=1e-12)
@@ -136,7 +147,10 @@ def test_identical_clients_and_the_sum_reach_the_exact_solution():
 @pytest.mark.slow
 def test_different_clients_and_the_sum_hover_about_the_solution():
     algorithm = rk.FedMBO(
-        0.05, 0.2, inner_rounds=2, hypergradient=rk.parts.PHESum(12, 4.0, chains=8)
+        outer_lr=0.05,
+        inner_lr=0.2,
+        inner_rounds=2,
+        hypergradient=rk.parts.PHESum(terms=12, lipschitz=4.0, chains=8),
     )
     tail = trajectory(ZOO, algorithm, 5000, every=10)[50:]
     noise = np.linalg.norm(tail - ZOO.solution()[0], axis=1).mean()
@@ -149,18 +163,20 @@ def test_different_clients_and_the_sum_hover_about_the_solution():
 
 def test_bad_input():
     with pytest.raises(ValueError, match="outer_lr must be a finite number above 0"):
-        rk.FedMBO(0.0, 0.1)
+        rk.FedMBO(outer_lr=0.0, inner_lr=0.1)
     with pytest.raises(TypeError, match=r"lr must be a number, got PerCall"):
-        rk.FedMBO(rk.parts.PerCall(0.1), 0.1)  # pyright: ignore[reportArgumentType]
+        rk.FedMBO(outer_lr=rk.parts.PerCall(0.1), inner_lr=0.1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"PHE.terms must be at least 1, got 0"):
-        rk.parts.PHE(0)
+        rk.parts.PHE(terms=0)
     with pytest.raises(ValueError, match=r"PHESum.lipschitz must be a finite number above 0"):
         rk.parts.PHESum(lipschitz=-1.0)
     with pytest.raises(ValueError, match="number of chains must be at least 1, got 0"):
         rk.parts.PHE(chains=0)
     with pytest.raises(ValueError, match="5 different clients were asked for"):
-        rk.FedMBO(0.1, 0.1, hypergradient=rk.parts.PHE(chains=rk.participation.Uniform(5))).check(
-            ZOO.problem, 4
-        )
+        rk.FedMBO(
+            outer_lr=0.1,
+            inner_lr=0.1,
+            hypergradient=rk.parts.PHE(chains=rk.participation.Uniform(5)),
+        ).check(ZOO.problem, 4)
     with pytest.raises(TypeError, match="PHESum estimates hypergradients of Bilevel problems"):
-        rk.FedMBO(0.1, 0.1).check(rk.zoo.saddle().problem, 4)
+        rk.FedMBO(outer_lr=0.1, inner_lr=0.1).check(rk.zoo.saddle().problem, 4)

@@ -22,24 +22,32 @@ SEQUENCES = rk.zoo.linear_sequences(n_clients=3, sizes=(2, 1))
     [
         (
             rk.zoo.quadratic_bilevel(n_clients=4, x_size=2, y_size=2),
-            rk.FedMSA(0.05, (0.2, 0.1), local_steps=5),
+            rk.FedMSA(outer_lr=0.05, inner_lr=(0.2, 0.1), local_steps=5),
             800,
         ),
         (
             rk.zoo.quadratic_bilevel(n_clients=4, x_size=2, y_size=2),
-            rk.FedMSA(0.1, 0.2, local_steps=1, clients=3),
+            rk.FedMSA(outer_lr=0.1, inner_lr=0.2, local_steps=1, clients=3),
             1500,
         ),
-        (rk.zoo.curved_saddle(n_clients=3), rk.FedMSA(0.05, 0.1, local_steps=5, clients=2), 500),
-        (rk.zoo.linear_chain(n_clients=3, sizes=(2, 2)), rk.FedMSA(0.2, 0.5), 1000),
+        (
+            rk.zoo.curved_saddle(n_clients=3),
+            rk.FedMSA(outer_lr=0.05, inner_lr=0.1, local_steps=5, clients=2),
+            500,
+        ),
+        (
+            rk.zoo.linear_chain(n_clients=3, sizes=(2, 2)),
+            rk.FedMSA(outer_lr=0.2, inner_lr=0.5),
+            1000,
+        ),
         (
             rk.zoo.linear_chain(n_clients=3, sizes=(2, 3, 3)),
-            rk.FedMSA(0.02, 0.3, local_steps=5),
+            rk.FedMSA(outer_lr=0.02, inner_lr=0.3, local_steps=5),
             1500,
         ),
         (
             rk.zoo.linear_chain(n_clients=3, sizes=(2, 2, 3, 3)),
-            rk.FedMSA(0.05, 0.3, local_steps=5, clients=2),
+            rk.FedMSA(outer_lr=0.05, inner_lr=0.3, local_steps=5, clients=2),
             1500,
         ),
     ],
@@ -53,7 +61,7 @@ def test_it_reaches_the_exact_solution_though_clients_differ(zoo, algorithm, rou
 
 def test_the_papers_product_of_jacobians_ends_elsewhere():
     zoo = rk.zoo.scalar_composition()  # the mean of the clients' own gradients is zero at 8/5
-    algorithm = rk.FedMSA(0.1, 0.5, view=rk.parts.ProductView())
+    algorithm = rk.FedMSA(outer_lr=0.1, inner_lr=0.5, view=rk.parts.ProductView())
     (x,) = solve(zoo, algorithm, 400).solution
     # z follows 2 x, and x the mean of k_i (z - t_i) = 2 z - 8
     assert float(x[0]) == pytest.approx(2.0, abs=1e-12)
@@ -91,8 +99,8 @@ def reference(zoo, alpha, beta, K, rounds, factor=1.0):
 def test_directions_telescope_whatever_rho(rho):
     K, rounds, rate = 4, 4, 0.9
     algorithm = rk.FedMSA(
-        rk.parts.Decay(0.1, rate),
-        (rk.parts.Decay(0.2, rate),),
+        outer_lr=rk.parts.Decay(0.1, rate),
+        inner_lr=(rk.parts.Decay(0.2, rate),),
         local_steps=K,
         renewal=rho,
         clients=None,
@@ -111,22 +119,28 @@ def test_differences_are_taken_on_one_sample():
     same_M = np.broadcast_to(noisy.M.mean(1, keepdims=True), noisy.M.shape)
     zoo = rk.zoo.LinearSequences(same_M, noisy.c, noisy.sizes)
     settings: dict[str, Any] = {"local_steps": 3, "renewal": 1e-13, "clients": None}
-    whole, _ = advance(zoo, rk.FedMSA(0.1, 0.2, **settings), 3)
-    drawn, _ = advance(zoo, rk.FedMSA(0.1, 0.2, batch_size=1, **settings), 3)
+    whole, _ = advance(zoo, rk.FedMSA(outer_lr=0.1, inner_lr=0.2, **settings), 3)
+    drawn, _ = advance(zoo, rk.FedMSA(outer_lr=0.1, inner_lr=0.2, batch_size=1, **settings), 3)
     assert_close(whole.variables, drawn.variables, rtol=1e-11)
-    fresh, _ = advance(zoo, rk.FedMSA(0.1, 0.2, first_batch=1, **settings), 3)
+    fresh, _ = advance(zoo, rk.FedMSA(outer_lr=0.1, inner_lr=0.2, first_batch=1, **settings), 3)
     assert np.abs(fresh.variables[0] - whole.variables[0]).max() > 1e-2
 
 
 @pytest.mark.parametrize(
     ("zoo", "rival"),
     [
-        (rk.zoo.quadratic_bilevel(n_clients=1, x_size=1, y_size=2), rk.SOBA(0.1, (0.2, 0.1))),
-        (rk.zoo.linear_chain(n_clients=1, sizes=(1, 2)), rk.STSA(0.1, (0.2, 0.1))),
+        (
+            rk.zoo.quadratic_bilevel(n_clients=1, x_size=1, y_size=2),
+            rk.SOBA(outer_lr=0.1, inner_lr=(0.2, 0.1)),
+        ),
+        (
+            rk.zoo.linear_chain(n_clients=1, sizes=(1, 2)),
+            rk.STSA(outer_lr=0.1, inner_lr=(0.2, 0.1)),
+        ),
     ],
 )
 def test_one_client_one_step_and_no_momentum_is_the_centralised_method(zoo, rival):
-    algorithm = rk.FedMSA(0.1, (0.2, 0.1), local_steps=1, renewal=1.0)
+    algorithm = rk.FedMSA(outer_lr=0.1, inner_lr=(0.2, 0.1), local_steps=1, renewal=1.0)
     for rounds in (1, 2, 5):
         ours, theirs = advance(zoo, algorithm, rounds)[0], advance(zoo, rival, rounds)[0]
         assert_close((ours.variables, ours.added), tuple(theirs), rtol=1e-12)
@@ -144,22 +158,26 @@ def test_a_schedule_a_radius_and_a_step():
 
 def test_a_bound_on_v_holds_and_a_warm_up_starts_near_the_adjoint():
     zoo = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2)
-    warm = rk.parts.BilevelWarmUp(rk.parts.FedInnSGD(0.3), 15, rk.parts.FedIHGPSum(10, 4.0))
-    algorithm = rk.FedMSA(1e-9, 1e-9, warm_up=warm)
+    warm = rk.parts.BilevelWarmUp(
+        inner=rk.parts.FedInnSGD(lr=0.3),
+        inner_rounds=15,
+        adjoint=rk.parts.FedIHGPSum(terms=10, lipschitz=4.0),
+    )
+    algorithm = rk.FedMSA(outer_lr=1e-9, inner_lr=1e-9, warm_up=warm)
     state, (ledger,) = advance(zoo, algorithm, 1)
     x, y = (np.asarray(a) for a in state.variables)
     np.testing.assert_allclose(y, zoo.inner_solution(x), atol=0.01)
     np.testing.assert_allclose(state.added[0], zoo.adjoint(x, y), atol=0.05)
     assert ledger.exchanges == 15 + 11 + 2
     bound = 0.01
-    algorithm = rk.FedMSA(0.1, 0.2, local_steps=3, inner_radius=(np.inf, bound))
+    algorithm = rk.FedMSA(outer_lr=0.1, inner_lr=0.2, local_steps=3, inner_radius=(np.inf, bound))
     state, _ = advance(zoo, algorithm, 3)
     assert float(jnp.linalg.norm(state.added[0])) == pytest.approx(bound)
 
 
 def test_a_composition_warmed_up_starts_with_exact_values_and_adjoints():
     zoo = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2, 2))
-    algorithm = rk.FedMSA(1e-12, 1e-12, warm_up=rk.parts.CompositionWarmUp())
+    algorithm = rk.FedMSA(outer_lr=1e-12, inner_lr=1e-12, warm_up=rk.parts.CompositionWarmUp())
     state, (first, later) = advance(zoo, algorithm, 2)
     z1, z2, a1, a2 = state.previous[1:]
     assert_close((z1, z2), zoo.levels(np.zeros(1)), atol=1e-10)
@@ -177,7 +195,7 @@ def test_with_fewer_clients_in_exchange_a_rho_averages_their_noise():
     zoo, asked, draws = rk.zoo.linear_sequences(n_clients=6, sizes=(1, 1)), 2, 4000
 
     def direction(rho, seed):
-        algorithm = rk.FedMSA(1e-12, 1e-12, renewal=rho, momentum_clients=asked)
+        algorithm = rk.FedMSA(outer_lr=1e-12, inner_lr=1e-12, renewal=rho, momentum_clients=asked)
         return jnp.concatenate(end_of(zoo, algorithm, 20, seed).h)
 
     seeds, rhos = jnp.arange(draws), jnp.array([0.4, 1.0])
@@ -196,7 +214,9 @@ def test_with_fewer_clients_in_exchange_a_rho_averages_their_noise():
 def test_the_random_output_is_uniform_over_the_iterates_that_exist():
     zoo = rk.zoo.linear_sequences(n_clients=2, sizes=(2, 1))
     K, rounds, draws = 3, 3, 4000
-    algorithm = rk.FedMSA(0.1, 0.2, K, clients=None, output=rk.parts.RandomIterate())
+    algorithm = rk.FedMSA(
+        outer_lr=0.1, inner_lr=0.2, local_steps=K, clients=None, output=rk.parts.RandomIterate()
+    )
 
     def run(seed):
         return jnp.concatenate(algorithm.solution(end_of(zoo, algorithm, rounds, seed)))
@@ -237,10 +257,12 @@ def test_bad_settings_are_refused_at_construction(arguments, message):
 
 
 def test_settings_that_do_not_fit_the_problem():
-    check = rk.FedMSA(0.1, (0.1, 0.1, 0.1)).check
+    check = rk.FedMSA(outer_lr=0.1, inner_lr=(0.1, 0.1, 0.1)).check
     with pytest.raises(ValueError, match="inner_lr has 3 entries for 1 blocks"):
         check(SEQUENCES.problem, 3)
     with pytest.raises(TypeError, match="BilevelWarmUp is for Bilevel problems"):
-        rk.FedMSA(0.1, 0.1, warm_up=rk.parts.BilevelWarmUp()).check(SEQUENCES.problem, 3)
+        rk.FedMSA(outer_lr=0.1, inner_lr=0.1, warm_up=rk.parts.BilevelWarmUp()).check(
+            SEQUENCES.problem, 3
+        )
     with pytest.raises(ValueError, match="4 different clients were asked for"):
-        rk.FedMSA(0.1, 0.1, momentum_clients=4).check(SEQUENCES.problem, 3)
+        rk.FedMSA(outer_lr=0.1, inner_lr=0.1, momentum_clients=4).check(SEQUENCES.problem, 3)

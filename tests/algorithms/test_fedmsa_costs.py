@@ -17,7 +17,7 @@ SEQUENCES = rk.zoo.linear_sequences(n_clients=3, sizes=(2, 1))
 @pytest.mark.parametrize(("K", "c"), [(1, 1), (3, 2)])
 def test_costs_of_a_round(K, c):
     zoo, m, D = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2), 3, (1 + 2 + 2) * 8
-    algorithm = rk.FedMSA(0.01, 0.1, K, clients=c)
+    algorithm = rk.FedMSA(outer_lr=0.01, inner_lr=0.1, local_steps=K, clients=c)
     _, (first, *later) = advance(zoo, algorithm, 3)
     assert (first.exchanges, first.messages) == (2, 2 * (m + c))
     assert (first.bytes_down, first.bytes_up) == (m * D + c * D, m * D + c * D)
@@ -32,9 +32,9 @@ def test_costs_of_a_round(K, c):
 def test_u_goes_down_in_exchange_b_to_those_who_were_not_asked_in_a():
     D = 3 * 8
     algorithm = rk.FedMSA(
-        0.01,
-        0.1,
-        2,
+        outer_lr=0.01,
+        inner_lr=0.1,
+        local_steps=2,
         clients=rk.participation.Fixed((0, 1)),
         momentum_clients=rk.participation.Fixed((1, 2)),
     )
@@ -44,7 +44,9 @@ def test_u_goes_down_in_exchange_b_to_those_who_were_not_asked_in_a():
 
 
 def test_a_round_that_keeps_a_later_iterate_asks_one_client_for_it():
-    algorithm = rk.FedMSA(0.01, 0.1, 4, clients=2, output=rk.parts.RandomIterate())
+    algorithm = rk.FedMSA(
+        outer_lr=0.01, inner_lr=0.1, local_steps=4, clients=2, output=rk.parts.RandomIterate()
+    )
     _, ledgers = advance(SEQUENCES, algorithm, 8)
     extra = [ledger.exchanges - 2 for ledger in ledgers]
     assert extra[0] == 0
@@ -72,7 +74,7 @@ def test_a_million_inner_parameters_take_a_fixed_number_of_copies_of_the_blocks(
     problem = rk.Bilevel(wide_outer, wide_inner, "train", "train")
     rng = np.random.default_rng(0)
     data = {name: rng.normal(size=(m, rows, size)).astype(np.float32) for name in "ab"}
-    algorithm = rk.FedMSA(1e-3, 1e-4, K, clients=c)
+    algorithm = rk.FedMSA(outer_lr=1e-3, inner_lr=1e-4, local_steps=K, clients=c)
     x, y = jnp.zeros(1, jnp.float32), jnp.zeros((size, size), jnp.float32)
     state = algorithm.init(problem, x, y)
 

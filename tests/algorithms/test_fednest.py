@@ -17,7 +17,11 @@ ZOO = rk.zoo.quadratic_bilevel(n_clients=5)
 
 def test_sum_with_full_batches_reaches_the_exact_solution():
     algorithm = rk.FedNest(
-        outer_lr=0.1, inner_lr=0.2, inner_rounds=2, inner_steps=3, ihgp=rk.parts.FedIHGPSum(60, 4.0)
+        outer_lr=0.1,
+        inner_lr=0.2,
+        inner_rounds=2,
+        inner_steps=3,
+        ihgp=rk.parts.FedIHGPSum(terms=60, lipschitz=4.0),
     )
     x, y = solve(ZOO, algorithm, 600).solution
     x_star, y_star = ZOO.solution()
@@ -27,7 +31,7 @@ def test_sum_with_full_batches_reaches_the_exact_solution():
 
 def test_the_scalar_instance_by_hand():
     algorithm = rk.FedNest(
-        outer_lr=0.2, inner_lr=0.3, inner_steps=2, ihgp=rk.parts.FedIHGPSum(50, 3.0)
+        outer_lr=0.2, inner_lr=0.3, inner_steps=2, ihgp=rk.parts.FedIHGPSum(terms=50, lipschitz=3.0)
     )
     x, y = solve(rk.zoo.scalar_bilevel(), algorithm, 300).solution
     assert float(x[0]) == pytest.approx(-0.3, abs=1e-12)
@@ -37,7 +41,11 @@ def test_the_scalar_instance_by_hand():
 @pytest.mark.slow
 def test_a_random_length_leaves_a_noise_floor_around_the_solution():
     algorithm = rk.FedNest(
-        outer_lr=0.02, inner_lr=0.2, inner_rounds=2, inner_steps=2, ihgp=rk.parts.FedIHGP(20, 4.0)
+        outer_lr=0.02,
+        inner_lr=0.2,
+        inner_rounds=2,
+        inner_steps=2,
+        ihgp=rk.parts.FedIHGP(terms=20, lipschitz=4.0),
     )
     x_star, _ = ZOO.solution()
     track = rk.metrics.OfSolution(lambda x, y: {f"x{i}": x[i] for i in range(3)})
@@ -51,7 +59,9 @@ def test_a_random_length_leaves_a_noise_floor_around_the_solution():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_both_precisions(dtype):
     zoo = rk.zoo.quadratic_bilevel(n_clients=3, dtype=dtype)
-    algorithm = rk.FedNest(outer_lr=0.1, inner_lr=0.2, inner_steps=2, ihgp=rk.parts.FedIHGPSum(40))
+    algorithm = rk.FedNest(
+        outer_lr=0.1, inner_lr=0.2, inner_steps=2, ihgp=rk.parts.FedIHGPSum(terms=40)
+    )
     result = solve(zoo, algorithm, 400)
     assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(result.state))
     tolerance = 1e-9 if dtype == np.float64 else 1e-4
@@ -61,7 +71,9 @@ def test_both_precisions(dtype):
 def test_permuting_the_clients_changes_nothing():
     order = [3, 0, 4, 1, 2]
     shuffled = rk.zoo.QuadraticBilevel(**{k: a[order] for k, a in ZOO.data.items()}, m0=ZOO.m0)
-    algorithm = rk.FedNest(outer_lr=0.1, inner_lr=0.1, inner_steps=3, ihgp=rk.parts.FedIHGP(5, 5.0))
+    algorithm = rk.FedNest(
+        outer_lr=0.1, inner_lr=0.1, inner_steps=3, ihgp=rk.parts.FedIHGP(terms=5, lipschitz=5.0)
+    )
     a, b = solve(ZOO, algorithm, 20), solve(shuffled, algorithm, 20)
     np.testing.assert_allclose(a.solution[0], b.solution[0], rtol=1e-12)
     assert a.ledger == b.ledger
@@ -79,7 +91,7 @@ def test_client_weights_move_the_solution():
     weighted = rk.zoo.QuadraticBilevel(**{**weighted.data, "d": same_d}, m0=ZOO.m0)
     population = rk.Population.stacked(plain.data, weights=weights)
     algorithm = rk.FedNest(
-        outer_lr=0.1, inner_lr=0.1, inner_steps=2, ihgp=rk.parts.FedIHGPSum(60, 5.0)
+        outer_lr=0.1, inner_lr=0.1, inner_steps=2, ihgp=rk.parts.FedIHGPSum(terms=60, lipschitz=5.0)
     )
     result = rk.run(algorithm, plain.problem, population, plain.start, rounds=800)
     # a mean with weights w_i is the plain mean of clients scaled by n w_i; m0 is common to all
@@ -93,7 +105,9 @@ def test_client_weights_move_the_solution():
 def test_one_client_and_one_step_is_the_centralised_method():
     zoo = rk.zoo.quadratic_bilevel(n_clients=1)
     N, L, alpha, beta = 3, 5.0, 0.1, 0.2
-    algorithm = rk.FedNest(outer_lr=alpha, inner_lr=beta, ihgp=rk.parts.FedIHGPSum(N, L))
+    algorithm = rk.FedNest(
+        outer_lr=alpha, inner_lr=beta, ihgp=rk.parts.FedIHGPSum(terms=N, lipschitz=L)
+    )
     m = means(zoo)
     x, y = zoo.start
     track = rk.metrics.OfSolution(lambda x, y: {f"x{i}": x[i] for i in range(3)})
@@ -113,7 +127,11 @@ def test_identical_clients_do_not_drift():
     same = rk.zoo.quadratic_bilevel(n_clients=4, heterogeneity=0.0)
     alone = rk.zoo.QuadraticBilevel(**{k: a[:1] for k, a in same.data.items()}, m0=same.m0)
     algorithm = rk.FedNest(
-        outer_lr=0.1, inner_lr=0.1, inner_steps=4, outer_steps=3, ihgp=rk.parts.FedIHGPSum(3, 5.0)
+        outer_lr=0.1,
+        inner_lr=0.1,
+        inner_steps=4,
+        outer_steps=3,
+        ihgp=rk.parts.FedIHGPSum(terms=3, lipschitz=5.0),
     )
     a, b = solve(same, algorithm, 10), solve(alone, algorithm, 10)
     np.testing.assert_allclose(a.solution[0], b.solution[0], rtol=1e-12)
@@ -131,7 +149,7 @@ def inner_call(inner, x, y):
 def test_the_inner_solution_is_a_fixed_point_of_fedinn(steps):
     x = np.array([0.3, -1.0, 2.0])
     y_star = ZOO.inner_solution(x)
-    new = inner_call(rk.parts.FedInn(rk.parts.PerCall(0.2), steps), x, y_star)
+    new = inner_call(rk.parts.FedInn(lr=rk.parts.PerCall(0.2), local_steps=steps), x, y_star)
     np.testing.assert_allclose(new, y_star, rtol=1e-13)
 
 
@@ -144,10 +162,12 @@ def outer_call(outer, zoo, x, y, fed=None):
 def test_the_first_local_steps_are_along_the_global_directions():
     x, y, v = jnp.ones(3), jnp.ones(4), jnp.ones(4)
     m = means(ZOO)
-    new = outer_call(rk.parts.FedOut(0.1, 1, Given(v)), ZOO, x, y)
+    new = outer_call(rk.parts.FedOut(lr=0.1, local_steps=1, adjoint=Given(v)), ZOO, x, y)
     h = m["r"] + ZOO.m0 * x + m["E"] @ y + m["B"].T @ v
     np.testing.assert_allclose(new, x - 0.1 * h, rtol=1e-13)
-    np.testing.assert_allclose(outer_call(rk.parts.ServerStep(0.1, Given(v)), ZOO, x, y), new)
+    np.testing.assert_allclose(
+        outer_call(rk.parts.ServerStep(lr=0.1, hypergradient=Given(v)), ZOO, x, y), new
+    )
 
 
 def test_an_outer_loss_without_direct_dependence_makes_every_step_the_same():
@@ -155,7 +175,7 @@ def test_an_outer_loss_without_direct_dependence_makes_every_step_the_same():
     x, y, v = jnp.ones(3), jnp.ones(4), jnp.ones(4)
     h = means(zoo)["B"].T @ v
     for lr, moved in ((0.1, 0.3), (rk.parts.PerCall(0.1), 0.1)):
-        new = outer_call(rk.parts.FedOut(lr, 3, Given(v)), zoo, x, y)
+        new = outer_call(rk.parts.FedOut(lr=lr, local_steps=3, adjoint=Given(v)), zoo, x, y)
         np.testing.assert_allclose(new, x - moved * h, rtol=1e-13)
 
 
@@ -175,7 +195,12 @@ def estimate(zoo, ihgp, clients, key):
 @pytest.mark.parametrize("N", [1, 4, 9])
 def test_the_error_of_the_sum_is_exactly_the_tail_of_the_series(N):
     L = 5.0
-    v = estimate(ZOO, rk.parts.FedIHGPSum(N, L), rk.participation.Everyone(), jax.random.key(0))
+    v = estimate(
+        ZOO,
+        rk.parts.FedIHGPSum(terms=N, lipschitz=L),
+        rk.participation.Everyone(),
+        jax.random.key(0),
+    )
     x, y = np.ones(3), np.ones(4)
     exact = np.linalg.solve(means(ZOO)["H"], f_y(ZOO, x, y))
     np.testing.assert_allclose(exact - v, series_error(ZOO, N + 1, L, x, y), atol=1e-13)
@@ -185,7 +210,11 @@ def test_the_random_estimator_takes_each_length_equally_often_and_has_the_series
     N, L = 4, 5.0
     keys = jax.random.split(jax.random.key(1), 4000)
     draw = jax.jit(
-        jax.vmap(lambda k: estimate(ZOO, rk.parts.FedIHGP(N, L), rk.participation.Everyone(), k))
+        jax.vmap(
+            lambda k: estimate(
+                ZOO, rk.parts.FedIHGP(terms=N, lipschitz=L), rk.participation.Everyone(), k
+            )
+        )
     )
     drawn = np.asarray(draw(keys))
     values, counts = np.unique(drawn.round(9), axis=0, return_counts=True)
@@ -200,7 +229,9 @@ def test_fresh_cohorts_give_the_series_of_the_mean_hessian_and_one_cohort_would_
     N, L, draws = 4, 5.0, 40000
     keys = jax.random.split(jax.random.key(2), draws)
     one = rk.participation.Uniform(1)
-    v = jax.jit(jax.vmap(lambda k: estimate(ZOO, rk.parts.FedIHGPSum(N, L), one, k)))(keys)
+    v = jax.jit(
+        jax.vmap(lambda k: estimate(ZOO, rk.parts.FedIHGPSum(terms=N, lipschitz=L), one, k))
+    )(keys)
     x, y = np.ones(3), np.ones(4)
     H = means(ZOO)["H"]
     want = np.linalg.solve(H, f_y(ZOO, x, y)) - series_error(ZOO, N + 1, L, x, y)
@@ -222,7 +253,11 @@ def test_fresh_cohorts_give_the_series_of_the_mean_hessian_and_one_cohort_would_
 
 def test_the_estimated_lipschitz_constant_bounds_the_mean_hessian():
     algorithm = rk.FedNest(
-        0.01, 0.1, ihgp=rk.parts.FedIHGPSum(2, rk.parts.PowerIteration(iterations=100, safety=1.0))
+        outer_lr=0.01,
+        inner_lr=0.1,
+        ihgp=rk.parts.FedIHGPSum(
+            terms=2, lipschitz=rk.parts.PowerIteration(iterations=100, safety=1.0)
+        ),
     )
     estimated = float(solve(ZOO, algorithm, 1).state.lipschitz)
     largest = np.linalg.eigvalsh(ZOO.H[:, 0]).max()
@@ -238,7 +273,10 @@ def test_a_failing_step_names_client_step_and_round():
         raise RuntimeError("no such thing")
 
     problem = rk.Bilevel(broken, ZOO.problem.inner, "train", "train")
-    fed, fedout = federation(ZOO, is_eager=True), rk.parts.FedOut(0.1, 1, Given(jnp.ones(4)))
+    fed, fedout = (
+        federation(ZOO, is_eager=True),
+        rk.parts.FedOut(lr=0.1, local_steps=1, adjoint=Given(jnp.ones(4))),
+    )
     with pytest.raises(RuntimeError) as caught:
         fedout(fed, problem, EVERYONE, jnp.ones(3), jnp.ones(4), jnp.zeros(()), jax.random.key(0))
     assert "client 0, step hypergradient_piece, round 0" in caught.value.__notes__
@@ -271,13 +309,13 @@ def test_bad_settings_of_the_series():
     with pytest.raises(ValueError, match=r"FedIHGPSum.lipschitz must be a finite number above 0"):
         rk.parts.FedIHGPSum(lipschitz=-1.0)
     with pytest.raises(TypeError, match=r"inner_steps must be a whole number, got 2.5"):
-        rk.FedNest(0.1, 0.1, inner_steps=2.5)  # pyright: ignore[reportArgumentType]
+        rk.FedNest(outer_lr=0.1, inner_lr=0.1, inner_steps=2.5)  # pyright: ignore[reportArgumentType]
 
 
 def test_settings_that_do_not_fit_the_clients():
     with pytest.raises(
         ValueError, match="9 different clients were asked for, but there are only 5"
     ):
-        solve(ZOO, rk.FedNest(0.1, 0.1, clients=9), 1)
+        solve(ZOO, rk.FedNest(outer_lr=0.1, inner_lr=0.1, clients=9), 1)
     with pytest.raises(ValueError, match="inner_steps has 2 entries for 5 clients"):
-        solve(ZOO, rk.FedNest(0.1, 0.1, inner_steps=(1, 2)), 1)
+        solve(ZOO, rk.FedNest(outer_lr=0.1, inner_lr=0.1, inner_steps=(1, 2)), 1)

@@ -29,7 +29,9 @@ def by_hand(kind, u, lr):
 def test_rounds_by_hand_with_all_clients_and_with_one_that_holds_everything(kind):
     lr = np.array([0.05, 0.1, 0.1])
     for zoo in (ZOO, pooled(ZOO)):
-        for _, old, new, cost in round_by_round(zoo, kind(0.05, 0.1), 2, rk.Eager()):
+        for _, old, new, cost in round_by_round(
+            zoo, kind(outer_lr=0.05, inner_lr=0.1), 2, rk.Eager()
+        ):
             want = by_hand(kind, np.concatenate(old), lr)
             np.testing.assert_allclose(np.concatenate(new), want, rtol=1e-12)
             n = len(zoo.D)
@@ -64,7 +66,7 @@ def test_on_a_bilinear_payoff_gda_leaves_extragradient_arrives_and_alternating_g
 
 def test_single_precision_stays_single():
     zoo = rk.zoo.curved_saddle(n_clients=3, dtype=np.float32)
-    algorithm = numbers_to_arrays(rk.Extragradient(0.1, 0.1, clients=2))
+    algorithm = numbers_to_arrays(rk.Extragradient(outer_lr=0.1, inner_lr=0.1, clients=2))
     state = algorithm.init(zoo.problem, *zoo.start)
 
     def round(algorithm, state, key):
@@ -76,12 +78,12 @@ def test_single_precision_stays_single():
 
 def test_bad_input():
     with pytest.raises(TypeError, match="GDA solves Minimax problems, got Bilevel"):
-        solve(rk.zoo.scalar_bilevel(), rk.GDA(0.1, 0.1), 1)
+        solve(rk.zoo.scalar_bilevel(), rk.GDA(outer_lr=0.1, inner_lr=0.1), 1)
     with pytest.raises(TypeError, match="outer_lr must be a number, got PerCall"):
-        rk.GDA(rk.parts.PerCall(0.1), 0.1)  # pyright: ignore[reportArgumentType]
+        rk.GDA(outer_lr=rk.parts.PerCall(0.1), inner_lr=0.1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="inner_lr must be a finite number above 0"):
-        rk.AlternatingGDA(0.1, 0.0)
+        rk.AlternatingGDA(outer_lr=0.1, inner_lr=0.0)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
-        rk.Extragradient(0.1, 0.1, batch_size=0)
+        rk.Extragradient(outer_lr=0.1, inner_lr=0.1, batch_size=0)
     with pytest.raises(ValueError, match="4 different clients were asked for"):
-        rk.GDA(0.1, 0.1, clients=4).check(ZOO.problem, 3)
+        rk.GDA(outer_lr=0.1, inner_lr=0.1, clients=4).check(ZOO.problem, 3)

@@ -11,7 +11,7 @@ from arena import EVERYONE, clients_of, federation, means, solve, trajectory
 import rookery as rk
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=4)
-LONG = rk.parts.LocalNeumannSum(150, 4.0)
+LONG = rk.parts.LocalNeumannSum(terms=150, lipschitz=4.0)
 
 
 def own_gradient(client, x, y):
@@ -44,10 +44,10 @@ def test_with_different_curvatures_only_fednest_finds_the_saddle_point():
     zoo = rk.zoo.curved_saddle(n_clients=4)
     settings: dict[str, Any] = {"inner_rounds": 2, "inner_steps": 3, "outer_steps": 2}
     x_star, y_star = zoo.solution()
-    x, y = solve(zoo, rk.FedNest(0.05, 0.1, **settings), 600).solution
+    x, y = solve(zoo, rk.FedNest(outer_lr=0.05, inner_lr=0.1, **settings), 600).solution
     np.testing.assert_allclose(x, x_star, rtol=0, atol=1e-12)
     np.testing.assert_allclose(y, y_star, rtol=0, atol=1e-12)
-    beside = solve(zoo, rk.LFedNest(0.05, 0.1, **settings), 600).solution[0]
+    beside = solve(zoo, rk.LFedNest(outer_lr=0.05, inner_lr=0.1, **settings), 600).solution[0]
     assert np.linalg.norm(beside - x_star) > 1e-3
 
 
@@ -62,7 +62,9 @@ def test_it_rests_where_the_mean_of_local_hypergradients_is_zero():
     at_zero = mean_gradient(np.zeros(3))
     slope = np.stack([mean_gradient(e) - at_zero for e in np.eye(3)], axis=1)
     rest = np.linalg.solve(slope, -at_zero)
-    x, y = solve(ZOO, rk.LFedNest(0.1, 0.2, inner_rounds=2, adjoint=LONG), 500).solution
+    x, y = solve(
+        ZOO, rk.LFedNest(outer_lr=0.1, inner_lr=0.2, inner_rounds=2, adjoint=LONG), 500
+    ).solution
     np.testing.assert_allclose(x, rest, rtol=0, atol=1e-11)
     np.testing.assert_allclose(y, ZOO.inner_solution(rest), rtol=0, atol=1e-11)
     assert np.linalg.norm(rest - ZOO.solution()[0]) > 0.1
@@ -73,8 +75,15 @@ def test_identical_clients_make_it_fednest(cross, outer_steps, agree):
     """With several outer steps only if f_y does not depend on x: FedNest keeps v, LFedNest not."""
     zoo = rk.zoo.quadratic_bilevel(n_clients=3, heterogeneity=0.0, cross=cross)
     settings: dict[str, Any] = {"inner_rounds": 2, "inner_steps": 3, "outer_steps": outer_steps}
-    nested = rk.FedNest(0.1, 0.1, ihgp=rk.parts.FedIHGPSum(3, 5.0), **settings)
-    light = rk.LFedNest(0.1, 0.1, adjoint=rk.parts.LocalNeumannSum(3, 5.0), **settings)
+    nested = rk.FedNest(
+        outer_lr=0.1, inner_lr=0.1, ihgp=rk.parts.FedIHGPSum(terms=3, lipschitz=5.0), **settings
+    )
+    light = rk.LFedNest(
+        outer_lr=0.1,
+        inner_lr=0.1,
+        adjoint=rk.parts.LocalNeumannSum(terms=3, lipschitz=5.0),
+        **settings,
+    )
     a, b = solve(zoo, nested, 6).solution[0], solve(zoo, light, 6).solution[0]
     difference = np.abs(a - b).max()
     assert difference < 1e-13 if agree else difference > 1e-3
@@ -82,7 +91,7 @@ def test_identical_clients_make_it_fednest(cross, outer_steps, agree):
 
 def test_one_round_of_nonalt_by_hand():
     algorithm = rk.LFedNestNonAlt(
-        0.1, 0.2, inner_steps=(1, 2, 3, 1), outer_steps=(2, 1, 1, 2), adjoint=LONG
+        outer_lr=0.1, inner_lr=0.2, inner_steps=(1, 2, 3, 1), outer_steps=(2, 1, 1, 2), adjoint=LONG
     )
     ends = []
     for client, inner, outer in zip(clients_of(ZOO), (1, 2, 3, 1), (2, 1, 1, 2), strict=True):
@@ -102,7 +111,7 @@ def test_the_drift_free_inner_rounds_of_svrg_find_the_inner_solution():
     settings = {"inner_rounds": 2, "inner_steps": 4, "adjoint": LONG}
     errors = []
     for kind in (rk.LFedNestSVRG, rk.LFedNest):
-        x, y = solve(ZOO, kind(0.1, 0.1, **settings), 300).solution
+        x, y = solve(ZOO, kind(outer_lr=0.1, inner_lr=0.1, **settings), 300).solution
         errors.append(np.linalg.norm(y - ZOO.inner_solution(np.asarray(x))))
     assert errors[0] < 1e-11
     assert errors[1] > 1e-3
@@ -112,7 +121,7 @@ def test_the_drift_free_inner_rounds_of_svrg_find_the_inner_solution():
 
 
 def outer_call(zoo, adjoint, key, outer_steps=1):
-    lfedout = rk.parts.LFedOut(0.1, outer_steps, adjoint)
+    lfedout = rk.parts.LFedOut(lr=0.1, local_steps=outer_steps, adjoint=adjoint)
     x, y = jnp.ones(3), jnp.ones(4)
     return lfedout(federation(zoo), zoo.problem, EVERYONE, x, y, jnp.zeros(()), key)[0]
 
@@ -122,7 +131,11 @@ def test_a_random_length_is_drawn_once_a_call_and_each_equally_often():
     alone = next(clients_of(ZOO))
     keys = jax.random.split(jax.random.key(0), 2000)
     call = jax.jit(
-        jax.vmap(lambda k: outer_call(alone, rk.parts.LocalNeumann(N, L), k, outer_steps=2))
+        jax.vmap(
+            lambda k: outer_call(
+                alone, rk.parts.LocalNeumann(terms=N, lipschitz=L), k, outer_steps=2
+            )
+        )
     )
     values, counts = np.unique(np.asarray(call(keys)).round(9), axis=0, return_counts=True)
     assert len(values) == N  # a fresh draw in the second step would give N^2
@@ -131,8 +144,8 @@ def test_a_random_length_is_drawn_once_a_call_and_each_equally_often():
 
 def test_a_client_that_estimates_its_own_lipschitz_constant_comes_to_the_same():
     power = rk.parts.PowerIteration(iterations=50)
-    given = outer_call(ZOO, rk.parts.LocalNeumannSum(60, 4.0), jax.random.key(0))
-    own = outer_call(ZOO, rk.parts.LocalNeumannSum(60, power), jax.random.key(0))
+    given = outer_call(ZOO, rk.parts.LocalNeumannSum(terms=60, lipschitz=4.0), jax.random.key(0))
+    own = outer_call(ZOO, rk.parts.LocalNeumannSum(terms=60, lipschitz=power), jax.random.key(0))
     np.testing.assert_allclose(own, given, rtol=1e-6)
 
 
@@ -154,6 +167,6 @@ def test_bad_settings_are_refused(kind):
     with pytest.raises(ValueError, match="5 different clients were asked for"):
         kind(outer_lr=0.1, inner_lr=0.1, clients=5).check(ZOO.problem, 4)
     with pytest.raises(ValueError, match=r"LocalNeumann.terms must be at least 1, got 0"):
-        kind(outer_lr=0.1, inner_lr=0.1, adjoint=rk.parts.LocalNeumann(0))
+        kind(outer_lr=0.1, inner_lr=0.1, adjoint=rk.parts.LocalNeumann(terms=0))
     with pytest.raises(ValueError, match=r"LocalNeumannSum.lipschitz must be a finite number"):
         kind(outer_lr=0.1, inner_lr=0.1, adjoint=rk.parts.LocalNeumannSum(lipschitz=0.0))

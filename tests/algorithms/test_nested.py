@@ -20,7 +20,12 @@ SADDLE = rk.zoo.curved_saddle(n_clients=4)
 
 def test_fednest_finds_the_solution_of_a_composition_and_returns_x_alone():
     algorithm = rk.FedNest(
-        0.1, 0.3, inner_rounds=2, inner_steps=3, outer_steps=2, inner_start=np.zeros(4)
+        outer_lr=0.1,
+        inner_lr=0.3,
+        inner_rounds=2,
+        inner_steps=3,
+        outer_steps=2,
+        inner_start=np.zeros(4),
     )
     solution = solve(CHAIN, algorithm, 500).solution
     assert len(solution) == 1
@@ -38,9 +43,13 @@ def test_the_scalar_composition_by_hand(kind, rest):
 
 def test_a_composition_needs_an_inner_start_and_two_layers():
     with pytest.raises(ValueError, match="give the algorithm inner_start"):
-        solve(CHAIN, rk.FedNest(0.1, 0.1), 1)
+        solve(CHAIN, rk.FedNest(outer_lr=0.1, inner_lr=0.1), 1)
     with pytest.raises(ValueError, match="FedNest solves compositions of two layers, got 3 layers"):
-        solve(rk.zoo.linear_chain(), rk.FedNest(0.1, 0.1, inner_start=jnp.zeros(4)), 1)
+        solve(
+            rk.zoo.linear_chain(),
+            rk.FedNest(outer_lr=0.1, inner_lr=0.1, inner_start=jnp.zeros(4)),
+            1,
+        )
 
 
 # ---- combinations
@@ -48,7 +57,9 @@ def test_a_composition_needs_an_inner_start_and_two_layers():
 
 def test_a_minimax_problem_with_steps_of_the_server():
     nested = rk.Nested(
-        rk.parts.ServerSGD(0.1), rk.parts.ServerStep(0.05, rk.parts.FedIHGPSum()), inner_rounds=4
+        inner=rk.parts.ServerSGD(lr=0.1),
+        outer=rk.parts.ServerStep(lr=0.05, hypergradient=rk.parts.FedIHGPSum()),
+        inner_rounds=4,
     )
     x, y = solve(SADDLE, nested, 600).solution
     np.testing.assert_allclose(x, SADDLE.solution()[0], rtol=0, atol=1e-12)
@@ -57,20 +68,36 @@ def test_a_minimax_problem_with_steps_of_the_server():
 
 def test_a_paper_is_a_combination_under_a_name():
     named = rk.FedNest(
-        0.05, 0.1, inner_rounds=2, inner_steps=2, ihgp=rk.parts.FedIHGP(3, 5.0), clients=2
+        outer_lr=0.05,
+        inner_lr=0.1,
+        inner_rounds=2,
+        inner_steps=2,
+        ihgp=rk.parts.FedIHGP(terms=3, lipschitz=5.0),
+        clients=2,
     )
     nested = rk.Nested(
-        inner=rk.parts.FedInn(0.1, 2),
-        outer=rk.parts.FedOut(0.05, 1, rk.parts.FedIHGP(3, 5.0)),
+        inner=rk.parts.FedInn(lr=0.1, local_steps=2),
+        outer=rk.parts.FedOut(
+            lr=0.05, local_steps=1, adjoint=rk.parts.FedIHGP(terms=3, lipschitz=5.0)
+        ),
         inner_rounds=2,
         clients=2,
     )
     assert eqx.tree_equal(named.parts(), nested)
-    mbo = rk.FedMBO(0.05, 0.1, 2, rk.parts.PHE(3, 5.0), clients=2)
+    mbo = rk.FedMBO(
+        outer_lr=0.05,
+        inner_lr=0.1,
+        inner_rounds=2,
+        hypergradient=rk.parts.PHE(terms=3, lipschitz=5.0),
+        clients=2,
+    )
     assert eqx.tree_equal(
         mbo.parts(),
         rk.Nested(
-            rk.parts.ServerSGD(0.1), rk.parts.ServerStep(0.05, rk.parts.PHE(3, 5.0)), 2, clients=2
+            inner=rk.parts.ServerSGD(lr=0.1),
+            outer=rk.parts.ServerStep(lr=0.05, hypergradient=rk.parts.PHE(terms=3, lipschitz=5.0)),
+            inner_rounds=2,
+            clients=2,
         ),
     )
 
@@ -80,15 +107,63 @@ def test_a_paper_is_a_combination_under_a_name():
     [
         (
             rk.zoo.quadratic_bilevel,
-            rk.FedNestSGD(rk.parts.PerCall(0.1), 0.1, 2, 3, 2, rk.parts.FedIHGP()),
+            rk.FedNestSGD(
+                outer_lr=rk.parts.PerCall(0.1),
+                inner_lr=0.1,
+                inner_rounds=2,
+                inner_steps=3,
+                outer_steps=2,
+                ihgp=rk.parts.FedIHGP(),
+            ),
         ),
-        (rk.zoo.quadratic_bilevel, rk.FedNest(0.1, 0.1, ihgp=rk.parts.FederatedCG())),
-        (rk.zoo.quadratic_bilevel, rk.LFedNest(0.1, 0.1, 2, 3, 2, rk.parts.LocalNeumann())),
-        (rk.zoo.quadratic_bilevel, rk.LFedNestNonAlt(0.1, 0.1, 3, (1, 2, 1, 2, 1))),
-        (rk.zoo.quadratic_bilevel, rk.FedMBO(0.1, 0.1, 2, rk.parts.PHE(), 2)),
-        (rk.zoo.quadratic_bilevel, rk.FedMBO(0.1, 0.1, 2, rk.parts.PHESum(), 2, 1)),
-        (rk.zoo.curved_saddle, rk.LFedNestSVRG(0.1, 0.1, 2, 3, 2)),
-        (rk.zoo.curved_saddle, rk.FedAvgS(rk.parts.PerCall(0.1), 0.1, 2)),
+        (
+            rk.zoo.quadratic_bilevel,
+            rk.FedNest(outer_lr=0.1, inner_lr=0.1, ihgp=rk.parts.FederatedCG()),
+        ),
+        (
+            rk.zoo.quadratic_bilevel,
+            rk.LFedNest(
+                outer_lr=0.1,
+                inner_lr=0.1,
+                inner_rounds=2,
+                inner_steps=3,
+                outer_steps=2,
+                adjoint=rk.parts.LocalNeumann(),
+            ),
+        ),
+        (
+            rk.zoo.quadratic_bilevel,
+            rk.LFedNestNonAlt(
+                outer_lr=0.1, inner_lr=0.1, inner_steps=3, outer_steps=(1, 2, 1, 2, 1)
+            ),
+        ),
+        (
+            rk.zoo.quadratic_bilevel,
+            rk.FedMBO(
+                outer_lr=0.1, inner_lr=0.1, inner_rounds=2, hypergradient=rk.parts.PHE(), clients=2
+            ),
+        ),
+        (
+            rk.zoo.quadratic_bilevel,
+            rk.FedMBO(
+                outer_lr=0.1,
+                inner_lr=0.1,
+                inner_rounds=2,
+                hypergradient=rk.parts.PHESum(),
+                clients=2,
+                batch_size=1,
+            ),
+        ),
+        (
+            rk.zoo.curved_saddle,
+            rk.LFedNestSVRG(
+                outer_lr=0.1, inner_lr=0.1, inner_rounds=2, inner_steps=3, outer_steps=2
+            ),
+        ),
+        (
+            rk.zoo.curved_saddle,
+            rk.FedAvgS(outer_lr=rk.parts.PerCall(0.1), inner_lr=0.1, local_steps=2),
+        ),
     ],
 )
 def test_single_precision_stays_single(family, algorithm):
@@ -105,7 +180,13 @@ def test_single_precision_stays_single(family, algorithm):
 @pytest.mark.slow
 def test_runs_that_differ_in_numbers_go_side_by_side():
     algorithms = [
-        rk.Nested(rk.parts.ServerSGD(b), rk.parts.ServerStep(a, rk.parts.PHE(3, 5.0, 2)), clients=2)
+        rk.Nested(
+            inner=rk.parts.ServerSGD(lr=b),
+            outer=rk.parts.ServerStep(
+                lr=a, hypergradient=rk.parts.PHE(terms=3, lipschitz=5.0, chains=2)
+            ),
+            clients=2,
+        )
         for a, b in ((0.05, 0.1), (0.1, 0.2))
     ]
     population = rk.Population.stacked(ZOO.data)
@@ -123,7 +204,7 @@ def test_runs_that_differ_in_numbers_go_side_by_side():
 def cg(iterations, zoo=ZOO, y=None):
     x, y = jnp.ones(3), jnp.ones(4) if y is None else jnp.asarray(y)
     fed, key = federation(zoo), jax.random.key(0)
-    estimate = rk.parts.FederatedCG(iterations).estimate
+    estimate = rk.parts.FederatedCG(iterations=iterations).estimate
     return estimate(fed, zoo.problem, EVERYONE, x, y, jnp.zeros(()), key)[0]
 
 
@@ -141,7 +222,13 @@ def test_conjugate_gradients_of_nothing_are_nothing():
 
 
 def test_conjugate_gradients_serve_fednest():
-    algorithm = rk.FedNest(0.1, 0.2, inner_rounds=2, inner_steps=2, ihgp=rk.parts.FederatedCG(4))
+    algorithm = rk.FedNest(
+        outer_lr=0.1,
+        inner_lr=0.2,
+        inner_rounds=2,
+        inner_steps=2,
+        ihgp=rk.parts.FederatedCG(iterations=4),
+    )
     x = solve(ZOO, algorithm, 400).solution[0]
     np.testing.assert_allclose(x, ZOO.solution()[0], rtol=0, atol=1e-12)
 
@@ -152,33 +239,47 @@ def test_conjugate_gradients_serve_fednest():
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: rk.parts.FedInn(0.0), ValueError, r"FedInn.lr must be a finite number above 0"),
-        (lambda: rk.parts.FedInn(0.1, 0), ValueError, r"FedInn.local_steps must be at least 1"),
+        (lambda: rk.parts.FedInn(lr=0.0), ValueError, r"FedInn.lr must be a finite number above 0"),
         (
-            lambda: rk.parts.FedInn(0.1, anchor_batch=0),
+            lambda: rk.parts.FedInn(lr=0.1, local_steps=0),
+            ValueError,
+            r"FedInn.local_steps must be at least 1",
+        ),
+        (
+            lambda: rk.parts.FedInn(lr=0.1, anchor_batch=0),
             ValueError,
             "anchor_batch must be at least 1",
         ),
         (
-            lambda: rk.parts.FedInnSGD(-1),
+            lambda: rk.parts.FedInnSGD(lr=-1),
             ValueError,
             r"FedInnSGD.lr must be a finite number above 0",
         ),
         (
-            lambda: rk.parts.ServerSGD(0),
+            lambda: rk.parts.ServerSGD(lr=0),
             ValueError,
             r"ServerSGD.lr must be a finite number above 0",
         ),
-        (lambda: rk.parts.FedOut(0), ValueError, r"FedOut.lr must be a finite number above 0"),
-        (lambda: rk.parts.LFedOut(0.1, 0), ValueError, r"LFedOut.local_steps must be at least 1"),
-        (lambda: rk.parts.FederatedCG(0), ValueError, r"FederatedCG.iterations must be at least 1"),
+        (lambda: rk.parts.FedOut(lr=0), ValueError, r"FedOut.lr must be a finite number above 0"),
         (
-            lambda: rk.parts.ServerStep(rk.parts.PerCall(0.1), rk.parts.PHE()),
+            lambda: rk.parts.LFedOut(lr=0.1, local_steps=0),
+            ValueError,
+            r"LFedOut.local_steps must be at least 1",
+        ),
+        (
+            lambda: rk.parts.FederatedCG(iterations=0),
+            ValueError,
+            r"FederatedCG.iterations must be at least 1",
+        ),
+        (
+            lambda: rk.parts.ServerStep(lr=rk.parts.PerCall(0.1), hypergradient=rk.parts.PHE()),
             TypeError,
             r"ServerStep.lr must be a number, got PerCall",
         ),
         (
-            lambda: rk.Nested(rk.parts.ServerSGD(0.1), rk.parts.FedOut(0.1), inner_rounds=0),
+            lambda: rk.Nested(
+                inner=rk.parts.ServerSGD(lr=0.1), outer=rk.parts.FedOut(lr=0.1), inner_rounds=0
+            ),
             ValueError,
             "inner_rounds must be at least 1, got 0",
         ),
@@ -190,10 +291,15 @@ def test_bad_settings_of_parts_are_refused_at_construction(build, error, message
 
 
 def test_parts_that_do_not_fit_the_problem_or_the_clients():
-    phe = rk.Nested(rk.parts.FedInn(0.1), rk.parts.ServerStep(0.1, rk.parts.PHE()))
+    phe = rk.Nested(
+        inner=rk.parts.FedInn(lr=0.1),
+        outer=rk.parts.ServerStep(lr=0.1, hypergradient=rk.parts.PHE()),
+    )
     with pytest.raises(TypeError, match="PHE estimates hypergradients of Bilevel problems"):
         phe.check(SADDLE.problem, 4)
-    uneven = rk.Nested(rk.parts.FedInn(0.1, (1, 2)), rk.parts.FedOut(0.1))
+    uneven = rk.Nested(
+        inner=rk.parts.FedInn(lr=0.1, local_steps=(1, 2)), outer=rk.parts.FedOut(lr=0.1)
+    )
     with pytest.raises(ValueError, match=r"FedInn.local_steps has 2 entries for 4 clients"):
         uneven.check(ZOO.problem, 4)
     with pytest.raises(TypeError, match="Nested solves Bilevel, Minimax and two-layer"):

@@ -14,7 +14,7 @@ EPSILON = 1e-2
 WAYS = {
     "exact": rk.parts.ExactHessian(),
     "FO": rk.parts.FirstOrder(),
-    "HF": rk.parts.HessianFree(EPSILON),
+    "HF": rk.parts.HessianFree(epsilon=EPSILON),
 }
 
 
@@ -46,14 +46,14 @@ def test_local_steps_by_hand_and_as_comfedl(way):
             own.append(v)
         w = np.mean(own, axis=0)
     for algorithm in (rk.PerFedAvg, rk.ComFedL):
-        state, _ = advance(ZOO, algorithm(0.3, steps, hessian=WAYS[way]), 2)
+        state, _ = advance(ZOO, algorithm(lr=0.3, local_steps=steps, hessian=WAYS[way]), 2)
         np.testing.assert_allclose(state.w, w, rtol=1e-10)
 
 
 def test_only_the_hessian_leads_to_the_solution():
     (exact,) = ZOO.solution()
     full, first_order = (
-        solve(ZOO, rk.PerFedAvg(0.3, hessian=way), 200).solution[0]
+        solve(ZOO, rk.PerFedAvg(lr=0.3, hessian=way), 200).solution[0]
         for way in (rk.parts.ExactHessian(), rk.parts.FirstOrder())
     )
     np.testing.assert_allclose(full, exact, rtol=1e-10)
@@ -64,7 +64,7 @@ def test_only_the_hessian_leads_to_the_solution():
     ("way", "gradients", "products"), [("exact", 2, 1), ("FO", 2, 0), ("HF", 4, 0)]
 )
 def test_ledger(way, gradients, products):
-    algorithm = rk.PerFedAvg(0.1, 3, WAYS[way], clients=2, batch_size=4)
+    algorithm = rk.PerFedAvg(lr=0.1, local_steps=3, hessian=WAYS[way], clients=2, batch_size=4)
     _, (ledger,) = advance(NOISY, algorithm, 1)
     assert ledger.exchanges == 1
     assert ledger.bytes_down == ledger.bytes_up == 2 * 2 * 8
@@ -84,7 +84,7 @@ def test_the_three_batches_are_independent():
     }
     found = set()
     for seed in range(8):
-        state, _ = advance(one, rk.PerFedAvg(0.1, batch_size=1), 1, seed=seed)
+        state, _ = advance(one, rk.PerFedAvg(lr=0.1, batch_size=1), 1, seed=seed)
         found |= {drawn for drawn, w in possible.items() if np.allclose(w, state.w, rtol=1e-9)}
     for first, second in itertools.combinations(range(3), 2):
         assert any(drawn[first] != drawn[second] for drawn in found)
@@ -92,6 +92,6 @@ def test_the_three_batches_are_independent():
 
 def test_bad_input():
     with pytest.raises(TypeError, match="PerFedAvg solves Meta problems, got SingleLevel"):
-        solve(rk.zoo.quadratic_losses(), rk.PerFedAvg(0.1), 1)
+        solve(rk.zoo.quadratic_losses(), rk.PerFedAvg(lr=0.1), 1)
     with pytest.raises(ValueError, match=r"HessianFree.epsilon must be a finite number above 0"):
-        rk.parts.HessianFree(0)
+        rk.parts.HessianFree(epsilon=0)

@@ -11,7 +11,7 @@ ZOO = rk.zoo.quadratic_bilevel(n_clients=4, x_size=1, y_size=2, cross=0.3)
 SAME = rk.zoo.quadratic_bilevel(n_clients=4, x_size=1, y_size=2, cross=0.3, heterogeneity=0.0)
 ROWS = rk.zoo.quadratic_bilevel(n_clients=4, x_size=1, y_size=2, cross=0.3, rows=3)
 NOISY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2, rows=6, noise=0.3)
-LONG = rk.parts.LocalNeumannSum(120, 4.0)
+LONG = rk.parts.LocalNeumannSum(terms=120, lipschitz=4.0)
 # not symmetric: who listens to whom is not who is listened to
 SHIFT = [[0.5, 0.3, 0.2, 0], [0, 0.5, 0.3, 0.2], [0.2, 0, 0.5, 0.3], [0.3, 0.2, 0, 0.5]]
 
@@ -31,7 +31,12 @@ def test_every_agent_follows_the_recursion_by_hand(zoo, batch_size):
     """With equal rows a mini-batch is exact, and the corrections must add up to full gradients."""
     every = None if batch_size is None else 3
     algorithm = rk.Prometheus(
-        0.05, 0.1, rk.parts.MixingMatrix(SHIFT), rk.parts.LocalNeumannSum(3, 5.0), every, batch_size
+        outer_lr=0.05,
+        inner_lr=0.1,
+        mixing=rk.parts.MixingMatrix(SHIFT),
+        adjoint=rk.parts.LocalNeumannSum(terms=3, lipschitz=5.0),
+        renew_every=every,
+        batch_size=batch_size,
     )
     rounds, m, W = 5, 4, np.array(SHIFT)
     x, y, d, p, u = np.zeros((m, 1)), np.zeros((m, 2)), np.zeros((m, 2)), *np.zeros((2, m, 1))
@@ -48,7 +53,12 @@ def test_every_agent_follows_the_recursion_by_hand(zoo, batch_size):
 
 
 def test_identical_agents_are_the_centralised_method():
-    algorithm = rk.Prometheus(0.05, 0.1, rk.parts.Complete(), rk.parts.LocalNeumannSum(3, 5.0))
+    algorithm = rk.Prometheus(
+        outer_lr=0.05,
+        inner_lr=0.1,
+        mixing=rk.parts.Complete(),
+        adjoint=rk.parts.LocalNeumannSum(terms=3, lipschitz=5.0),
+    )
     x, y, d, p = np.zeros(1), np.zeros(2), np.zeros(2), np.zeros(1)
     for _ in range(6):
         x, y = x - 0.05 * p, y - 0.1 * d
@@ -81,7 +91,7 @@ def assert_at_rest(zoo, state):
 
 
 def test_a_ring_agrees_on_where_the_mean_of_local_hypergradients_is_zero():
-    algorithm = rk.Prometheus(0.05, 0.1, rk.parts.Ring(), LONG)
+    algorithm = rk.Prometheus(outer_lr=0.05, inner_lr=0.1, mixing=rk.parts.Ring(), adjoint=LONG)
     engine = rk.Compiled(rounds_per_call=2000)
     early, _ = advance(ZOO, algorithm, 20, engine)
     spread = np.ptp(early.agents.rows.x, axis=0).max()
@@ -99,7 +109,9 @@ def test_a_ring_agrees_on_where_the_mean_of_local_hypergradients_is_zero():
 
 def test_corrected_mini_batches_end_where_full_gradients_do_and_are_billed():
     """Corrections vanish as the iterates come to rest, and their noise with them."""
-    algorithm = rk.Prometheus(0.05, 0.1, adjoint=LONG, renew_every=4, batch_size=2)
+    algorithm = rk.Prometheus(
+        outer_lr=0.05, inner_lr=0.1, adjoint=LONG, renew_every=4, batch_size=2
+    )
     state, ledgers = advance(NOISY, algorithm, 3000, rk.Compiled(rounds_per_call=3000))
     assert_at_rest(NOISY, state)
     m, rows, twice = 3, 6, 2 * 2
@@ -141,13 +153,14 @@ def test_a_matrix_that_does_not_mix_is_refused(rows, words):
 def test_what_does_not_fit_is_refused():
     halves = rk.parts.MixingMatrix([[0.5, 0.5], [0.5, 0.5]])
     with pytest.raises(ValueError, match="W has 2 rows for 4 clients"):
-        rk.Prometheus(0.05, 0.1, halves).check(ZOO.problem, 4)
+        rk.Prometheus(outer_lr=0.05, inner_lr=0.1, mixing=halves).check(ZOO.problem, 4)
     with pytest.raises(TypeError, match="Prometheus solves Bilevel problems, got Minimax"):
-        rk.Prometheus(0.05, 0.1).check(rk.zoo.saddle(n_clients=3, size=1).problem, 3)  # type: ignore
+        saddle = rk.zoo.saddle(n_clients=3, size=1).problem
+        rk.Prometheus(outer_lr=0.05, inner_lr=0.1).check(saddle, 3)  # type: ignore
     with pytest.raises(ValueError, match="renew_every must be at least 1"):
-        rk.Prometheus(0.05, 0.1, renew_every=0)
+        rk.Prometheus(outer_lr=0.05, inner_lr=0.1, renew_every=0)
     with pytest.raises(ValueError, match="without a batch_size they always are"):
-        rk.Prometheus(0.05, 0.1, renew_every=3)
+        rk.Prometheus(outer_lr=0.05, inner_lr=0.1, renew_every=3)
 
 
 def test_a_configuration_names_it_and_its_parts():

@@ -50,7 +50,11 @@ def by_hand(zoo, rates, steps, cohort, server_lr, rounds):
 def test_rounds_by_hand():
     steps, cohort = (1, 4, 2, 3), (0, 1, 3)
     algorithm = rk.ScaffoldS(
-        0.05, rk.parts.PerCall(0.08), steps, 0.9, clients=rk.participation.Fixed(cohort)
+        outer_lr=0.05,
+        inner_lr=rk.parts.PerCall(0.08),
+        local_steps=steps,
+        server_lr=0.9,
+        clients=rk.participation.Fixed(cohort),
     )
     state = after(3, algorithm, ZOO)
     w, c, own = by_hand(ZOO, (0.05, 0.08), steps, cohort, 0.9, 3)
@@ -62,8 +66,10 @@ def test_rounds_by_hand():
 
 def test_several_unequal_local_steps_end_at_the_saddle_point_where_fedavg_s_does_not():
     steps = (1, 5, 3, 2)
-    scaffold = solve(ZOO, rk.ScaffoldS(0.03, 0.03, steps, clients=2), 1200)
-    plain = solve(ZOO, rk.FedAvgS(0.03, 0.03, steps), 1200).solution
+    scaffold = solve(
+        ZOO, rk.ScaffoldS(outer_lr=0.03, inner_lr=0.03, local_steps=steps, clients=2), 1200
+    )
+    plain = solve(ZOO, rk.FedAvgS(outer_lr=0.03, inner_lr=0.03, local_steps=steps), 1200).solution
     for got, stalled, exact in zip(scaffold.solution, plain, ZOO.solution(), strict=True):
         np.testing.assert_allclose(got, exact, rtol=0, atol=1e-12)
         assert np.linalg.norm(stalled - exact) > 1e-2
@@ -76,7 +82,12 @@ def test_several_unequal_local_steps_end_at_the_saddle_point_where_fedavg_s_does
 
 @pytest.mark.parametrize(("clients", "weights"), [(None, None), (2, (0.1, 0.2, 0.3, 0.4))])
 def test_the_servers_variate_is_the_mean_of_the_clients(clients, weights):
-    state = after(4, rk.ScaffoldS(0.05, 0.05, 3, clients=clients, batch_size=2), NOISY, weights)
+    state = after(
+        4,
+        rk.ScaffoldS(outer_lr=0.05, inner_lr=0.05, local_steps=3, clients=clients, batch_size=2),
+        NOISY,
+        weights,
+    )
     for c, own in zip(state.c, state.own.rows, strict=True):
         np.testing.assert_allclose(c, np.average(own, axis=0, weights=weights), rtol=1e-11)
         assert np.any(c)
@@ -84,8 +95,11 @@ def test_the_servers_variate_is_the_mean_of_the_clients(clients, weights):
 
 def test_several_local_steps_end_at_the_minimiser_where_fedavg_does_not():
     steps = (1, 5, 3, 2)
-    scaffold = solve(LOSSES, rk.Scaffold(0.05, steps, clients=2), 600)
-    (stalled,), (exact,) = solve(LOSSES, rk.FedAvg(0.05, steps), 600).solution, LOSSES.solution()
+    scaffold = solve(LOSSES, rk.Scaffold(lr=0.05, local_steps=steps, clients=2), 600)
+    (stalled,), (exact,) = (
+        solve(LOSSES, rk.FedAvg(lr=0.05, local_steps=steps), 600).solution,
+        LOSSES.solution(),
+    )
     np.testing.assert_allclose(scaffold.solution[0], exact, rtol=0, atol=1e-12)
     assert np.linalg.norm(stalled - exact) > 1e-2
     # there the variate of each client is its own gradient, and that of the server is zero
@@ -99,15 +113,21 @@ def test_one_client_takes_plain_gradient_steps():
     (w,), rounds = one.start, 3
     for _ in range(rounds * 4):
         w = w - 0.05 * LOSSES.gradient(w)
-    got = solve(one, rk.Scaffold(0.05, 4), rounds, engine=rk.Eager()).solution[0]
+    got = solve(one, rk.Scaffold(lr=0.05, local_steps=4), rounds, engine=rk.Eager()).solution[0]
     np.testing.assert_allclose(got, w, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
     ("zoo", "algorithm", "size"),
     [
-        (NOISY, rk.ScaffoldS(0.05, 0.05, (1, 2, 3, 1), clients=2, batch_size=2), 1 + 2),
-        (NOISY_LOSSES, rk.Scaffold(0.05, (1, 2, 3, 1), clients=2, batch_size=2), 2),
+        (
+            NOISY,
+            rk.ScaffoldS(
+                outer_lr=0.05, inner_lr=0.05, local_steps=(1, 2, 3, 1), clients=2, batch_size=2
+            ),
+            1 + 2,
+        ),
+        (NOISY_LOSSES, rk.Scaffold(lr=0.05, local_steps=(1, 2, 3, 1), clients=2, batch_size=2), 2),
     ],
 )
 def test_a_run_that_is_cut_in_the_middle_goes_on_bit_for_bit(tmp_path, zoo, algorithm, size):
@@ -124,7 +144,7 @@ def test_a_run_that_is_cut_in_the_middle_goes_on_bit_for_bit(tmp_path, zoo, algo
 
 def test_single_precision_stays_single():
     zoo = rk.zoo.curved_saddle(dtype=np.float32)
-    algorithm = rk.ScaffoldS(rk.parts.PerCall(0.1), 0.1, 2, clients=3)
+    algorithm = rk.ScaffoldS(outer_lr=rk.parts.PerCall(0.1), inner_lr=0.1, local_steps=2, clients=3)
 
     def round(algorithm, state, key):
         return algorithm.round(federation(zoo), zoo.problem, state, key)
@@ -137,15 +157,17 @@ def test_single_precision_stays_single():
 
 def test_bad_input():
     with pytest.raises(TypeError, match="ScaffoldS solves Minimax problems, got Bilevel"):
-        solve(rk.zoo.scalar_bilevel(), rk.ScaffoldS(0.1, 0.1), 1)
+        solve(rk.zoo.scalar_bilevel(), rk.ScaffoldS(outer_lr=0.1, inner_lr=0.1), 1)
     with pytest.raises(TypeError, match="Scaffold solves SingleLevel problems, got Minimax"):
-        solve(ZOO, rk.Scaffold(0.1), 1)
+        solve(ZOO, rk.Scaffold(lr=0.1), 1)
     with pytest.raises(ValueError, match="a cohort must not hold a client twice; got Weighted"):
-        rk.ScaffoldS(0.1, 0.1, clients=rk.participation.Weighted(2))
+        rk.ScaffoldS(outer_lr=0.1, inner_lr=0.1, clients=rk.participation.Weighted(2))
     with pytest.raises(TypeError, match="server_lr must be a number, got PerCall"):
-        rk.ScaffoldS(0.1, 0.1, server_lr=rk.parts.PerCall(1.0))  # pyright: ignore[reportArgumentType]
+        rk.ScaffoldS(outer_lr=0.1, inner_lr=0.1, server_lr=rk.parts.PerCall(1.0))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="local_steps has 2 entries for 4 clients"):
-        rk.ScaffoldS(0.1, 0.1, (1, 2)).check(ZOO.problem, 4)
-    state = rk.ScaffoldS(0.1, 0.1).init(ZOO.problem, *map(jnp.asarray, ZOO.start))
+        rk.ScaffoldS(outer_lr=0.1, inner_lr=0.1, local_steps=(1, 2)).check(ZOO.problem, 4)
+    state = rk.ScaffoldS(outer_lr=0.1, inner_lr=0.1).init(ZOO.problem, *map(jnp.asarray, ZOO.start))
     with pytest.raises(ValueError, match=r"Make the state with .*first_state"):
-        rk.ScaffoldS(0.1, 0.1).round(federation(ZOO), ZOO.problem, state, jax.random.key(0))
+        rk.ScaffoldS(outer_lr=0.1, inner_lr=0.1).round(
+            federation(ZOO), ZOO.problem, state, jax.random.key(0)
+        )

@@ -28,7 +28,7 @@ def by_hand(zoo, steps, is_alternating, is_shared_out):
 @pytest.mark.parametrize("is_shared_out", [False, True])
 def test_one_round_by_hand(order, steps, is_shared_out):
     rates = [rk.parts.PerCall(a) if is_shared_out else a for a in (0.05, 0.1)]
-    algorithm = rk.FedAvgS(*rates, local_steps=steps, order=order)
+    algorithm = rk.FedAvgS(outer_lr=rates[0], inner_lr=rates[1], local_steps=steps, order=order)
     state = algorithm.init(ZOO.problem, *map(jnp.asarray, ZOO.start))
     new = algorithm.round(federation(ZOO), ZOO.problem, state, jax.random.key(0))
     each = steps if isinstance(steps, tuple) else (steps,) * 3
@@ -40,7 +40,8 @@ def test_one_round_by_hand(order, steps, is_shared_out):
 def test_one_local_step_finds_the_saddle_point_and_several_stall_beside_it():
     x_star = ZOO.solution()[0]
     one, several = (
-        solve(ZOO, rk.FedAvgS(0.05, 0.1, local_steps=n), 800).solution[0] for n in (1, 5)
+        solve(ZOO, rk.FedAvgS(outer_lr=0.05, inner_lr=0.1, local_steps=n), 800).solution[0]
+        for n in (1, 5)
     )
     np.testing.assert_allclose(one, x_star, rtol=0, atol=1e-12)
     assert np.linalg.norm(several - x_star) > 1e-3
@@ -61,7 +62,9 @@ def test_unequal_local_steps_come_to_rest_where_the_closed_form_says():
     distance = {}
     for is_shared_out in (False, True):
         lr = rk.parts.PerCall(0.05) if is_shared_out else 0.05
-        found = np.concatenate(solve(ZOO, rk.FedAvgS(lr, lr, steps), 1500).solution)
+        found = np.concatenate(
+            solve(ZOO, rk.FedAvgS(outer_lr=lr, inner_lr=lr, local_steps=steps), 1500).solution
+        )
         np.testing.assert_allclose(
             found, resting_point(ZOO, 0.05, steps, is_shared_out), rtol=0, atol=1e-10
         )
@@ -81,10 +84,10 @@ def test_unequal_local_steps_come_to_rest_where_the_closed_form_says():
 
 def test_bad_input():
     with pytest.raises(TypeError, match="FedAvgS solves Minimax problems, got Bilevel"):
-        solve(rk.zoo.scalar_bilevel(), rk.FedAvgS(0.1, 0.1), 1)
+        solve(rk.zoo.scalar_bilevel(), rk.FedAvgS(outer_lr=0.1, inner_lr=0.1), 1)
     with pytest.raises(ValueError, match="inner_lr must be a finite number above 0"):
-        rk.FedAvgS(0.1, -0.1)
+        rk.FedAvgS(outer_lr=0.1, inner_lr=-0.1)
     with pytest.raises(ValueError, match="local_steps has 2 entries for 3 clients"):
-        rk.FedAvgS(0.1, 0.1, local_steps=(1, 2)).check(ZOO.problem, 3)
+        rk.FedAvgS(outer_lr=0.1, inner_lr=0.1, local_steps=(1, 2)).check(ZOO.problem, 3)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
-        rk.FedAvgS(0.1, 0.1, batch_size=0)
+        rk.FedAvgS(outer_lr=0.1, inner_lr=0.1, batch_size=0)

@@ -43,24 +43,31 @@ def test_local_steps_and_their_mean_by_hand(weights, mu):
     for _ in range(2):
         own = [local(ZOO, i, w, 0.1, steps[i], mu) for i in range(4)]
         w = np.average(own, axis=0, weights=weights)
-    np.testing.assert_allclose(eager(ZOO, rk.FedProx(0.1, mu, steps), 2, weights), w, rtol=1e-12)
+    np.testing.assert_allclose(
+        eager(ZOO, rk.FedProx(lr=0.1, mu=mu, local_steps=steps), 2, weights), w, rtol=1e-12
+    )
     if mu == 0:
-        np.testing.assert_allclose(eager(ZOO, rk.FedAvg(0.1, steps), 2, weights), w, rtol=1e-12)
+        np.testing.assert_allclose(
+            eager(ZOO, rk.FedAvg(lr=0.1, local_steps=steps), 2, weights), w, rtol=1e-12
+        )
 
 
 def test_a_strong_proximal_term_holds_clients_together():
     """Exact local solutions of f_i + mu/2 |w - c|^2 have their fixed point nearer to w*."""
     exact = ZOO.solution()[0]
-    far, near = (solve(ZOO, rk.FedProx(0.05, mu, 20), 200).solution[0] for mu in (0.0, 10.0))
+    far, near = (
+        solve(ZOO, rk.FedProx(lr=0.05, mu=mu, local_steps=20), 200).solution[0]
+        for mu in (0.0, 10.0)
+    )
     assert np.linalg.norm(near - exact) < 0.3 * np.linalg.norm(far - exact)
 
 
 RIVALS = {
-    "FedAvg": rk.FedAvg(0.1),
-    "FedProx": rk.FedProx(0.1, 0.5),
-    "Scaffold": rk.Scaffold(0.1),
-    "QFedAvg": rk.QFedAvg(0.1, 0.0),
-    "AgnosticFL": rk.AgnosticFL(0.1, 0.2),
+    "FedAvg": rk.FedAvg(lr=0.1),
+    "FedProx": rk.FedProx(lr=0.1, mu=0.5),
+    "Scaffold": rk.Scaffold(lr=0.1),
+    "QFedAvg": rk.QFedAvg(lr=0.1, q=0.0),
+    "AgnosticFL": rk.AgnosticFL(lr=0.1, ascent_lr=0.2),
 }
 
 
@@ -69,7 +76,7 @@ def test_one_local_step_of_everyone_is_gradient_descent(name):
     """Of which identical clients, and one client that holds all rows, are special cases."""
     algorithm, w = RIVALS[name], START
     if name == "AgnosticFL":
-        algorithm = rk.AgnosticFL(0.1, 1e-9)  # its weights must stay equal
+        algorithm = rk.AgnosticFL(lr=0.1, ascent_lr=1e-9)  # its weights must stay equal
     for _ in range(2):
         w = w - 0.1 * ZOO.gradient(w)
     np.testing.assert_allclose(eager(ZOO, algorithm), w, rtol=1e-7)
@@ -78,7 +85,7 @@ def test_one_local_step_of_everyone_is_gradient_descent(name):
 
 @pytest.mark.parametrize("name", [*RIVALS, "DRFA"])
 def test_identical_clients_are_one_client(name):
-    algorithm = {**RIVALS, "DRFA": rk.DRFA(0.1, 0.3, 2)}[name]
+    algorithm = {**RIVALS, "DRFA": rk.DRFA(lr=0.1, ascent_lr=0.3, local_steps=2)}[name]
     same = dataclasses.replace(ZOO, **{k: np.repeat(a[:1], 3, axis=0) for k, a in ZOO.data.items()})
     one = dataclasses.replace(ZOO, **{k: a[:1] for k, a in ZOO.data.items()})
     np.testing.assert_allclose(eager(same, algorithm), eager(one, algorithm), rtol=1e-12)
@@ -97,8 +104,10 @@ def test_the_order_of_the_clients_does_not_matter(name):
 def test_q_of_zero_is_fedavg():
     sampling = {"clients": 2, "batch_size": 2}
     for lr in (0.1, rk.parts.PerCall(0.2)):
-        got = eager(NOISY, rk.QFedAvg(lr, 0, (1, 2, 3), **sampling), 3, (0.2, 0.3, 0.5))
-        want = eager(NOISY, rk.FedAvg(lr, (1, 2, 3), **sampling), 3, (0.2, 0.3, 0.5))
+        got = eager(
+            NOISY, rk.QFedAvg(lr=lr, q=0, local_steps=(1, 2, 3), **sampling), 3, (0.2, 0.3, 0.5)
+        )
+        want = eager(NOISY, rk.FedAvg(lr=lr, local_steps=(1, 2, 3), **sampling), 3, (0.2, 0.3, 0.5))
         np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
@@ -110,7 +119,7 @@ def test_q_fedavg_by_hand():
         push = losses[:, None] ** q * D
         h = q * losses ** (q - 1) * np.sum(D**2, axis=1) + losses**q / lr
         w = w - push.sum(0) / h.sum()
-    np.testing.assert_allclose(eager(ZOO, rk.QFedAvg(lr, q, 3)), w, rtol=1e-12)
+    np.testing.assert_allclose(eager(ZOO, rk.QFedAvg(lr=lr, q=q, local_steps=3)), w, rtol=1e-12)
 
 
 # ---- DRFA and agnostic learning
@@ -136,7 +145,7 @@ def test_projection_to_the_simplex():
 
 def test_drfa_stays_in_the_simplex():
     population = rk.Population.stacked(NOISY.data)
-    algorithm = rk.DRFA(0.1, 2.0, 3, clients=2, batch_size=2)
+    algorithm = rk.DRFA(lr=0.1, ascent_lr=2.0, local_steps=3, clients=2, batch_size=2)
     for rounds in (1, 2, 3):
         state = rk.run(algorithm, NOISY.problem, population, NOISY.start, rounds=rounds,
                        engine=rk.Eager()).state  # fmt: skip
@@ -155,7 +164,9 @@ def test_a_round_of_drfa_by_hand():
     pairs = list(itertools.combinations_with_replacement(range(4), 2))
     ever_asked, times = set(), set()
     for seed in range(60):
-        state, _ = advance(ZOO, rk.DRFA(lr, ascent, tau, clients=2), 1, seed=seed)
+        state, _ = advance(
+            ZOO, rk.DRFA(lr=lr, ascent_lr=ascent, local_steps=tau, clients=2), 1, seed=seed
+        )
         (drawn,) = (i for i in pairs if np.allclose(after[tau, i].mean(0), state.w, rtol=1e-12))
         u = (np.asarray(state.shares.values) - 0.25) / (ascent * tau)
         u = u - u.min()  # the projection takes the same off every entry, and two are zero
@@ -177,13 +188,15 @@ def test_agnostic_learning_by_hand():
         losses, gradients = ZOO.losses(w), ZOO.gradients(w)
         w = w - 0.1 * lam @ gradients
         lam = np.asarray(simplex.project(jnp.asarray(lam + 0.2 * losses)))
-    state, _ = advance(ZOO, rk.AgnosticFL(0.1, 0.2), 3)
+    state, _ = advance(ZOO, rk.AgnosticFL(lr=0.1, ascent_lr=0.2), 3)
     np.testing.assert_allclose(state.w, w, rtol=1e-12)
     np.testing.assert_allclose(state.shares.values, lam, rtol=1e-12)
 
 
 def test_agnostic_learning_leaves_the_mean_to_the_run():
-    result = solve(ZOO, rk.AgnosticFL(0.1, 0.2), 1, engine=rk.Eager(), aggregate=first_reply)
+    result = solve(
+        ZOO, rk.AgnosticFL(lr=0.1, ascent_lr=0.2), 1, engine=rk.Eager(), aggregate=first_reply
+    )
     np.testing.assert_allclose(result.solution[0], -0.1 * ZOO.gradients(START)[0], rtol=1e-12)
 
 
@@ -195,7 +208,11 @@ def first_reply(replies, weights):
 def test_robust_methods_lower_the_greatest_loss():
     plain, drfa, agnostic = (
         ZOO.losses(np.asarray(solve(ZOO, algorithm, 600).solution[0])).max()
-        for algorithm in (rk.FedAvg(0.05), rk.DRFA(0.05, 0.02), rk.AgnosticFL(0.05, 0.02))
+        for algorithm in (
+            rk.FedAvg(lr=0.05),
+            rk.DRFA(lr=0.05, ascent_lr=0.02),
+            rk.AgnosticFL(lr=0.05, ascent_lr=0.02),
+        )
     )
     assert agnostic < 0.9 * plain
     assert drfa < 0.9 * plain
@@ -207,13 +224,37 @@ def test_robust_methods_lower_the_greatest_loss():
 @pytest.mark.parametrize(
     ("algorithm", "exchanges", "down", "up", "gradients"),
     [
-        (rk.FedAvg(0.1, 3, clients=2, batch_size=2), 1, 2 * W, 2 * W, 2 * 3 * 2),
-        (rk.FedAvg(0.1, (1, 2, 3)), 1, 3 * W, 3 * W, 6 * 4),
-        (rk.FedProx(0.1, 1.0, 3, clients=2, batch_size=2), 1, 2 * W, 2 * W, 2 * 3 * 2),
-        (rk.Scaffold(0.1, 3, clients=2, batch_size=2), 1, 2 * 2 * W, 2 * 2 * W, 2 * 3 * 2),
-        (rk.QFedAvg(0.1, 0.2, 3, clients=2, batch_size=2), 1, 2 * W, 2 * (W + 8), 2 * 3 * 2),
-        (rk.AgnosticFL(0.1, 0.2, batch_size=2), 1, 3 * W, 3 * (W + 8), 3 * 2),
-        (rk.DRFA(0.1, 0.2, 3, clients=1, batch_size=2), 2, W + 4 + W, 2 * W + 8, 3 * 2),
+        (rk.FedAvg(lr=0.1, local_steps=3, clients=2, batch_size=2), 1, 2 * W, 2 * W, 2 * 3 * 2),
+        (rk.FedAvg(lr=0.1, local_steps=(1, 2, 3)), 1, 3 * W, 3 * W, 6 * 4),
+        (
+            rk.FedProx(lr=0.1, mu=1.0, local_steps=3, clients=2, batch_size=2),
+            1,
+            2 * W,
+            2 * W,
+            2 * 3 * 2,
+        ),
+        (
+            rk.Scaffold(lr=0.1, local_steps=3, clients=2, batch_size=2),
+            1,
+            2 * 2 * W,
+            2 * 2 * W,
+            2 * 3 * 2,
+        ),
+        (
+            rk.QFedAvg(lr=0.1, q=0.2, local_steps=3, clients=2, batch_size=2),
+            1,
+            2 * W,
+            2 * (W + 8),
+            2 * 3 * 2,
+        ),
+        (rk.AgnosticFL(lr=0.1, ascent_lr=0.2, batch_size=2), 1, 3 * W, 3 * (W + 8), 3 * 2),
+        (
+            rk.DRFA(lr=0.1, ascent_lr=0.2, local_steps=3, clients=1, batch_size=2),
+            2,
+            W + 4 + W,
+            2 * W + 8,
+            3 * 2,
+        ),
     ],
 )
 def test_ledger(algorithm, exchanges, down, up, gradients):
@@ -228,7 +269,7 @@ def test_a_client_drawn_twice_by_drfa_is_sent_the_model_once():
     m = 3
     costs = set()
     for seed in range(8):
-        _, (ledger,) = advance(NOISY, rk.DRFA(0.1, 0.2, clients=m), 1, seed=seed)
+        _, (ledger,) = advance(NOISY, rk.DRFA(lr=0.1, ascent_lr=0.2, clients=m), 1, seed=seed)
         assert ledger.bytes_up == m * (2 * W + 8)
         costs.add((ledger.bytes_down - m * W) / (W + 4))
     assert costs <= {1.0, 2.0, 3.0}
@@ -242,8 +283,8 @@ def test_single_precision_stays_single():
     zoo = rk.zoo.quadratic_losses(n_clients=2, size=2, dtype=np.float32)
     for algorithm in (
         *RIVALS.values(),
-        rk.DRFA(0.1, 0.1, 2),
-        rk.QFedAvg(rk.parts.PerCall(0.1), 0.5, 2),
+        rk.DRFA(lr=0.1, ascent_lr=0.1, local_steps=2),
+        rk.QFedAvg(lr=rk.parts.PerCall(0.1), q=0.5, local_steps=2),
     ):
         state, _ = advance(zoo, algorithm, 2)
         (w,) = algorithm.solution(state)
@@ -252,41 +293,41 @@ def test_single_precision_stays_single():
 
 @pytest.mark.parametrize("name", [*RIVALS, "DRFA"])
 def test_other_problems_are_refused(name):
-    algorithm = {**RIVALS, "DRFA": rk.DRFA(0.1, 0.1)}[name]
+    algorithm = {**RIVALS, "DRFA": rk.DRFA(lr=0.1, ascent_lr=0.1)}[name]
     with pytest.raises(TypeError, match=f"{name} solves SingleLevel problems, got Meta"):
         algorithm.check(rk.zoo.cubic_maml().problem, 3)
 
 
 def test_bad_input():
     with pytest.raises(ValueError, match="lr must be a finite number above 0, got 0"):
-        rk.FedAvg(0)
+        rk.FedAvg(lr=0)
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        rk.FedAvg(0.1, batch_size=0)
+        rk.FedAvg(lr=0.1, batch_size=0)
     with pytest.raises(ValueError, match="mu must be a finite number, 0 or above, got -1"):
-        rk.FedProx(0.1, -1)
+        rk.FedProx(lr=0.1, mu=-1)
     with pytest.raises(ValueError, match="q must be a finite number, 0 or above, got -1"):
-        rk.QFedAvg(0.1, -1)
+        rk.QFedAvg(lr=0.1, q=-1)
     with pytest.raises(TypeError, match="local_steps must be a whole number"):
-        rk.DRFA(0.1, 0.1, (1, 2))  # pyright: ignore[reportArgumentType]
+        rk.DRFA(lr=0.1, ascent_lr=0.1, local_steps=(1, 2))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="9 different clients were asked for"):
-        rk.DRFA(0.1, 0.1, clients=9).check(ZOO.problem, 4)
+        rk.DRFA(lr=0.1, ascent_lr=0.1, clients=9).check(ZOO.problem, 4)
     with pytest.raises(ValueError, match="floor must be below one over the number of clients, 1/4"):
-        rk.DRFA(0.1, 0.1, floor=0.25).check(ZOO.problem, 4)
-    for lrs in ((rk.parts.PerCall(0.1), 0.1), (0.1, rk.parts.PerCall(0.1))):
+        rk.DRFA(lr=0.1, ascent_lr=0.1, floor=0.25).check(ZOO.problem, 4)
+    for lr, ascent_lr in ((rk.parts.PerCall(0.1), 0.1), (0.1, rk.parts.PerCall(0.1))):
         with pytest.raises(TypeError, match="lr must be a number, got PerCall"):
-            rk.AgnosticFL(*lrs)  # pyright: ignore[reportArgumentType]
+            rk.AgnosticFL(lr=lr, ascent_lr=ascent_lr)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="local_steps has 2 entries for 4 clients"):
-        rk.FedAvg(0.1, (1, 2)).check(ZOO.problem, 4)
+        rk.FedAvg(lr=0.1, local_steps=(1, 2)).check(ZOO.problem, 4)
 
 
 def test_numbers_of_steps_that_are_drawn_are_refused_by_who_draws_none():
     drawn = rk.parts.Between(1, 3)
     for make in (
-        lambda: rk.FedAvg(0.1, local_steps=drawn),
-        lambda: rk.FedBuff(0.1, 2, local_steps=drawn),
-        lambda: rk.FedNest(0.1, 0.1, inner_steps=drawn),
+        lambda: rk.FedAvg(lr=0.1, local_steps=drawn),
+        lambda: rk.FedBuff(lr=0.1, buffer_size=2, local_steps=drawn),
+        lambda: rk.FedNest(outer_lr=0.1, inner_lr=0.1, inner_steps=drawn),
     ):
         with pytest.raises(TypeError, match="_steps must be one number or one per client, got Bet"):
             make()
-    rk.AFACS(0.1, 0.2, drawn)
-    rk.AFBO(0.1, 0.2, inner_steps=drawn)
+    rk.AFACS(lr=0.1, server_lr=0.2, local_steps=drawn)
+    rk.AFBO(outer_lr=0.1, inner_lr=0.2, inner_steps=drawn)

@@ -119,7 +119,14 @@ def test_engines_that_need_rows_say_so(engine):
     zoo = rk.zoo.quadratic_losses(n_clients=2, size=2, rows=3)
     people = rk.Population.elsewhere(rk.Population.stacked(zoo.data).example("train"), 2)
     with pytest.raises(ValueError, match=r"needs the clients' rows.*Population\.elsewhere"):
-        rk.run(rk.FedAvg(0.1, 2), zoo.problem, people, zoo.start, rounds=1, engine=engine)
+        rk.run(
+            rk.FedAvg(lr=0.1, local_steps=2),
+            zoo.problem,
+            people,
+            zoo.start,
+            rounds=1,
+            engine=engine,
+        )
 
 
 def test_joined_populations_number_on_and_keep_every_row():

@@ -72,43 +72,104 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
         ),
         "one number": (
             SCALAR,
-            rk.FedNest(0.1, 0.1, ihgp=rk.parts.FedIHGP(terms=3, lipschitz=3.0), clients=1),
+            rk.FedNest(
+                outer_lr=0.1, inner_lr=0.1, ihgp=rk.parts.FedIHGP(terms=3, lipschitz=3.0), clients=1
+            ),
         ),
-        "minimax": (SADDLE, rk.FedNest(0.05, 0.1, 2, 2, 2, **PARTIAL)),
-        "composition": (CHAIN, rk.FedNest(0.05, 0.1, 2, 2, inner_start=START, **PARTIAL)),
+        "minimax": (
+            SADDLE,
+            rk.FedNest(
+                outer_lr=0.05, inner_lr=0.1, inner_rounds=2, inner_steps=2, outer_steps=2, **PARTIAL
+            ),
+        ),
+        "composition": (
+            CHAIN,
+            rk.FedNest(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                inner_rounds=2,
+                inner_steps=2,
+                inner_start=START,
+                **PARTIAL,
+            ),
+        ),
     },
     "FedNestSGD": {
         "unequal local steps": (
             TINY,
-            rk.FedNestSGD(0.05, 0.1, 2, (1, 2, 3), ihgp=rk.parts.FedIHGP(3, 5.0), **PARTIAL),
+            rk.FedNestSGD(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                inner_rounds=2,
+                inner_steps=(1, 2, 3),
+                ihgp=rk.parts.FedIHGP(terms=3, lipschitz=5.0),
+                **PARTIAL,
+            ),
         )
     },
     "LFedNest": {
-        "bilevel": (TINY, rk.LFedNest(0.05, 0.1, 2, 2, 2, rk.parts.LocalNeumann(3), **PARTIAL))
+        "bilevel": (
+            TINY,
+            rk.LFedNest(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                inner_rounds=2,
+                inner_steps=2,
+                outer_steps=2,
+                adjoint=rk.parts.LocalNeumann(terms=3),
+                **PARTIAL,
+            ),
+        )
     },
     "LFedNestSVRG": {
         "unequal local steps": (
             TINY,
             rk.LFedNestSVRG(
-                0.05, 0.1, 1, 2, (2, 1, 3), rk.parts.LocalNeumannSum(2, 5.0), **PARTIAL
+                outer_lr=0.05,
+                inner_lr=0.1,
+                inner_rounds=1,
+                inner_steps=2,
+                outer_steps=(2, 1, 3),
+                adjoint=rk.parts.LocalNeumannSum(terms=2, lipschitz=5.0),
+                **PARTIAL,
             ),
         )
     },
     "LFedNestNonAlt": {
-        "composition": (CHAIN, rk.LFedNestNonAlt(0.05, 0.1, 2, 2, inner_start=START, **PARTIAL))
+        "composition": (
+            CHAIN,
+            rk.LFedNestNonAlt(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                inner_steps=2,
+                outer_steps=2,
+                inner_start=START,
+                **PARTIAL,
+            ),
+        )
     },
     "FedMBO": {
         "random lengths": (
             TINY,
-            rk.FedMBO(0.05, 0.1, 2, rk.parts.PHE(4, 5.0, chains=4), **PARTIAL),
+            rk.FedMBO(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                inner_rounds=2,
+                hypergradient=rk.parts.PHE(terms=4, lipschitz=5.0, chains=4),
+                **PARTIAL,
+            ),
         ),
         "sum": (
             TINY,
             rk.FedMBO(
-                0.05,
-                0.1,
-                1,
-                rk.parts.PHESum(2, rk.parts.PowerIteration(3), rk.participation.Uniform(2)),
+                outer_lr=0.05,
+                inner_lr=0.1,
+                inner_rounds=1,
+                hypergradient=rk.parts.PHESum(
+                    terms=2,
+                    lipschitz=rk.parts.PowerIteration(iterations=3),
+                    chains=rk.participation.Uniform(2),
+                ),
                 **PARTIAL,
             ),
         ),
@@ -117,10 +178,12 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
         "active, random local iterations": (
             TINY,
             rk.AFBO(
-                0.05,
-                0.1,
-                2,
-                rk.parts.APHESum(2, rk.parts.PowerIteration(2, 2)),
+                outer_lr=0.05,
+                inner_lr=0.1,
+                inner_rounds=2,
+                aphe=rk.parts.APHESum(
+                    terms=2, lipschitz=rk.parts.PowerIteration(iterations=2, every=2)
+                ),
                 inner_steps=rk.parts.Between(1, 3),
                 batch_size=2,
             ),
@@ -128,13 +191,13 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
         "all stale, random length": (
             TINY,
             rk.AFBO(
-                0.05,
-                0.1,
-                1,
-                rk.parts.APHERandom(3, 5.0),
-                rk.parts.StaleHessians(),
-                (1, 2, 3),
-                0,
+                outer_lr=0.05,
+                inner_lr=0.1,
+                inner_rounds=1,
+                aphe=rk.parts.APHERandom(terms=3, lipschitz=5.0),
+                hessians=rk.parts.StaleHessians(),
+                inner_steps=(1, 2, 3),
+                local_step=0,
                 inner_staleness=1,
                 batch_size=2,
             ),
@@ -143,50 +206,134 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
     "AFLBilevel": {
         "one product, nobody is waited for": (
             TINY,
-            rk.AFLBilevel(0.05, 0.1, 1, rk.parts.APHEPaper(2, 5.0), wait_for=1, first_wait_for=1),
+            rk.AFLBilevel(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                inner_rounds=1,
+                series=rk.parts.APHEPaper(terms=2, lipschitz=5.0),
+                wait_for=1,
+                first_wait_for=1,
+            ),
         )
     },
     "AFACD": {
         "random local steps": (
             LOSSES,
-            rk.AFACD(0.1, 0.2, rk.parts.Between(1, 3), wait_for=1, staleness=1, batch_size=2),
+            rk.AFACD(
+                lr=0.1,
+                server_lr=0.2,
+                local_steps=rk.parts.Between(1, 3),
+                wait_for=1,
+                staleness=1,
+                batch_size=2,
+            ),
         )
     },
-    "AFACS": {"unequal local steps": (LOSSES, rk.AFACS(0.1, 0.2, (1, 2, 3), batch_size=2))},
-    "FedBuff": {"unequal local steps": (LOSSES, rk.FedBuff(0.1, 2, (1, 2, 3), 0.9, batch_size=2))},
+    "AFACS": {
+        "unequal local steps": (
+            LOSSES,
+            rk.AFACS(lr=0.1, server_lr=0.2, local_steps=(1, 2, 3), batch_size=2),
+        )
+    },
+    "FedBuff": {
+        "unequal local steps": (
+            LOSSES,
+            rk.FedBuff(lr=0.1, buffer_size=2, local_steps=(1, 2, 3), server_lr=0.9, batch_size=2),
+        )
+    },
     "ADBO": {
         "mini-batch, half are waited for": (
             TINY,
             rk.ADBO(
-                0.05, 0.1, admm=rk.parts.ADMM(2), cut_every=2, max_cuts=2, staleness=1, batch_size=2
+                outer_lr=0.05,
+                inner_lr=0.1,
+                admm=rk.parts.ADMM(rounds=2),
+                cut_every=2,
+                max_cuts=2,
+                staleness=1,
+                batch_size=2,
             ),
         )
     },
     "SDBO": {
-        "full batch": (TINY, rk.SDBO(0.05, 0.1, admm=rk.parts.ADMM(1), cut_every=2, max_cuts=1))
+        "full batch": (
+            TINY,
+            rk.SDBO(
+                outer_lr=0.05, inner_lr=0.1, admm=rk.parts.ADMM(rounds=1), cut_every=2, max_cuts=1
+            ),
+        )
     },
     "Prometheus": {
         "ring, mini-batch": (
             TINY,
-            rk.Prometheus(0.05, 0.1, adjoint=rk.parts.LocalNeumannSum(2, 5.0), batch_size=2),
+            rk.Prometheus(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                adjoint=rk.parts.LocalNeumannSum(terms=2, lipschitz=5.0),
+                batch_size=2,
+            ),
         )
     },
     "Nested": {
         "PHE with FedInn": (
             TINY,
             rk.Nested(
-                rk.parts.FedInn(0.1, 2), rk.parts.ServerStep(0.05, rk.parts.PHE(3, 5.0)), **PARTIAL
+                inner=rk.parts.FedInn(lr=0.1, local_steps=2),
+                outer=rk.parts.ServerStep(
+                    lr=0.05, hypergradient=rk.parts.PHE(terms=3, lipschitz=5.0)
+                ),
+                **PARTIAL,
             ),
         )
     },
     "AID": {
-        "conjugate gradients": (TINY, rk.AID(0.05, 0.1, 1, rk.parts.FederatedCG(2), **PARTIAL))
+        "conjugate gradients": (
+            TINY,
+            rk.AID(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                inner_rounds=1,
+                adjoint=rk.parts.FederatedCG(iterations=2),
+                **PARTIAL,
+            ),
+        )
     },
-    "StocBiO": {"bilevel": (TINY, rk.StocBiO(0.05, 0.1, 1, 1, 0.2, **PARTIAL))},
-    "ALSET": {"bilevel": (TINY, rk.ALSET(0.2, 0.4, 9, 1, 2, 5.0, **PARTIAL))},
-    "TTSA": {"bilevel": (TINY, rk.TTSA(0.05, 0.1, 2, 5.0, **PARTIAL))},
+    "StocBiO": {
+        "bilevel": (
+            TINY,
+            rk.StocBiO(
+                outer_lr=0.05, inner_lr=0.1, inner_rounds=1, terms=1, adjoint_lr=0.2, **PARTIAL
+            ),
+        )
+    },
+    "ALSET": {
+        "bilevel": (
+            TINY,
+            rk.ALSET(
+                outer_lr=0.2,
+                inner_lr=0.4,
+                horizon=9,
+                inner_rounds=1,
+                terms=2,
+                lipschitz=5.0,
+                **PARTIAL,
+            ),
+        )
+    },
+    "TTSA": {
+        "bilevel": (TINY, rk.TTSA(outer_lr=0.05, inner_lr=0.1, terms=2, lipschitz=5.0, **PARTIAL))
+    },
     "FedAvgS": {
-        "alternating": (SADDLE, rk.FedAvgS(0.05, 0.1, (1, 2, 3), rk.parts.Alternating(), **PARTIAL))
+        "alternating": (
+            SADDLE,
+            rk.FedAvgS(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                local_steps=(1, 2, 3),
+                order=rk.parts.Alternating(),
+                **PARTIAL,
+            ),
+        )
     },
     "ScaffoldS": {
         "unequal local steps": (
@@ -200,9 +347,13 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
             ),
         )
     },
-    "GDA": {"partial": (SADDLE, rk.GDA(0.05, 0.1, **PARTIAL))},
-    "AlternatingGDA": {"partial": (SADDLE, rk.AlternatingGDA(0.05, 0.1, **PARTIAL))},
-    "Extragradient": {"partial": (SADDLE, rk.Extragradient(0.05, 0.1, **PARTIAL))},
+    "GDA": {"partial": (SADDLE, rk.GDA(outer_lr=0.05, inner_lr=0.1, **PARTIAL))},
+    "AlternatingGDA": {
+        "partial": (SADDLE, rk.AlternatingGDA(outer_lr=0.05, inner_lr=0.1, **PARTIAL))
+    },
+    "Extragradient": {
+        "partial": (SADDLE, rk.Extragradient(outer_lr=0.05, inner_lr=0.1, **PARTIAL))
+    },
     "FedMSA": {
         "bilevel, warmed up": (
             TINY,
@@ -213,46 +364,87 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 first_batch=1,
                 inner_radius=(math.inf, 0.5),
                 warm_up=rk.parts.BilevelWarmUp(
-                    rk.parts.FedInnSGD(0.1), 1, rk.parts.FedIHGPSum(1, 5.0)
+                    inner=rk.parts.FedInnSGD(lr=0.1),
+                    inner_rounds=1,
+                    adjoint=rk.parts.FedIHGPSum(terms=1, lipschitz=5.0),
                 ),
                 **PARTIAL,
             ),
         ),
         "composition, random output": (
             CHAIN,
-            rk.FedMSA(0.05, 0.1, 2, renewal=0.5, output=rk.parts.RandomIterate(), **PARTIAL),
+            rk.FedMSA(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                local_steps=2,
+                renewal=0.5,
+                output=rk.parts.RandomIterate(),
+                **PARTIAL,
+            ),
         ),
     },
-    "STSA": {"minimax": (SADDLE, rk.STSA(0.05, 0.1, **PARTIAL))},
-    "SOBA": {"bilevel": (TINY, rk.SOBA(0.05, 0.1, **PARTIAL))},
-    "SCGD": {"two layers": (CHAIN, rk.SCGD(0.05, 0.5, **PARTIAL))},
-    "ComposedSGD": {"two layers": (CHAIN, rk.ComposedSGD(0.05, **PARTIAL))},
-    "NASA": {"two layers": (CHAIN, rk.NASA(0.1, **PARTIAL))},
-    "FedAvg": {"unequal local steps": (LOSSES, rk.FedAvg(0.1, (1, 2, 3), **PARTIAL))},
-    "FedProx": {"partial": (LOSSES, rk.FedProx(rk.parts.PerCall(0.1), 0.5, 2, **PARTIAL))},
-    "Scaffold": {"unequal local steps": (LOSSES, rk.Scaffold(0.1, (1, 2, 3), 0.9, **PARTIAL))},
-    "QFedAvg": {"partial": (LOSSES, rk.QFedAvg(0.1, 0.5, 2, **PARTIAL))},
+    "STSA": {"minimax": (SADDLE, rk.STSA(outer_lr=0.05, inner_lr=0.1, **PARTIAL))},
+    "SOBA": {"bilevel": (TINY, rk.SOBA(outer_lr=0.05, inner_lr=0.1, **PARTIAL))},
+    "SCGD": {"two layers": (CHAIN, rk.SCGD(outer_lr=0.05, inner_lr=0.5, **PARTIAL))},
+    "ComposedSGD": {"two layers": (CHAIN, rk.ComposedSGD(outer_lr=0.05, **PARTIAL))},
+    "NASA": {"two layers": (CHAIN, rk.NASA(lr=0.1, **PARTIAL))},
+    "FedAvg": {
+        "unequal local steps": (LOSSES, rk.FedAvg(lr=0.1, local_steps=(1, 2, 3), **PARTIAL))
+    },
+    "FedProx": {
+        "partial": (LOSSES, rk.FedProx(lr=rk.parts.PerCall(0.1), mu=0.5, local_steps=2, **PARTIAL))
+    },
+    "Scaffold": {
+        "unequal local steps": (
+            LOSSES,
+            rk.Scaffold(lr=0.1, local_steps=(1, 2, 3), server_lr=0.9, **PARTIAL),
+        )
+    },
+    "QFedAvg": {"partial": (LOSSES, rk.QFedAvg(lr=0.1, q=0.5, local_steps=2, **PARTIAL))},
     "DRFA": {
         "falling step": (
             LOSSES,
-            rk.DRFA(0.1, rk.parts.Decay(0.1, 0.9), 3, loss_batch_size=1, floor=1e-3, **PARTIAL),
+            rk.DRFA(
+                lr=0.1,
+                ascent_lr=rk.parts.Decay(0.1, 0.9),
+                local_steps=3,
+                loss_batch_size=1,
+                floor=1e-3,
+                **PARTIAL,
+            ),
         )
     },
-    "AgnosticFL": {"mini-batch": (LOSSES, rk.AgnosticFL(0.1, 0.1, batch_size=2))},
+    "AgnosticFL": {"mini-batch": (LOSSES, rk.AgnosticFL(lr=0.1, ascent_lr=0.1, batch_size=2))},
     "PerFedAvg": {
-        "Hessian-free": (MAML, rk.PerFedAvg(0.1, 2, rk.parts.HessianFree(), **PARTIAL)),
+        "Hessian-free": (
+            MAML,
+            rk.PerFedAvg(lr=0.1, local_steps=2, hessian=rk.parts.HessianFree(), **PARTIAL),
+        ),
     },
     "ComFedL": {
-        "composition": (ROBUST, rk.ComFedL(0.01, 2, outer_batch_size=1, **PARTIAL)),
+        "composition": (ROBUST, rk.ComFedL(lr=0.01, local_steps=2, outer_batch_size=1, **PARTIAL)),
         "MAML, first-order, one batch": (
             MAML,
-            rk.ComFedL(0.1, 2, hessian=rk.parts.FirstOrder(), shared_batch=True, **PARTIAL),
+            rk.ComFedL(
+                lr=0.1, local_steps=2, hessian=rk.parts.FirstOrder(), shared_batch=True, **PARTIAL
+            ),
         ),
-        "robust, normalised": (LOSSES, rk.ComFedL(0.1, 2, 0.5, **PARTIAL)),
+        "robust, normalised": (LOSSES, rk.ComFedL(lr=0.1, local_steps=2, gamma=0.5, **PARTIAL)),
         "robust MAML, stale level": (
             MAML,
-            rk.ComFedL(0.1, (1, 2, 3), 0.5, rk.parts.Normalised(stale_scalar=True), **PARTIAL),
+            rk.ComFedL(
+                lr=0.1,
+                local_steps=(1, 2, 3),
+                gamma=0.5,
+                weighting=rk.parts.Normalised(stale_scalar=True),
+                **PARTIAL,
+            ),
         ),
-        "robust, literal": (LOSSES, rk.ComFedL(0.1, 1, 2.0, rk.parts.Literal(3.0), clients=2)),
+        "robust, literal": (
+            LOSSES,
+            rk.ComFedL(
+                lr=0.1, local_steps=1, gamma=2.0, weighting=rk.parts.Literal(3.0), clients=2
+            ),
+        ),
     },
 }

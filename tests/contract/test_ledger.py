@@ -37,7 +37,11 @@ def one_round(algorithm, zoo: Any = TINY):
 @pytest.mark.parametrize(("T", "N"), [(1, 1), (1, 5), (3, 4)])
 def test_sum_makes_2T_plus_N_plus_3_exchanges(T, N):
     algorithm = rk.FedNest(
-        outer_lr=0.01, inner_lr=0.1, inner_rounds=T, ihgp=rk.parts.FedIHGPSum(N, 5.0), clients=3
+        outer_lr=0.01,
+        inner_lr=0.1,
+        inner_rounds=T,
+        ihgp=rk.parts.FedIHGPSum(terms=N, lipschitz=5.0),
+        clients=3,
     )
     assert [ledger.exchanges for ledger in ledgers(algorithm)] == [2 * T + N + 3] * 6
 
@@ -45,7 +49,11 @@ def test_sum_makes_2T_plus_N_plus_3_exchanges(T, N):
 @pytest.mark.parametrize(("T", "N"), [(1, 1), (1, 5), (3, 4)])
 def test_random_makes_2T_plus_drawn_hops_plus_3_exchanges(T, N):
     algorithm = rk.FedNest(
-        outer_lr=0.01, inner_lr=0.1, inner_rounds=T, ihgp=rk.parts.FedIHGP(N, 5.0), clients=3
+        outer_lr=0.01,
+        inner_lr=0.1,
+        inner_rounds=T,
+        ihgp=rk.parts.FedIHGP(terms=N, lipschitz=5.0),
+        clients=3,
     )
     made = ledgers(algorithm, rounds=60)
     drawn = [ledger.exchanges - 2 * T - 3 for ledger in made]
@@ -56,14 +64,19 @@ def test_random_makes_2T_plus_drawn_hops_plus_3_exchanges(T, N):
 
 def test_an_estimate_of_lipschitz_is_one_more_exchange_when_it_is_due():
     power = rk.parts.PowerIteration(iterations=4, every=3)
-    algorithm = rk.FedNest(outer_lr=0.01, inner_lr=0.1, ihgp=rk.parts.FedIHGPSum(2, power))
+    algorithm = rk.FedNest(
+        outer_lr=0.01, inner_lr=0.1, ihgp=rk.parts.FedIHGPSum(terms=2, lipschitz=power)
+    )
     assert [ledger.exchanges for ledger in ledgers(algorithm)] == [8, 7, 7, 8, 7, 7]
 
 
 def test_bytes_with_everyone():
     m, T, N = 6, 2, 3
     algorithm = rk.FedNest(
-        outer_lr=0.01, inner_lr=0.1, inner_rounds=T, ihgp=rk.parts.FedIHGPSum(N, 5.0)
+        outer_lr=0.01,
+        inner_lr=0.1,
+        inner_rounds=T,
+        ihgp=rk.parts.FedIHGPSum(terms=N, lipschitz=5.0),
     )
     ledger = ledgers(algorithm, rounds=1)[0]
     fedinn_down, fedinn_up = (P + Q) + Q, Q + Q
@@ -76,7 +89,9 @@ def test_bytes_with_everyone():
 
 def test_newcomers_of_a_hop_are_sent_the_point_and_others_are_not():
     N, n = 4, 2
-    algorithm = rk.FedNest(outer_lr=0.01, inner_lr=0.1, ihgp=rk.parts.FedIHGPSum(N, 5.0), clients=n)
+    algorithm = rk.FedNest(
+        outer_lr=0.01, inner_lr=0.1, ihgp=rk.parts.FedIHGPSum(terms=N, lipschitz=5.0), clients=n
+    )
     fixed = n * ((P + 2 * Q) + N * Q + (2 * P + 2 * Q))  # all but the sending of the point
     points = [(ledger.bytes_down - fixed) / (P + Q) for ledger in ledgers(algorithm, rounds=40)]
     assert all(p == int(p) and n <= p <= 6 for p in points)  # at most each client once
@@ -90,7 +105,7 @@ def test_evaluations_are_counted_in_rows():
         inner_lr=0.1,
         inner_steps=4,
         outer_steps=2,
-        ihgp=rk.parts.FedIHGPSum(2, 5.0),
+        ihgp=rk.parts.FedIHGPSum(terms=2, lipschitz=5.0),
         batch_size=2,
     )
     program = Program(
@@ -109,18 +124,36 @@ def test_evaluations_are_counted_in_rows():
 
 @pytest.mark.parametrize(("T", "N"), SETTINGS)
 def test_fednest_is_cheaper_where_there_is_nothing_to_solve(T, N):
-    settings = {"inner_rounds": T, "clients": 2, "ihgp": rk.parts.FedIHGPSum(N, 5.0)}
-    assert one_round(rk.FedNest(0.01, 0.1, **settings), SADDLE).exchanges == 2 * T + 2
+    settings = {
+        "inner_rounds": T,
+        "clients": 2,
+        "ihgp": rk.parts.FedIHGPSum(terms=N, lipschitz=5.0),
+    }
+    assert (
+        one_round(rk.FedNest(outer_lr=0.01, inner_lr=0.1, **settings), SADDLE).exchanges
+        == 2 * T + 2
+    )
     settings["inner_start"] = jnp.zeros(2)
-    assert one_round(rk.FedNest(0.01, 0.1, **settings), CHAIN).exchanges == 2 * T + 3
+    assert (
+        one_round(rk.FedNest(outer_lr=0.01, inner_lr=0.1, **settings), CHAIN).exchanges == 2 * T + 3
+    )
 
 
 @pytest.mark.parametrize(("T", "N"), SETTINGS)
 def test_fednest_sgd_saves_an_exchange_per_inner_round(T, N):
     settings = {"inner_rounds": T, "inner_steps": 2, "clients": 2}
-    ledger = one_round(rk.FedNestSGD(0.01, 0.1, ihgp=rk.parts.FedIHGPSum(N, 5.0), **settings))
+    ledger = one_round(
+        rk.FedNestSGD(
+            outer_lr=0.01,
+            inner_lr=0.1,
+            ihgp=rk.parts.FedIHGPSum(terms=N, lipschitz=5.0),
+            **settings,
+        )
+    )
     assert ledger.exchanges == T + N + 3
-    random = rk.FedNestSGD(0.01, 0.1, ihgp=rk.parts.FedIHGP(N, 5.0), **settings)
+    random = rk.FedNestSGD(
+        outer_lr=0.01, inner_lr=0.1, ihgp=rk.parts.FedIHGP(terms=N, lipschitz=5.0), **settings
+    )
     made = ledgers(random, 40, zoo=TINY)
     drawn = [ledger.hessian_vectors // 2 - 1 for ledger in made]  # per client, but for the cross
     assert set(drawn) == set(range(N))
@@ -131,10 +164,12 @@ def test_fednest_sgd_saves_an_exchange_per_inner_round(T, N):
 @pytest.mark.parametrize(("zoo", "start"), [(TINY, None), (SADDLE, None), (CHAIN, jnp.zeros(2))])
 def test_the_light_family_does_not_pay_for_the_series(T, N, zoo, start):
     settings = {"clients": 2, "outer_steps": 2, "inner_start": start}
-    settings["adjoint"] = rk.parts.LocalNeumannSum(N, rk.parts.PowerIteration(2))
-    light = rk.LFedNest(0.01, 0.1, inner_rounds=T, **settings)
-    svrg = rk.LFedNestSVRG(0.01, 0.1, inner_rounds=T, **settings)
-    joint = rk.LFedNestNonAlt(0.01, 0.1, inner_steps=T, **settings)
+    settings["adjoint"] = rk.parts.LocalNeumannSum(
+        terms=N, lipschitz=rk.parts.PowerIteration(iterations=2)
+    )
+    light = rk.LFedNest(outer_lr=0.01, inner_lr=0.1, inner_rounds=T, **settings)
+    svrg = rk.LFedNestSVRG(outer_lr=0.01, inner_lr=0.1, inner_rounds=T, **settings)
+    joint = rk.LFedNestNonAlt(outer_lr=0.01, inner_lr=0.1, inner_steps=T, **settings)
     assert one_round(light, zoo).exchanges == T + 1
     assert one_round(svrg, zoo).exchanges == 2 * T + 1
     assert one_round(joint, zoo).exchanges == 1
@@ -143,19 +178,25 @@ def test_the_light_family_does_not_pay_for_the_series(T, N, zoo, start):
 def test_work_and_bytes_of_the_light_family():
     m, T, N, p, q = 3, 2, 4, 8, 16
     light = rk.LFedNest(
-        0.01, 0.1, T, outer_steps=2, adjoint=rk.parts.LocalNeumannSum(N, rk.parts.PowerIteration(5))
+        outer_lr=0.01,
+        inner_lr=0.1,
+        inner_rounds=T,
+        outer_steps=2,
+        adjoint=rk.parts.LocalNeumannSum(terms=N, lipschitz=rk.parts.PowerIteration(iterations=5)),
     )
     ledger = one_round(light)
     assert (ledger.bytes_down, ledger.bytes_up) == (m * (T + 1) * (p + q), m * (T * q + p))
     # the power iteration once a call, the series and the cross product at every local step
     assert ledger.hessian_vectors == m * (5 + 2 * (N + 1))
-    joint = one_round(rk.LFedNestNonAlt(0.01, 0.1, clients=2))
+    joint = one_round(rk.LFedNestNonAlt(outer_lr=0.01, inner_lr=0.1, clients=2))
     assert (joint.bytes_down, joint.bytes_up, joint.messages) == (2 * (p + q), 2 * (p + q), 4)
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 5])
 def test_conjugate_gradients_cost_an_exchange_per_product(iterations):
-    algorithm = rk.FedNest(0.01, 0.1, ihgp=rk.parts.FederatedCG(iterations))
+    algorithm = rk.FedNest(
+        outer_lr=0.01, inner_lr=0.1, ihgp=rk.parts.FederatedCG(iterations=iterations)
+    )
     assert one_round(algorithm).exchanges == 2 + (iterations + 1) + 2
 
 
@@ -165,8 +206,10 @@ def test_conjugate_gradients_cost_an_exchange_per_product(iterations):
 @pytest.mark.parametrize(("T", "N"), SETTINGS)
 def test_fedmbo_with_the_sum_makes_T_plus_N_plus_2_exchanges(T, N):
     n, p, q = 2, 8, 16
-    phe = rk.parts.PHESum(N, 5.0, rk.participation.Fixed((0, 2)))
-    ledger = one_round(rk.FedMBO(0.01, 0.1, T, hypergradient=phe, clients=n))
+    phe = rk.parts.PHESum(terms=N, lipschitz=5.0, chains=rk.participation.Fixed((0, 2)))
+    ledger = one_round(
+        rk.FedMBO(outer_lr=0.01, inner_lr=0.1, inner_rounds=T, hypergradient=phe, clients=n)
+    )
     assert ledger.exchanges == T + N + 2
     assert ledger.messages == 2 * n * (T + N + 2)
     assert ledger.bytes_up == n * (T * q + (p + q) + N * q + p)
@@ -177,7 +220,13 @@ def test_fedmbo_with_the_sum_makes_T_plus_N_plus_2_exchanges(T, N):
 @pytest.mark.parametrize(("T", "N"), SETTINGS)
 def test_fedmbo_goes_on_until_the_longest_chain_ends_and_ended_chains_send_nothing(T, N):
     n = 3
-    algorithm = rk.FedMBO(0.01, 0.1, T, hypergradient=rk.parts.PHE(N, 5.0), clients=n)
+    algorithm = rk.FedMBO(
+        outer_lr=0.01,
+        inner_lr=0.1,
+        inner_rounds=T,
+        hypergradient=rk.parts.PHE(terms=N, lipschitz=5.0),
+        clients=n,
+    )
     made = ledgers(algorithm, rounds=40)
     hops = [ledger.hessian_vectors - n for ledger in made]  # sum of N_i: one row, one product each
     longest = [ledger.exchanges - T - 2 for ledger in made]  # max of N_i
@@ -193,12 +242,19 @@ def test_fedmbo_goes_on_until_the_longest_chain_ends_and_ended_chains_send_nothi
 @pytest.mark.parametrize(("T", "N"), SETTINGS)
 @pytest.mark.parametrize(
     ("inner", "per_call"),
-    [(rk.parts.ServerSGD(0.1), 1), (rk.parts.FedInn(0.1, 2), 2), (rk.parts.FedInnSGD(0.1), 1)],
+    [
+        (rk.parts.ServerSGD(lr=0.1), 1),
+        (rk.parts.FedInn(lr=0.1, local_steps=2), 2),
+        (rk.parts.FedInnSGD(lr=0.1), 1),
+    ],
 )
 @pytest.mark.parametrize("estimator", [rk.parts.PHESum, rk.parts.FedIHGPSum])
 def test_pairs_of_inner_solver_and_hypergradient(T, N, inner, per_call, estimator):
     nested = rk.Nested(
-        inner, rk.parts.ServerStep(0.01, estimator(N, 5.0)), inner_rounds=T, clients=2
+        inner=inner,
+        outer=rk.parts.ServerStep(lr=0.01, hypergradient=estimator(N, 5.0)),
+        inner_rounds=T,
+        clients=2,
     )
     assert one_round(nested).exchanges == per_call * T + N + 2
 
@@ -208,7 +264,7 @@ def test_pairs_of_inner_solver_and_hypergradient(T, N, inner, per_call, estimato
 
 @pytest.mark.parametrize("steps", [1, 3, (1, 2, 3)])
 def test_fedavg_s_makes_one_exchange(steps):
-    ledger = one_round(rk.FedAvgS(0.1, 0.1, steps), SADDLE)
+    ledger = one_round(rk.FedAvgS(outer_lr=0.1, inner_lr=0.1, local_steps=steps), SADDLE)
     assert ledger.exchanges == 1
     assert (ledger.bytes_down, ledger.bytes_up) == (3 * 16, 3 * 16)
     assert ledger.gradients == 2 * (sum(steps) if isinstance(steps, tuple) else 3 * steps)

@@ -77,4 +77,4 @@ def test_bad_rules():
     with pytest.raises(ValueError, match="different clients"):
         rk.participation.Fixed((1, 1))
     with pytest.raises(TypeError, match="must be a whole number"):
-        rk.FedNest(0.1, 0.1, clients=0.5)  # pyright: ignore[reportArgumentType]
+        rk.FedNest(outer_lr=0.1, inner_lr=0.1, clients=0.5)  # pyright: ignore[reportArgumentType]

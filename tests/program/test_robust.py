@@ -118,7 +118,12 @@ def test_a_run_refuses_a_mean_that_does_not_fit_its_clients():
     with pytest.raises(ValueError, match="at least 5 clients"):
         people = rk.Population.stacked(zoo.data)
         rk.run(
-            rk.FedAvg(0.1), zoo.problem, people, zoo.start, rounds=1, aggregate=rk.aggregate.Krum()
+            rk.FedAvg(lr=0.1),
+            zoo.problem,
+            people,
+            zoo.start,
+            rounds=1,
+            aggregate=rk.aggregate.Krum(),
         )
 
 
@@ -127,5 +132,5 @@ def test_a_cohort_that_is_too_small_for_the_rule_is_refused():
     people = rk.Population.stacked(zoo.data)
     for rule in (rk.aggregate.Krum(), rk.aggregate.TrimmedMean(0.2)):
         with pytest.raises(ValueError, match=r"at least 5 clients"):
-            algorithm = rk.FedAvg(0.1, clients=4)
+            algorithm = rk.FedAvg(lr=0.1, clients=4)
             rk.run(algorithm, zoo.problem, people, zoo.start, rounds=1, aggregate=rule)

@@ -16,7 +16,7 @@ def settings(directory):
     """What is run."""
     zoo = rk.zoo.quadratic_losses(n_clients=4, size=2, rows=3, noise=0.3)
     return {
-        "algorithm": rk.Scaffold(0.1, 2, clients=3, batch_size=2),
+        "algorithm": rk.Scaffold(lr=0.1, local_steps=2, clients=3, batch_size=2),
         "problem": zoo.problem,
         "population": rk.Population.stacked(zoo.data),
         "start": zoo.start,

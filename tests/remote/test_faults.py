@@ -138,7 +138,7 @@ def test_when_all_clients_send_nan_the_run_has_diverged():
 
 def test_a_client_with_another_algorithm_is_refused_with_both_values():
     def other(client, program, algorithm, state, _):
-        own = rk.FedAvg(0.2, 2, batch_size=2) if client == 3 else algorithm
+        own = rk.FedAvg(lr=0.2, local_steps=2, batch_size=2) if client == 3 else algorithm
         rows = program.population.only(client)
         return Worker(client, ZOO.problem, own, rows, state, plan("FedAvg"))
 

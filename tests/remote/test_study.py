@@ -126,7 +126,7 @@ def test_traffic_is_shown_with_names_bytes_and_those_missing():
     console = Console(record=True, file=io.StringIO(), width=200)
     transport = Monitored(InProcess(Faults(crashes={1: 2})), console, {0: "north"}, every=1e-6)
     rk.run(
-        rk.FedAvg(0.1, 2), zoo.problem, rk.Population.stacked(zoo.data), zoo.start, rounds=3,
+        rk.FedAvg(lr=0.1, local_steps=2), zoo.problem, rk.Population.stacked(zoo.data), zoo.start, rounds=3,
         engine=Remote(transport, Policy(60.0, 0.5, back_off=0.01)),
     )  # fmt: skip
     text = console.export_text()

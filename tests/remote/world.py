@@ -13,8 +13,8 @@ from rookery.remote.protocol.tracing import trace_round
 
 ZOO = rk.zoo.quadratic_losses(n_clients=5, size=2, rows=3, noise=0.3)
 PEOPLE = rk.Population.stacked(ZOO.data)
-FEDAVG = rk.FedAvg(0.1, 2, batch_size=2)
-SCAFFOLD = rk.Scaffold(0.1, 2, clients=3, batch_size=2)
+FEDAVG = rk.FedAvg(lr=0.1, local_steps=2, batch_size=2)
+SCAFFOLD = rk.Scaffold(lr=0.1, local_steps=2, clients=3, batch_size=2)
 QUICK = Policy(wait_for=5.0, back_off=0.01)
 LONG = 180.0  # seconds in which every test here must have ended, on a busy machine
 
@@ -57,7 +57,9 @@ def timed(algorithm, engine, rounds, **settings):
 
 def only(*clients):
     """What the run comes to with some clients alone, by simulation."""
-    algorithm = rk.FedAvg(0.1, 2, clients=rk.participation.Fixed(clients), batch_size=2)
+    algorithm = rk.FedAvg(
+        lr=0.1, local_steps=2, clients=rk.participation.Fixed(clients), batch_size=2
+    )
     return rk.run(algorithm, ZOO.problem, PEOPLE, ZOO.start, rounds=4, engine=rk.Eager())
 
 

@@ -73,7 +73,10 @@ def test_a_run_keeps_its_diary_and_the_report_shows_it(tmp_path, browse):
         "evaluate_every": 2,
     }
     size = rk.metrics.OfSolution(lambda w: {"size": w @ w})
-    for name, algorithm in {"AFL": rk.AFACS(0.1, 0.2), "FedAvg": rk.FedAvg(0.1)}.items():
+    for name, algorithm in {
+        "AFL": rk.AFACS(lr=0.1, server_lr=0.2),
+        "FedAvg": rk.FedAvg(lr=0.1),
+    }.items():
         result = rk.run(
             algorithm, zoo.problem, people, zoo.start,
             directory=tmp_path / name, title=name, evaluate=[size], **settings,

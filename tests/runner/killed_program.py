@@ -18,7 +18,7 @@ if __name__ == "__main__":
         outer_lr=0.01,
         inner_lr=0.05,
         inner_steps=100,
-        ihgp=rk.parts.FedIHGP(30, 5.0),
+        ihgp=rk.parts.FedIHGP(terms=30, lipschitz=5.0),
         clients=4,
         batch_size=2,
     )

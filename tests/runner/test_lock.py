@@ -26,7 +26,13 @@ with locked(Path(sys.argv[1]), print):
 def go(directory, **settings):
     people = rk.Population.stacked(ZOO.data)
     return rk.run(
-        rk.FedAvg(0.1, 1), ZOO.problem, people, ZOO.start, rounds=2, directory=directory, **settings
+        rk.FedAvg(lr=0.1, local_steps=1),
+        ZOO.problem,
+        people,
+        ZOO.start,
+        rounds=2,
+        directory=directory,
+        **settings,
     )
 
 

@@ -17,7 +17,9 @@ import rookery as rk
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=3)
 POPULATION = rk.Population.stacked(ZOO.data)
-ALGORITHM = rk.FedNest(outer_lr=0.05, inner_lr=0.1, ihgp=rk.parts.FedIHGP(3, 5.0), clients=2)
+ALGORITHM = rk.FedNest(
+    outer_lr=0.05, inner_lr=0.1, ihgp=rk.parts.FedIHGP(terms=3, lipschitz=5.0), clients=2
+)
 
 
 def distance(x, y):
@@ -89,15 +91,20 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path, ca
 def test_a_directory_of_another_run_is_refused(tmp_path):
     go(directory=tmp_path)
     with pytest.raises(ValueError, match="holds a run with another algorithm"):
-        go(rk.FedNest(0.01, 0.1), directory=tmp_path)
+        go(rk.FedNest(outer_lr=0.01, inner_lr=0.1), directory=tmp_path)
     with pytest.raises(ValueError, match="holds a run with another seed"):
         go(directory=tmp_path, seed=3)
-    fresh = go(rk.FedNest(0.01, 0.1), directory=tmp_path, overwrite=True)
+    fresh = go(rk.FedNest(outer_lr=0.01, inner_lr=0.1), directory=tmp_path, overwrite=True)
     assert fresh.rounds == 12
 
 
 def test_divergence_stops_the_run_with_a_status(tmp_path, capsys):
-    result = go(rk.FedNest(1e3, 1e3), rounds=500, directory=tmp_path, console=Console(width=400))
+    result = go(
+        rk.FedNest(outer_lr=1e3, inner_lr=1e3),
+        rounds=500,
+        directory=tmp_path,
+        console=Console(width=400),
+    )
     assert result.status == "diverged"
     assert result.rounds < 500
     assert np.isnan(result.history["distance"][-1])
@@ -169,9 +176,9 @@ def test_fewer_rounds_than_a_directory_holds_are_refused(tmp_path):
 
 
 def test_a_diverged_run_started_again_stays_diverged_without_work(tmp_path):
-    first = go(rk.FedNest(1e3, 1e3), rounds=500, directory=tmp_path)
+    first = go(rk.FedNest(outer_lr=1e3, inner_lr=1e3), rounds=500, directory=tmp_path)
     history = (tmp_path / "history.jsonl").read_bytes()
-    second = go(rk.FedNest(1e3, 1e3), rounds=500, directory=tmp_path)
+    second = go(rk.FedNest(outer_lr=1e3, inner_lr=1e3), rounds=500, directory=tmp_path)
     assert (first.status, first.rounds) == (second.status, second.rounds)
     assert first.message == second.message
     assert (tmp_path / "history.jsonl").read_bytes() == history
@@ -237,13 +244,19 @@ def test_a_metric_cannot_take_the_name_of_a_cost():
 
 
 def test_numpy_settings_are_told_apart(tmp_path):
-    go(rk.FedNest(np.float32(0.05), 0.1), directory=tmp_path, rounds=1)
+    go(rk.FedNest(outer_lr=np.float32(0.05), inner_lr=0.1), directory=tmp_path, rounds=1)
     with pytest.raises(ValueError, match="another algorithm"):
-        go(rk.FedNest(np.float32(0.01), 0.1), directory=tmp_path, rounds=1)
+        go(rk.FedNest(outer_lr=np.float32(0.01), inner_lr=0.1), directory=tmp_path, rounds=1)
 
 
 def test_a_start_with_a_function_in_it_says_what_to_do():
     zoo = rk.zoo.scalar_bilevel()
     start = ({"w": zoo.start[0], "activation": np.tanh}, zoo.start[1])
     with pytest.raises(TypeError, match=r"hold a function, tanh, .*equinox.partition"):
-        rk.run(rk.FedNest(0.1, 0.1), zoo.problem, rk.Population.stacked(zoo.data), start, rounds=1)
+        rk.run(
+            rk.FedNest(outer_lr=0.1, inner_lr=0.1),
+            zoo.problem,
+            rk.Population.stacked(zoo.data),
+            start,
+            rounds=1,
+        )

@@ -13,7 +13,13 @@ def jobs_and_zoo(dtype=np.float64, directory=None):
     zoo = rk.zoo.quadratic_bilevel(n_clients=4, rows=3, noise=0.2, dtype=dtype)
     jobs = [
         rk.Run(
-            rk.FedNest(outer_lr=lr, inner_lr=0.1, ihgp=ihgp(3, 5.0), clients=2, batch_size=2),
+            rk.FedNest(
+                outer_lr=lr,
+                inner_lr=0.1,
+                ihgp=ihgp(terms=3, lipschitz=5.0),
+                clients=2,
+                batch_size=2,
+            ),
             zoo.start,
             seed,
             None if directory is None else directory / f"{ihgp.__name__}-{lr}-{seed}",
@@ -72,7 +78,11 @@ def test_one_lane_that_diverges_leaves_the_others_alone():
     jobs, zoo = jobs_and_zoo()
     wild = rk.Run(
         rk.FedNest(
-            outer_lr=1e200, inner_lr=0.1, ihgp=rk.parts.FedIHGPSum(3, 5.0), clients=2, batch_size=2
+            outer_lr=1e200,
+            inner_lr=0.1,
+            ihgp=rk.parts.FedIHGPSum(terms=3, lipschitz=5.0),
+            clients=2,
+            batch_size=2,
         ),
         zoo.start,
     )
@@ -96,10 +106,14 @@ def test_an_interrupted_sweep_goes_on_from_the_round_that_all_lanes_have(tmp_pat
 def test_a_run_ends_at_the_last_measurement_within_its_seconds(tmp_path):
     zoo = rk.zoo.quadratic_bilevel(n_clients=4)
     clock = rk.delays.Clock(rk.delays.LogNormalDelay(1.0), seed=3)
-    ihgp = rk.parts.FedIHGP(6, 5.0)  # of random length, so that lanes differ in their seconds
+    ihgp = rk.parts.FedIHGP(
+        terms=6, lipschitz=5.0
+    )  # of random length, so that lanes differ in their seconds
 
     def job(seed, directory=None):
-        return rk.Run(rk.FedNest(0.05, 0.1, ihgp=ihgp), zoo.start, seed, directory)
+        return rk.Run(
+            rk.FedNest(outer_lr=0.05, inner_lr=0.1, ihgp=ihgp), zoo.start, seed, directory
+        )
 
     def run(seeds, seconds, **kwargs):
         jobs = [job(seed, kwargs.pop(f"directory{seed}", None)) for seed in seeds]

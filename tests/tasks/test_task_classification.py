@@ -41,7 +41,7 @@ def test_a_small_gamma_favours_the_worst_client(digits):
     labels = digits.train["labels"]
     rows = [np.flatnonzero(labels == 1)[:5], *np.array_split(np.flatnonzero(labels != 1)[:120], 4)]
     task = rk.tasks.classification(digits, {"train": rows, "validation": rows})
-    jobs = [rk.Run(rk.ComFedL(0.3, gamma=gamma), task.start(0)) for gamma in (0.3, 10.0)]
+    jobs = [rk.Run(rk.ComFedL(lr=0.3, gamma=gamma), task.start(0)) for gamma in (0.3, 10.0)]
     robust, plain = rk.sweep(jobs, task.problem, task.population, rounds=40, evaluate=task.evaluate)
     assert robust.history["loss/worst"][-1] < 0.9 * plain.history["loss/worst"][-1]
     assert robust.history["accuracy/variance"][-1] <= plain.history["accuracy/variance"][-1]

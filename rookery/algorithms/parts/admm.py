@@ -15,6 +15,7 @@ vector by their own second derivatives. No matrix is ever formed. A round meets 
 forwards and backwards, so the derivative is exact for mini-batches too.
 """
 
+from dataclasses import KW_ONLY
 from typing import NamedTuple
 
 import equinox as eqx
@@ -67,6 +68,7 @@ class ADMM(eqx.Module):
         penalty: μ, how strongly the copies are drawn together.
     """
 
+    _: KW_ONLY
     rounds: int = 30
     lr: float = eqx.field(converter=local.number, default=0.02)
     server_lr: float = eqx.field(converter=local.number, default=0.02)

@@ -13,6 +13,7 @@ at most (U / (U + 1))^(U + 1) whatever s, and nothing as U grows.
 """
 
 import abc
+from dataclasses import KW_ONLY
 
 import equinox as eqx
 import jax
@@ -54,6 +55,7 @@ class APHESum(AbstractAPHE):
         lipschitz: L, or how to estimate it.
     """
 
+    _: KW_ONLY
     terms: int | None = None
     lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
@@ -70,6 +72,7 @@ class APHERandom(AbstractAPHE):
         lipschitz: L, or how to estimate it.
     """
 
+    _: KW_ONLY
     terms: int | None = None
     lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
@@ -88,6 +91,7 @@ class APHEPaper(AbstractAPHE):
         lipschitz: L, or how to estimate it.
     """
 
+    _: KW_ONLY
     terms: int | None = None
     lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 

@@ -6,6 +6,8 @@ products come from one matrix: sampled clients or mini-batches spoil the conjuga
 series, which forgives noise, is the better choice.
 """
 
+from dataclasses import KW_ONLY
+
 import jax
 import jax.numpy as jnp
 
@@ -22,6 +24,7 @@ class FederatedCG(AbstractAdjoint):
         iterations: products with the mean Hessian; as many as y has numbers give v exactly.
     """
 
+    _: KW_ONLY
     iterations: int = 5
 
     def __check_init__(self):

@@ -4,6 +4,8 @@
 one exchange per hop, each with a fresh cohort and fresh samples.
 """
 
+from dataclasses import KW_ONLY
+
 import equinox as eqx
 import jax
 
@@ -30,6 +32,7 @@ class FedIHGP(AbstractAdjoint):
         lipschitz: L, or how to estimate it.
     """
 
+    _: KW_ONLY
     terms: int = 5
     lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
@@ -55,6 +58,7 @@ class FedIHGPSum(AbstractAdjoint):
         lipschitz: L, or how to estimate it.
     """
 
+    _: KW_ONLY
     terms: int = 5
     lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 

@@ -5,6 +5,8 @@ mean inner gradient stays where it is, whatever the clients' own zeros are. FedI
 exchange for q and pays with a bias that grows with the number of local steps.
 """
 
+from dataclasses import KW_ONLY
+
 import equinox as eqx
 import jax
 
@@ -25,6 +27,7 @@ class FedInn(AbstractInner):
         anchor_batch: rows of the gradient q; None is all.
     """
 
+    _: KW_ONLY
     lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     anchor_batch: int | None = None
@@ -62,6 +65,7 @@ class FedInnSGD(AbstractInner):
         local_steps: τ, one number or one per client.
     """
 
+    _: KW_ONLY
     lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
 

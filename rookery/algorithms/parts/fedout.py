@@ -4,6 +4,8 @@ h is the global hypergradient. Local steps correct the direct part f_x only; whe
 depend on x directly, every local step is h itself.
 """
 
+from dataclasses import KW_ONLY
+
 import equinox as eqx
 import jax
 
@@ -25,6 +27,7 @@ class FedOut(AbstractOuter):
         adjoint: how the inverse Hessian times the outer gradient is estimated.
     """
 
+    _: KW_ONLY
     lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     adjoint: AbstractAdjoint = eqx.field(default_factory=FedIHGPSum)

@@ -12,6 +12,7 @@ model-agnostic meta-learning approach. NeurIPS 2020, arXiv:2002.07948.
 """
 
 import abc
+from dataclasses import KW_ONLY
 
 import equinox as eqx
 import jax
@@ -54,6 +55,7 @@ class HessianFree(AbstractHessian):
             float32 rounding takes over.
     """
 
+    _: KW_ONLY
     epsilon: float = eqx.field(converter=number, default=1e-3)
 
     def __check_init__(self):

@@ -6,6 +6,7 @@ hypergradient of the means: where clients differ, so does the point that LFedOut
 
 import abc
 from collections.abc import Callable
+from dataclasses import KW_ONLY
 
 import equinox as eqx
 import jax
@@ -53,6 +54,7 @@ class LocalNeumann(AbstractLocalAdjoint):
         lipschitz: L, or how each client estimates its own, at every call and without an exchange.
     """
 
+    _: KW_ONLY
     terms: int = 5
     lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
@@ -74,6 +76,7 @@ class LocalNeumannSum(AbstractLocalAdjoint):
         lipschitz: L, or how each client estimates its own, at every call and without an exchange.
     """
 
+    _: KW_ONLY
     terms: int = 5
     lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
@@ -95,6 +98,7 @@ class LFedOut(AbstractOuter):
         adjoint: how a client estimates its own inverse Hessian times its own outer gradient.
     """
 
+    _: KW_ONLY
     lr: local.LearningRate = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)

@@ -1,5 +1,7 @@
 """L, the largest eigenvalue of the inner Hessian: given, or estimated by power iteration."""
 
+from dataclasses import KW_ONLY
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,7 @@ class PowerIteration(eqx.Module):
         safety: factor on the estimate, which approaches the eigenvalue from below.
     """
 
+    _: KW_ONLY
     iterations: int = 20
     every: int = 10
     safety: float = 1.1

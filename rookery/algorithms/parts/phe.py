@@ -6,6 +6,7 @@ stays however many clients take part.
 """
 
 import abc
+from dataclasses import KW_ONLY
 from typing import Any
 
 import equinox as eqx
@@ -102,6 +103,7 @@ class PHE(AbstractPHE):
             at weights suit clients of equal weight.
     """
 
+    _: KW_ONLY
     terms: int = 5
     lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
     chains: AbstractParticipation | None = eqx.field(converter=chain_rule, default=None)
@@ -136,6 +138,7 @@ class PHESum(AbstractPHE):
             at weights suit clients of equal weight.
     """
 
+    _: KW_ONLY
     terms: int = 5
     lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
     chains: AbstractParticipation | None = eqx.field(converter=chain_rule, default=None)

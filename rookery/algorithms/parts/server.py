@@ -1,5 +1,7 @@
 """Steps that the server takes, along means of what the clients send."""
 
+from dataclasses import KW_ONLY
+
 import equinox as eqx
 import jax
 
@@ -17,6 +19,7 @@ class ServerSGD(AbstractInner):
         lr: β, or how it falls (:class:`PowerDecay`).
     """
 
+    _: KW_ONLY
     lr: Rate = eqx.field(converter=local.number)
 
     def __check_init__(self):
@@ -48,6 +51,7 @@ class ServerStep(AbstractOuter):
             more to become a hypergradient.
     """
 
+    _: KW_ONLY
     lr: Rate = eqx.field(converter=local.number)
     hypergradient: AbstractHypergradient
 

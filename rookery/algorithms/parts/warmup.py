@@ -1,6 +1,7 @@
 """What is done once, in round 0, before blocks move together."""
 
 import abc
+from dataclasses import KW_ONLY
 from typing import Any
 
 import equinox as eqx
@@ -44,6 +45,7 @@ class BilevelWarmUp(AbstractWarmUp):
         adjoint: the estimator of v.
     """
 
+    _: KW_ONLY
     inner: AbstractInner | None = None
     inner_rounds: int = 0
     adjoint: AbstractAdjoint = eqx.field(default_factory=FedIHGPSum)
@@ -91,6 +93,7 @@ class CompositionWarmUp(AbstractWarmUp):
         batch_size: rows per client; None is all.
     """
 
+    _: KW_ONLY
     batch_size: int | None = None
 
     def __check_init__(self):

@@ -17,6 +17,7 @@ loss.
 
 import abc
 from collections.abc import Callable
+from dataclasses import KW_ONLY
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -128,6 +129,7 @@ class Shifted(AbstractWeighting):
         batch_size: rows that a loss is taken on; None is all.
     """
 
+    _: KW_ONLY
     batch_size: int | None = None
 
     def __check_init__(self):
@@ -177,6 +179,7 @@ class Normalised(AbstractWeighting):
         batch_size: rows that a loss is taken on; None is all.
     """
 
+    _: KW_ONLY
     stale_scalar: bool = False
     batch_size: int | None = None
 
