@@ -1,11 +1,13 @@
 """All clients' data in flat arrays, with offsets and counts per client and split."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rookery import check
@@ -25,6 +27,7 @@ class Population(eqx.Module):
         weights: [clients], the weight of each client in a mean; they sum to one.
         splits: names of the splits, in the order of the first axis above.
         largest: per split, the rows of its largest client.
+        names: of the clients (a hospital, a writer), for tables and errors; None if they have none.
     """
 
     data: Tree
@@ -33,6 +36,11 @@ class Population(eqx.Module):
     weights: np.ndarray | jax.Array
     splits: tuple[str, ...] = eqx.field(static=True)
     largest: tuple[int, ...] = eqx.field(static=True)
+    names: tuple[str, ...] | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self):
+        if self.names is not None:
+            _check_names(self.names, self.n_clients)
 
     @property
     def n_clients(self) -> int:
@@ -46,6 +54,7 @@ class Population(eqx.Module):
         parts: Mapping[str, Sequence[np.ndarray]],
         *,
         weights: Sequence[float] | np.ndarray | None = None,
+        names: Sequence[str] | None = None,
     ) -> "Population":
         """Give every client the rows its index lists name.
 
@@ -53,6 +62,7 @@ class Population(eqx.Module):
             data: pytree of arrays whose first axis counts the samples.
             parts: per split, one array of row numbers per client. A row may be used repeatedly.
             weights: of the clients in every mean; equal if not given.
+            names: of the clients, one each; "client 0", "client 1", ... if not given.
 
         >>> import numpy as np
         >>> p = Population.from_parts(np.arange(4.0), {"train": [np.array([3]), np.array([0, 1])]})
@@ -83,10 +93,18 @@ class Population(eqx.Module):
             weights=_normalised(weights, n_clients),
             splits=tuple(parts),
             largest=tuple(int(c) for c in counts.max(axis=1)),
+            names=_as_names(names),
         )
 
     @classmethod
-    def stacked(cls, data: Tree, *, split: str = "train", weights=None) -> "Population":
+    def stacked(
+        cls,
+        data: Tree,
+        *,
+        split: str = "train",
+        weights: Sequence[float] | np.ndarray | None = None,
+        names: Sequence[str] | None = None,
+    ) -> "Population":
         """Clients of equal size from arrays [clients, rows, ...]."""
         shapes = {np.shape(a)[:2] for a in jax.tree.leaves(data)}
         if len(shapes) != 1 or len(shape := next(iter(shapes))) != 2:
@@ -94,7 +112,7 @@ class Population(eqx.Module):
         n_clients, rows = shape
         flat = jax.tree.map(lambda a: np.asarray(a).reshape(n_clients * rows, *a.shape[2:]), data)
         lists = list(np.arange(n_clients * rows).reshape(n_clients, rows))
-        return cls.from_parts(flat, {split: lists}, weights=weights)
+        return cls.from_parts(flat, {split: lists}, weights=weights, names=names)
 
     @classmethod
     def elsewhere(
@@ -104,6 +122,7 @@ class Population(eqx.Module):
         *,
         splits: Sequence[str] = ("train",),
         weights: Sequence[float] | np.ndarray | None = None,
+        names: Sequence[str] | None = None,
     ) -> "Population":
         """What a server knows of clients that keep their rows: how many, and the form of a row.
 
@@ -112,6 +131,7 @@ class Population(eqx.Module):
             n_clients: how many clients there are.
             splits: names of the splits that every client has.
             weights: of the clients in every mean; equal if not given.
+            names: of the clients, one each; "client 0", "client 1", ... if not given.
 
         >>> import numpy as np
         >>> p = Population.elsewhere({"input": np.zeros(3), "label": np.int32(0)}, 2)
@@ -129,6 +149,7 @@ class Population(eqx.Module):
             weights=_normalised(weights, n_clients),
             splits=tuple(splits),
             largest=(0,) * len(splits),
+            names=_as_names(names),
         )
 
     @classmethod
@@ -137,12 +158,14 @@ class Population(eqx.Module):
         parts: "Sequence[Population]",
         *,
         weights: Sequence[float] | np.ndarray | None = None,
+        names: Sequence[str] | None = None,
     ) -> "Population":
         """The clients of several populations as those of one, numbered on from part to part.
 
         Args:
             parts: of the same splits and the same form of rows.
             weights: of all clients in every mean; equal if not given.
+            names: of all clients; if not given, those that the parts have.
         """
         if not parts:
             raise ValueError("there is nothing to join; give at least one population.")
@@ -158,6 +181,7 @@ class Population(eqx.Module):
             weights=_normalised(weights, counts.shape[1]),
             splits=parts[0].splits,
             largest=tuple(int(c) for c in counts.max(axis=1)),
+            names=_joined_names(parts) if names is None else _as_names(names),
         )
 
     @property
@@ -209,7 +233,38 @@ class Population(eqx.Module):
             weights=np.asarray(whole.weights),
             splits=self.splits,
             largest=self.largest,
+            names=whole.names,
         )
+
+    def client_name(self, client: int) -> str:
+        """What a client is called in tables and errors.
+
+        >>> import numpy as np
+        >>> Population.stacked(np.zeros((2, 1)), names=["Oslo", "Bergen"]).client_name(1)
+        'Bergen'
+        >>> Population.stacked(np.zeros((2, 1))).client_name(1)
+        'client 1'
+        """
+        return f"client {client}" if self.names is None else self.names[client]
+
+    def check_finite(self) -> None:
+        """Raise if a row has a NaN or an infinity, and say where it is."""
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.data):
+            if not jnp.issubdtype(leaf.dtype, np.inexact):
+                continue
+            finite = np.isfinite(np.asarray(leaf)).reshape(leaf.shape[0], -1).all(axis=1)
+            for row in np.flatnonzero(~finite):
+                begins = np.asarray(self.offsets)
+                mine = np.argwhere((begins <= row) & (row < begins + np.asarray(self.counts)))
+                if not mine.size:
+                    continue  # nobody's, so no step reads it
+                split, client = mine[0]
+                field = f"field {jax.tree_util.keystr(path)}, " if path else ""
+                raise ValueError(
+                    f"{self.client_name(client)}, split {self.splits[split]!r}, {field}row "
+                    f"{row - begins[split, client]}: the data has a NaN or an infinity "
+                    f"({(~finite).sum()} such rows in all). Mend or leave out these rows."
+                )
 
     def split_index(self, split: str) -> int:
         """The position of a split, or an error with the nearest valid name."""
@@ -238,7 +293,9 @@ class Population(eqx.Module):
         """The same population with no row at all, for clients that have their own."""
         none = np.zeros_like(np.asarray(self.counts))
         data = jax.tree.map(lambda a: np.asarray(a[:0]), self.data)
-        return Population(data, none, none, np.asarray(self.weights), self.splits, self.largest)
+        return Population(
+            data, none, none, np.asarray(self.weights), self.splits, self.largest, self.names
+        )
 
     def with_rows(self, rows: Mapping[int, Mapping[str, Tree]]) -> "Population":
         """The same population as the process of some clients holds it, with rows that it has.
@@ -272,6 +329,7 @@ class Population(eqx.Module):
             weights=np.asarray(self.weights),
             splits=self.splits,
             largest=self.largest if self.has_rows else tuple(int(c) for c in counts.max(axis=1)),
+            names=self.names,
         )
 
 
@@ -279,6 +337,32 @@ def _one_row(one: Any) -> np.ndarray:
     """A row that is no client's: steps are traced on its shape."""
     one = one if isinstance(one, jax.ShapeDtypeStruct) else np.asarray(one)
     return np.zeros((1, *one.shape), one.dtype)
+
+
+def _as_names(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    if isinstance(names, str):
+        raise TypeError(f"names must be a list with one name per client, got {names!r}.")
+    return None if names is None else tuple(names)
+
+
+def _check_names(names: tuple[str, ...], n_clients: int) -> None:
+    if len(names) != n_clients:
+        raise ValueError(f"names needs one name per client: {n_clients}, got {len(names)}.")
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"names must be strings, got {name!r}.")
+    if twice := sorted(name for name, times in Counter(names).items() if times > 1):
+        raise ValueError(f"names must differ from client to client, got {twice} more than once.")
+
+
+def _joined_names(parts: "Sequence[Population]") -> tuple[str, ...] | None:
+    """The names of all parts; clients of a part without names are numbered on."""
+    if all(part.names is None for part in parts):
+        return None
+    names: list[str] = []
+    for part in parts:
+        names += part.names or [f"client {len(names) + i}" for i in range(part.n_clients)]
+    return tuple(names)
 
 
 def _common_length(data: Tree) -> int:

@@ -200,3 +200,50 @@ def test_populations_of_another_form_do_not_go_together():
         mine.check_form(rk.Population.elsewhere(np.zeros(3), 3, splits=mine.splits))
     with pytest.raises(ValueError, match="wanted"):
         mine.check_form(rk.Population.elsewhere(mine.example("train"), 3))
+
+
+def test_clients_have_names():
+    data, parts, _ = ragged()
+    names = ["Oslo", "Bergen", "Tromsø"]
+    named = rk.Population.from_parts(data, parts, names=names)
+    plain = rk.Population.from_parts(data, parts)
+    assert [named.client_name(i) for i in range(3)] == names
+    assert plain.client_name(2) == "client 2"
+    assert named.only(1).names == named.without_rows().names == tuple(names)
+    assert rk.Population.stacked(np.zeros((1, 1)), names=["Oslo"]).names == ("Oslo",)
+    whole = rk.Population.elsewhere(
+        named.example("train"), 4, splits=named.splits, names=["Narvik", *names]
+    )
+    assert named.among(whole, 1).client_name(3) == "Tromsø"
+    both = rk.Population.joined([plain, named])
+    assert [both.client_name(i) for i in range(2, 5)] == ["client 2", "Oslo", "Bergen"]
+    assert rk.Population.joined([plain, plain]).names is None
+    assert rk.Population.joined([named, plain], names=list("abcdef")).client_name(4) == "e"
+
+
+@pytest.mark.parametrize(
+    "names, error, message",
+    [
+        (["a"], ValueError, "names needs one name per client: 2, got 1"),
+        (["a", "a"], ValueError, r"names must differ.*'a'"),
+        (["a", 3], TypeError, "names must be strings, got 3"),
+        ("ab", TypeError, "names must be a list"),
+    ],
+)
+def test_bad_names(names, error, message):
+    with pytest.raises(error, match=message):
+        rk.Population.stacked(np.zeros((2, 1)), names=names)
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_a_value_that_is_not_finite_is_located(bad):
+    data, parts, population = ragged()
+    population.check_finite()
+    data["b"][18, 1] = bad
+    named = rk.Population.from_parts(data, parts, names=["Oslo", "Bergen", "Tromsø"])
+    with pytest.raises(ValueError, match=r"Tromsø, split 'validation', field \['b'\], row 1\b"):
+        named.check_finite()
+    named.only(0, 1).check_finite()
+    rk.Population.stacked(np.zeros((2, 1), int)).check_finite()
+    with pytest.raises(ValueError, match="client 1, split 'train', row 0"):
+        rk.Population.stacked(np.array([[0.0], [bad]])).check_finite()
