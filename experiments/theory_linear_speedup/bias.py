@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import rookery as rk
-from rookery.algorithms.parts.interface import Sampling
+from rookery.algorithms.shared.interface import Sampling
 from rookery.engines.engine import Program
 from rookery.engines.traced import TracedFederation
 

@@ -48,9 +48,9 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.parts import local
 from rookery.algorithms.parts.admm import ADMM, Setting, minus, total
 from rookery.algorithms.parts.cuts import Cuts, linear_part
+from rookery.algorithms.shared import local
 from rookery.problem.bilevel import Bilevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client

@@ -33,10 +33,10 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.parts import local
 from rookery.algorithms.parts.aphe import AbstractAPHE, APHESum
 from rookery.algorithms.parts.hessians import AbstractHessians, ActiveHessians
-from rookery.algorithms.parts.lipschitz import REMEDY
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.lipschitz import REMEDY
 from rookery.problem.bilevel import Bilevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client

@@ -38,11 +38,11 @@ import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.afbo import AFBO, AFBOState
-from rookery.algorithms.parts import local
 from rookery.algorithms.parts.aphe import AbstractAPHE, APHESum
 from rookery.algorithms.parts.hessians import LocalHessians
-from rookery.algorithms.parts.lipschitz import REMEDY
-from rookery.algorithms.parts.model import AsyncModelState, check_single_level
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.lipschitz import REMEDY
+from rookery.algorithms.shared.model import AsyncModelState, check_single_level
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm

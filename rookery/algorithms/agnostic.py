@@ -20,8 +20,8 @@ import equinox as eqx
 import jax
 
 from rookery import check, tree
-from rookery.algorithms.parts import local, simplex
-from rookery.algorithms.parts.model import RobustState, check_single_level
+from rookery.algorithms.shared import local, simplex
+from rookery.algorithms.shared.model import RobustState, check_single_level
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client

@@ -39,14 +39,14 @@ from dataclasses import KW_ONLY
 import equinox as eqx
 
 from rookery import check, tree
+from rookery.algorithms.fednest.fedihgp import FedIHGP, FedIHGPSum
 from rookery.algorithms.nested import AbstractNested, Nested
-from rookery.algorithms.parts import local
-from rookery.algorithms.parts.adjoint import AbstractAdjoint
 from rookery.algorithms.parts.federatedcg import FederatedCG
-from rookery.algorithms.parts.fedihgp import FedIHGP, FedIHGPSum
-from rookery.algorithms.parts.lipschitz import Lipschitz, PowerIteration
-from rookery.algorithms.parts.schedule import PowerDecay, Rate
-from rookery.algorithms.parts.server import ServerSGD, ServerStep
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.adjoint import AbstractAdjoint
+from rookery.algorithms.shared.lipschitz import Lipschitz, PowerIteration
+from rookery.algorithms.shared.schedule import PowerDecay, Rate
+from rookery.algorithms.shared.server import ServerSGD, ServerStep
 from rookery.program.participation import AbstractParticipation, participation
 from rookery.types import Tree
 

@@ -29,11 +29,11 @@ import equinox as eqx
 import jax
 
 from rookery import check, tree
-from rookery.algorithms.parts.chain import backward, forward, own_gradient
-from rookery.algorithms.parts.local import number
-from rookery.algorithms.parts.schedule import AbstractSchedule, Rate, check_rates, size_at
+from rookery.algorithms.shared.chain import backward, forward, own_gradient
+from rookery.algorithms.shared.local import number
+from rookery.algorithms.shared.schedule import AbstractSchedule, Rate, check_rates, size_at
+from rookery.algorithms.shared.views import Blocks, initial_values
 from rookery.problem.composition import Composition
-from rookery.problem.views import Blocks, initial_values
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.participation import AbstractParticipation, participation

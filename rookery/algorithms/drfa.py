@@ -34,9 +34,9 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.parts import local, simplex
-from rookery.algorithms.parts.model import RobustState, check_single_level
-from rookery.algorithms.parts.schedule import Rate, check_rates, size_at
+from rookery.algorithms.shared import local, simplex
+from rookery.algorithms.shared.model import RobustState, check_single_level
+from rookery.algorithms.shared.schedule import Rate, check_rates, size_at
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client

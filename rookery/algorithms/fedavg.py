@@ -20,8 +20,8 @@ from dataclasses import KW_ONLY
 import equinox as eqx
 import jax
 
-from rookery.algorithms.parts import local
-from rookery.algorithms.parts.model import ModelState, check_single_level, gradient_steps
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.model import ModelState, check_single_level, gradient_steps
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation

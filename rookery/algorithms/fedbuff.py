@@ -31,8 +31,8 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.parts import local
-from rookery.algorithms.parts.model import AsyncModelState, check_single_level, gradient_steps
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.model import AsyncModelState, check_single_level, gradient_steps
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client

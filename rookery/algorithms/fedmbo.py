@@ -24,10 +24,10 @@ from dataclasses import KW_ONLY
 import equinox as eqx
 
 from rookery.algorithms.nested import AbstractNested, Nested
-from rookery.algorithms.parts import local
-from rookery.algorithms.parts.interface import AbstractHypergradient
 from rookery.algorithms.parts.phe import PHESum
-from rookery.algorithms.parts.server import ServerSGD, ServerStep
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.interface import AbstractHypergradient
+from rookery.algorithms.shared.server import ServerSGD, ServerStep
 from rookery.program.participation import AbstractParticipation, participation
 
 

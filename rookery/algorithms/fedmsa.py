@@ -27,8 +27,8 @@ in later rounds, also with ρ = 1; 2 (K - 1) per client of B.
 Departures from the paper: means over clients, not sums; one sample serves both points of a
 difference; ρ = 1 and K = 1 in round 0 only; the random output is uniform over the iterates that
 exist; the first local step is along h and needs no evaluation; the maps of bilevel problems and
-compositions are mended (:mod:`rookery.problem.views`). With several clients in B their iterates are
-averaged, as in the paper's experiments; its theorem has one.
+compositions are mended (:mod:`rookery.algorithms.shared.views`). With several clients in B their
+iterates are averaged, as in the paper's experiments; its theorem has one.
 """
 
 from dataclasses import KW_ONLY
@@ -39,13 +39,13 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.parts.blocks import Radius, check_radius, descend, evaluate
-from rookery.algorithms.parts.interface import Sampling
-from rookery.algorithms.parts.local import number
 from rookery.algorithms.parts.output import AbstractOutput, Kept, LastIterate
-from rookery.algorithms.parts.schedule import Rate, Rates, check_rates, rates, sizes_at
 from rookery.algorithms.parts.warmup import AbstractWarmUp
-from rookery.problem.views import AbstractView, Blocks, view_of
+from rookery.algorithms.shared.blocks import Radius, check_radius, descend, evaluate
+from rookery.algorithms.shared.interface import Sampling
+from rookery.algorithms.shared.local import number
+from rookery.algorithms.shared.schedule import Rate, Rates, check_rates, rates, sizes_at
+from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Cached, Client
 from rookery.program.participation import AbstractParticipation, Everyone, Uniform, participation

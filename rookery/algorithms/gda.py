@@ -30,16 +30,16 @@ import equinox as eqx
 import jax
 
 from rookery import check, tree
-from rookery.algorithms.parts import local
-from rookery.algorithms.parts.field import (
+from rookery.algorithms.sgda import SaddleState
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.field import (
     ascent_field,
     check_minimax,
     descent_field,
     mean_field,
     saddle_field,
 )
-from rookery.algorithms.parts.interface import Sampling
-from rookery.algorithms.sgda import SaddleState
+from rookery.algorithms.shared.interface import Sampling
 from rookery.problem.minimax import Minimax
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation

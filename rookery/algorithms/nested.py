@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.parts import local
-from rookery.algorithms.parts.interface import AbstractInner, AbstractOuter, Sampling
-from rookery.algorithms.parts.levels import TwoLevel, check_two_levels
-from rookery.algorithms.parts.lipschitz import REMEDY
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.interface import AbstractInner, AbstractOuter, Sampling
+from rookery.algorithms.shared.levels import TwoLevel, check_two_levels
+from rookery.algorithms.shared.lipschitz import REMEDY
 from rookery.problem.composition import Composition
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation

@@ -22,9 +22,9 @@ from dataclasses import KW_ONLY
 import equinox as eqx
 import jax
 
-from rookery.algorithms.parts import local
 from rookery.algorithms.parts.hessian import AbstractHessian, ExactHessian, meta_gradient
-from rookery.algorithms.parts.model import ModelState
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.model import ModelState
 from rookery.problem.meta import Meta
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client

@@ -39,11 +39,11 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.parts import local
-from rookery.algorithms.parts.adjoint import own_piece
-from rookery.algorithms.parts.lfedout import AbstractLocalAdjoint, LocalNeumannSum, own_adjoint
-from rookery.algorithms.parts.lipschitz import REMEDY
+from rookery.algorithms.fednest.lfedout import AbstractLocalAdjoint, LocalNeumannSum, own_adjoint
 from rookery.algorithms.parts.mixing import AbstractMixing, Ring
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.adjoint import own_piece
+from rookery.algorithms.shared.lipschitz import REMEDY
 from rookery.problem.bilevel import Bilevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client

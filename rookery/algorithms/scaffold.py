@@ -34,9 +34,9 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.parts import local
-from rookery.algorithms.parts.field import Blocks, check_minimax, saddle_field
-from rookery.algorithms.parts.model import check_single_level
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.field import Blocks, check_minimax, saddle_field
+from rookery.algorithms.shared.model import check_single_level
 from rookery.problem.minimax import Minimax
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm

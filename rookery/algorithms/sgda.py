@@ -19,8 +19,8 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 
-from rookery.algorithms.parts import local
 from rookery.algorithms.parts.order import AbstractOrder, Simultaneous
+from rookery.algorithms.shared import local
 from rookery.problem.minimax import Minimax
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client

@@ -25,11 +25,11 @@ import equinox as eqx
 import jax
 
 from rookery import check
-from rookery.algorithms.parts.blocks import descend, evaluate
-from rookery.algorithms.parts.local import number
-from rookery.algorithms.parts.schedule import Rate, Rates, check_rates, rates, sizes_at
+from rookery.algorithms.shared.blocks import descend, evaluate
+from rookery.algorithms.shared.local import number
+from rookery.algorithms.shared.schedule import Rate, Rates, check_rates, rates, sizes_at
+from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.problem.bilevel import Bilevel
-from rookery.problem.views import AbstractView, Blocks, view_of
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.participation import AbstractParticipation, participation

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rookery as rk
-from rookery.algorithms.parts.adjoint import AbstractAdjoint
-from rookery.algorithms.parts.interface import Sampling
+from rookery.algorithms.shared.adjoint import AbstractAdjoint
+from rookery.algorithms.shared.interface import Sampling
 from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
 from rookery.engines.traced import TracedFederation, many_rounds

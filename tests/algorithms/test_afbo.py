@@ -5,7 +5,7 @@ import pytest
 from naive_afbo import Naive
 
 import rookery as rk
-from rookery.algorithms.parts.system import AbstractSystem
+from rookery.algorithms.shared.system import AbstractSystem
 from rookery.engines.engine import Program
 from rookery.problem.zoo.quadratic import QuadraticBilevel
 from rookery.program.algorithm import first_state

@@ -9,7 +9,7 @@ import pytest
 from arena import f_y, federation, means, solve, trajectory
 
 import rookery as rk
-from rookery.algorithms.parts.interface import Sampling
+from rookery.algorithms.shared.interface import Sampling
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=4)
 SAME = rk.zoo.quadratic_bilevel(n_clients=4, heterogeneity=0.0)

@@ -9,7 +9,7 @@ import pytest
 from arena import advance, assert_close, end_of, solve
 
 import rookery as rk
-from rookery.algorithms.parts.blocks import descend
+from rookery.algorithms.shared.blocks import descend
 
 SEQUENCES = rk.zoo.linear_sequences(n_clients=3, sizes=(2, 1))
 

@@ -7,7 +7,7 @@ import pytest
 from arena import EVERYONE, Given, f_y, federation, means, solve
 
 import rookery as rk
-from rookery.algorithms.parts.interface import Sampling
+from rookery.algorithms.shared.interface import Sampling
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=5)
 

@@ -10,7 +10,7 @@ import pytest
 from arena import advance, pooled, solve
 
 import rookery as rk
-from rookery.algorithms.parts import simplex
+from rookery.algorithms.shared import simplex
 
 ZOO = rk.zoo.quadratic_losses(n_clients=4, size=2)
 NOISY = rk.zoo.quadratic_losses(n_clients=3, size=2, rows=4, noise=0.3)

@@ -1,27 +1,24 @@
 """Procedures that algorithms are put together from."""
 
+from rookery.algorithms.fednest.fedihgp import FedIHGP as FedIHGP
+from rookery.algorithms.fednest.fedihgp import FedIHGPSum as FedIHGPSum
+from rookery.algorithms.fednest.fedinn import FedInn as FedInn
+from rookery.algorithms.fednest.fedinn import FedInnSGD as FedInnSGD
+from rookery.algorithms.fednest.fedout import FedOut as FedOut
+from rookery.algorithms.fednest.lfedout import LFedOut as LFedOut
+from rookery.algorithms.fednest.lfedout import LocalNeumann as LocalNeumann
+from rookery.algorithms.fednest.lfedout import LocalNeumannSum as LocalNeumannSum
 from rookery.algorithms.parts.admm import ADMM as ADMM
 from rookery.algorithms.parts.aphe import APHEPaper as APHEPaper
 from rookery.algorithms.parts.aphe import APHERandom as APHERandom
 from rookery.algorithms.parts.aphe import APHESum as APHESum
 from rookery.algorithms.parts.federatedcg import FederatedCG as FederatedCG
-from rookery.algorithms.parts.fedihgp import FedIHGP as FedIHGP
-from rookery.algorithms.parts.fedihgp import FedIHGPSum as FedIHGPSum
-from rookery.algorithms.parts.fedinn import FedInn as FedInn
-from rookery.algorithms.parts.fedinn import FedInnSGD as FedInnSGD
-from rookery.algorithms.parts.fedout import FedOut as FedOut
 from rookery.algorithms.parts.hessian import ExactHessian as ExactHessian
 from rookery.algorithms.parts.hessian import FirstOrder as FirstOrder
 from rookery.algorithms.parts.hessian import HessianFree as HessianFree
 from rookery.algorithms.parts.hessians import ActiveHessians as ActiveHessians
 from rookery.algorithms.parts.hessians import LocalHessians as LocalHessians
 from rookery.algorithms.parts.hessians import StaleHessians as StaleHessians
-from rookery.algorithms.parts.lfedout import LFedOut as LFedOut
-from rookery.algorithms.parts.lfedout import LocalNeumann as LocalNeumann
-from rookery.algorithms.parts.lfedout import LocalNeumannSum as LocalNeumannSum
-from rookery.algorithms.parts.lipschitz import PowerIteration as PowerIteration
-from rookery.algorithms.parts.local import Between as Between
-from rookery.algorithms.parts.local import PerCall as PerCall
 from rookery.algorithms.parts.mixing import Complete as Complete
 from rookery.algorithms.parts.mixing import MixingMatrix as MixingMatrix
 from rookery.algorithms.parts.mixing import Ring as Ring
@@ -31,21 +28,24 @@ from rookery.algorithms.parts.output import LastIterate as LastIterate
 from rookery.algorithms.parts.output import RandomIterate as RandomIterate
 from rookery.algorithms.parts.phe import PHE as PHE
 from rookery.algorithms.parts.phe import PHESum as PHESum
-from rookery.algorithms.parts.schedule import Decay as Decay
-from rookery.algorithms.parts.schedule import PowerDecay as PowerDecay
-from rookery.algorithms.parts.server import Hold as Hold
-from rookery.algorithms.parts.server import ServerSGD as ServerSGD
-from rookery.algorithms.parts.server import ServerStep as ServerStep
 from rookery.algorithms.parts.warmup import BilevelWarmUp as BilevelWarmUp
 from rookery.algorithms.parts.warmup import CompositionWarmUp as CompositionWarmUp
 from rookery.algorithms.parts.weighting import Literal as Literal
 from rookery.algorithms.parts.weighting import Normalised as Normalised
 from rookery.algorithms.parts.weighting import Shifted as Shifted
-from rookery.problem.views import AdjointView as AdjointView
-from rookery.problem.views import BilevelView as BilevelView
-from rookery.problem.views import MinimaxView as MinimaxView
-from rookery.problem.views import ProductView as ProductView
-from rookery.problem.views import SequencesView as SequencesView
+from rookery.algorithms.shared.lipschitz import PowerIteration as PowerIteration
+from rookery.algorithms.shared.local import Between as Between
+from rookery.algorithms.shared.local import PerCall as PerCall
+from rookery.algorithms.shared.schedule import Decay as Decay
+from rookery.algorithms.shared.schedule import PowerDecay as PowerDecay
+from rookery.algorithms.shared.server import Hold as Hold
+from rookery.algorithms.shared.server import ServerSGD as ServerSGD
+from rookery.algorithms.shared.server import ServerStep as ServerStep
+from rookery.algorithms.shared.views import AdjointView as AdjointView
+from rookery.algorithms.shared.views import BilevelView as BilevelView
+from rookery.algorithms.shared.views import MinimaxView as MinimaxView
+from rookery.algorithms.shared.views import ProductView as ProductView
+from rookery.algorithms.shared.views import SequencesView as SequencesView
 
 __all__ = [
     "ADMM",

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.parts import local
+from rookery.algorithms.shared import local
 from rookery.problem.bilevel import Bilevel
 from rookery.program.federation import AbstractFederation, Client, Placed
 from rookery.program.participation import Cohort

@@ -19,9 +19,9 @@ import equinox as eqx
 import jax
 
 from rookery import check
-from rookery.algorithms.parts import local
-from rookery.algorithms.parts.lipschitz import Lipschitz, PowerIteration, check_lipschitz
-from rookery.algorithms.parts.system import AbstractSystem, product_of_series, sum_of_series
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.lipschitz import Lipschitz, PowerIteration, check_lipschitz
+from rookery.algorithms.shared.system import AbstractSystem, product_of_series, sum_of_series
 from rookery.rng import below
 from rookery.types import Key, Tree
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.parts.adjoint import AbstractAdjoint
+from rookery.algorithms.shared.adjoint import AbstractAdjoint
 
 
 class FederatedCG(AbstractAdjoint):

@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from rookery import tree
-from rookery.algorithms.parts.adjoint import own_piece
 from rookery.algorithms.parts.aphe import AbstractAPHE
-from rookery.algorithms.parts.lipschitz import (
+from rookery.algorithms.shared.adjoint import own_piece
+from rookery.algorithms.shared.lipschitz import (
     PowerIteration,
     largest_eigenvalue,
     own_lipschitz,
 )
-from rookery.algorithms.parts.system import (
+from rookery.algorithms.shared.system import (
     AbstractSystem,
     LocalSystem,
     hessian_vector,

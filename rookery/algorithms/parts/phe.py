@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.parts import local
-from rookery.algorithms.parts.interface import AbstractHypergradient, Sampling
-from rookery.algorithms.parts.lipschitz import (
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.interface import AbstractHypergradient, Sampling
+from rookery.algorithms.shared.lipschitz import (
     Lipschitz,
     PowerIteration,
     check_lipschitz,
     lipschitz,
 )
-from rookery.algorithms.parts.system import hessian_vector
+from rookery.algorithms.shared.system import hessian_vector
 from rookery.problem.bilevel import Bilevel
 from rookery.program.federation import AbstractFederation, Cached, Client
 from rookery.program.participation import AbstractParticipation, Cohort, Weighted

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check
-from rookery.algorithms.parts.adjoint import AbstractAdjoint
-from rookery.algorithms.parts.chain import backward, forward
-from rookery.algorithms.parts.fedihgp import FedIHGPSum
-from rookery.algorithms.parts.interface import AbstractInner, Sampling
+from rookery.algorithms.fednest.fedihgp import FedIHGPSum
+from rookery.algorithms.shared.adjoint import AbstractAdjoint
+from rookery.algorithms.shared.chain import backward, forward
+from rookery.algorithms.shared.interface import AbstractInner, Sampling
+from rookery.algorithms.shared.views import Blocks
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
-from rookery.problem.views import Blocks
 from rookery.program.federation import AbstractFederation
 from rookery.types import Key
 

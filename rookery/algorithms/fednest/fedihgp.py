@@ -10,15 +10,15 @@ import equinox as eqx
 import jax
 
 from rookery import check
-from rookery.algorithms.parts import local
-from rookery.algorithms.parts.adjoint import AbstractAdjoint
-from rookery.algorithms.parts.lipschitz import (
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.adjoint import AbstractAdjoint
+from rookery.algorithms.shared.lipschitz import (
     Lipschitz,
     PowerIteration,
     check_lipschitz,
     lipschitz,
 )
-from rookery.algorithms.parts.system import product_of_series, sum_of_series
+from rookery.algorithms.shared.system import product_of_series, sum_of_series
 from rookery.rng import below
 
 

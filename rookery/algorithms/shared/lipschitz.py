@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.parts.interface import Sampling
+from rookery.algorithms.shared.interface import Sampling
 from rookery.problem.bilevel import Bilevel
 from rookery.program.federation import AbstractFederation, Client
 from rookery.types import Key, Tree

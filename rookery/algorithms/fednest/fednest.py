@@ -27,12 +27,12 @@ from dataclasses import KW_ONLY
 import equinox as eqx
 
 from rookery import tree
+from rookery.algorithms.fednest.fedihgp import FedIHGPSum
+from rookery.algorithms.fednest.fedinn import FedInn, FedInnSGD
+from rookery.algorithms.fednest.fedout import FedOut
 from rookery.algorithms.nested import AbstractNested, Nested
-from rookery.algorithms.parts import local
-from rookery.algorithms.parts.adjoint import AbstractAdjoint
-from rookery.algorithms.parts.fedihgp import FedIHGPSum
-from rookery.algorithms.parts.fedinn import FedInn, FedInnSGD
-from rookery.algorithms.parts.fedout import FedOut
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.adjoint import AbstractAdjoint
 from rookery.program.participation import AbstractParticipation, participation
 from rookery.types import Tree
 

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from rookery.algorithms.parts import local
+from rookery.algorithms.shared import local
 from rookery.problem.single_level import SingleLevel
 from rookery.program.federation import Client
 from rookery.program.memory import Probabilities

@@ -6,10 +6,10 @@ import equinox as eqx
 import jax
 
 from rookery import tree
-from rookery.algorithms.parts import local
-from rookery.algorithms.parts.fedinn import inner_gradient
-from rookery.algorithms.parts.interface import AbstractHypergradient, AbstractInner, AbstractOuter
-from rookery.algorithms.parts.schedule import Rate, check_rates, size_at
+from rookery.algorithms.fednest.fedinn import inner_gradient
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.interface import AbstractHypergradient, AbstractInner, AbstractOuter
+from rookery.algorithms.shared.schedule import Rate, check_rates, size_at
 
 
 class ServerSGD(AbstractInner):

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from rookery import tree
-from rookery.algorithms.parts.interface import Sampling
+from rookery.algorithms.shared.interface import Sampling
 from rookery.problem.minimax import Minimax
 from rookery.program.federation import AbstractFederation, Client
 from rookery.types import Key, Sample, Tree

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.problem.views import AbstractView, Blocks, view_of
+from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.program.federation import Client
 from rookery.types import Key
 

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery.algorithms.parts.levels import TwoLevel
+from rookery.algorithms.shared.levels import TwoLevel
 from rookery.program.federation import AbstractFederation
 from rookery.program.participation import AbstractParticipation
 from rookery.types import Key, Tree

@@ -9,11 +9,11 @@ from dataclasses import KW_ONLY
 import equinox as eqx
 import jax
 
-from rookery.algorithms.parts import levels, local
-from rookery.algorithms.parts.adjoint import AbstractAdjoint, mean_hypergradient
-from rookery.algorithms.parts.fedihgp import FedIHGPSum
-from rookery.algorithms.parts.interface import AbstractOuter
-from rookery.algorithms.parts.levels import TwoLevel
+from rookery.algorithms.fednest.fedihgp import FedIHGPSum
+from rookery.algorithms.shared import levels, local
+from rookery.algorithms.shared.adjoint import AbstractAdjoint, mean_hypergradient
+from rookery.algorithms.shared.interface import AbstractOuter
+from rookery.algorithms.shared.levels import TwoLevel
 from rookery.program.federation import Client
 from rookery.types import Tree
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.problem.views import view_of
+from rookery.algorithms.shared.views import view_of
 
 
 def mean_maps(zoo, view, blocks):

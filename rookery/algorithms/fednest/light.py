@@ -23,6 +23,13 @@ import equinox as eqx
 import jax
 
 from rookery import check, tree
+from rookery.algorithms.fednest.fedinn import FedInn, FedInnSGD, own_inner_steps
+from rookery.algorithms.fednest.lfedout import (
+    AbstractLocalAdjoint,
+    LFedOut,
+    LocalNeumannSum,
+    own_outer_steps,
+)
 from rookery.algorithms.nested import (
     AbstractNested,
     Nested,
@@ -30,16 +37,9 @@ from rookery.algorithms.nested import (
     initial_state,
     solution_of,
 )
-from rookery.algorithms.parts import local
-from rookery.algorithms.parts.fedinn import FedInn, FedInnSGD, own_inner_steps
-from rookery.algorithms.parts.levels import TwoLevel, check_two_levels
-from rookery.algorithms.parts.lfedout import (
-    AbstractLocalAdjoint,
-    LFedOut,
-    LocalNeumannSum,
-    own_outer_steps,
-)
-from rookery.algorithms.parts.lipschitz import REMEDY
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.levels import TwoLevel, check_two_levels
+from rookery.algorithms.shared.lipschitz import REMEDY
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.participation import AbstractParticipation, participation

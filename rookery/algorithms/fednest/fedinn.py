@@ -11,9 +11,9 @@ import equinox as eqx
 import jax
 
 from rookery import check
-from rookery.algorithms.parts import levels, local
-from rookery.algorithms.parts.interface import AbstractInner
-from rookery.algorithms.parts.levels import TwoLevel
+from rookery.algorithms.shared import levels, local
+from rookery.algorithms.shared.interface import AbstractInner
+from rookery.algorithms.shared.levels import TwoLevel
 from rookery.program.federation import Client
 from rookery.types import Key, Tree
 

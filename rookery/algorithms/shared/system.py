@@ -12,8 +12,8 @@ import equinox as eqx
 import jax
 
 from rookery import tree
-from rookery.algorithms.parts import levels
-from rookery.algorithms.parts.interface import Sampling
+from rookery.algorithms.shared import levels
+from rookery.algorithms.shared.interface import Sampling
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
 from rookery.program.federation import AbstractFederation, Cached, Client

@@ -4,10 +4,10 @@ import abc
 
 import jax
 
-from rookery.algorithms.parts import levels
-from rookery.algorithms.parts.interface import AbstractHypergradient, Sampling
-from rookery.algorithms.parts.levels import TwoLevel
-from rookery.algorithms.parts.system import GlobalSystem
+from rookery.algorithms.shared import levels
+from rookery.algorithms.shared.interface import AbstractHypergradient, Sampling
+from rookery.algorithms.shared.levels import TwoLevel
+from rookery.algorithms.shared.system import GlobalSystem
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
 from rookery.program.federation import AbstractFederation, Client, Placed

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check
-from rookery.algorithms.parts.local import number
+from rookery.algorithms.shared.local import number
 
 
 class AbstractSchedule(eqx.Module):

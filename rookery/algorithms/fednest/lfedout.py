@@ -12,17 +12,17 @@ import equinox as eqx
 import jax
 
 from rookery import check
-from rookery.algorithms.parts import local
-from rookery.algorithms.parts.adjoint import own_piece
-from rookery.algorithms.parts.interface import AbstractOuter
-from rookery.algorithms.parts.levels import TwoLevel
-from rookery.algorithms.parts.lipschitz import (
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.adjoint import own_piece
+from rookery.algorithms.shared.interface import AbstractOuter
+from rookery.algorithms.shared.levels import TwoLevel
+from rookery.algorithms.shared.lipschitz import (
     Lipschitz,
     PowerIteration,
     check_lipschitz,
     own_lipschitz,
 )
-from rookery.algorithms.parts.system import (
+from rookery.algorithms.shared.system import (
     LocalSystem,
     product_of_series,
     sum_of_series,

@@ -1,0 +1,1 @@
+"""What the algorithms of at least two papers use."""
