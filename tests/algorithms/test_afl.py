@@ -40,7 +40,7 @@ def result(i, w, lr=0.05, steps=STEPS):
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 @pytest.mark.parametrize("method", [rk.AFACD, rk.AFACS])
 def test_without_delays_it_is_the_synchronous_step_by_hand(method, weights):
-    algorithm = method(0.05, 0.2, STEPS)
+    algorithm = method(lr=0.05, server_lr=0.2, local_steps=STEPS)
     w = np.zeros(2)
     for _ in range(3):
         w = w - 0.2 * np.average([result(i, w) for i in range(4)], axis=0, weights=weights)
@@ -54,14 +54,14 @@ def test_without_delays_it_is_the_synchronous_step_by_hand(method, weights):
 
 @pytest.mark.parametrize("method", [rk.AFACD, rk.AFACS])
 def test_one_local_step_of_everyone_is_fedavg(method):
-    ours = advance(method(0.1, 0.1), rounds=3).state.w
+    ours = advance(method(lr=0.1, server_lr=0.1), rounds=3).state.w
     np.testing.assert_allclose(ours, advance(rk.FedAvg(lr=0.1), rounds=3).state.w, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("method", "bound"), [(rk.AFACD, None), (rk.AFACS, 2)])
 def test_a_naive_simulation_gives_the_same_trajectory_and_staleness(method, bound):
     clock, rounds = rk.delays.Clock(SLOW, seed=1), 12
-    algorithm = method(0.05, 0.2, STEPS, wait_for=2, staleness=bound)
+    algorithm = method(lr=0.05, server_lr=0.2, local_steps=STEPS, wait_for=2, staleness=bound)
     done = advance(algorithm, clock, rounds, WEIGHTS, rk.Compiled())
     naive, w, latest, stale = Naive(ZOO, clock), np.zeros(2), np.zeros((4, 2)), []
     for t in range(rounds):
@@ -141,7 +141,7 @@ def test_a_job_in_flight_does_not_see_what_becomes_of_the_server_model():
 
 @pytest.mark.parametrize("method", [rk.AFACD, rk.AFACS])
 def test_numbers_of_steps_that_are_drawn_are_billed_as_they_fell(method):
-    algorithm = method(0.05, 0.2, rk.parts.Between(2, 5))
+    algorithm = method(lr=0.05, server_lr=0.2, local_steps=rk.parts.Between(2, 5))
     made = [ledger.gradients for ledger in advance(algorithm, rounds=4).ledgers]
     assert all(4 * 2 <= g <= 4 * 5 for g in made)
     assert len(set(made)) > 1

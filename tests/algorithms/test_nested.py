@@ -36,7 +36,7 @@ def test_fednest_finds_the_solution_of_a_composition_and_returns_x_alone():
 def test_the_scalar_composition_by_hand(kind, rest):
     """LFedNest solves mean k_i (2 x - t_i) = 4 x - 8 = 0; the gradient is 2 (2 x - 3)."""
     zoo = rk.zoo.scalar_composition()
-    algorithm = kind(0.1, 0.5, inner_start=jnp.zeros(1))
+    algorithm = kind(outer_lr=0.1, inner_lr=0.5, inner_start=jnp.zeros(1))
     x = solve(zoo, algorithm, 300).solution[0]
     assert float(x[0]) == pytest.approx(rest, abs=1e-12)
 

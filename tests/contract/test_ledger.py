@@ -252,7 +252,7 @@ def test_fedmbo_goes_on_until_the_longest_chain_ends_and_ended_chains_send_nothi
 def test_pairs_of_inner_solver_and_hypergradient(T, N, inner, per_call, estimator):
     nested = rk.Nested(
         inner=inner,
-        outer=rk.parts.ServerStep(lr=0.01, hypergradient=estimator(N, 5.0)),
+        outer=rk.parts.ServerStep(lr=0.01, hypergradient=estimator(terms=N, lipschitz=5.0)),
         inner_rounds=T,
         clients=2,
     )
