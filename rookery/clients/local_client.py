@@ -17,7 +17,7 @@ BLOCK = 1024
 """Rows of a whole-client sample that are in memory at once."""
 
 
-class Client:
+class LocalClient:
     """One client while one step runs on it.
 
     The object lives as long as the step does. It notes how many rows were evaluated; inside
@@ -79,7 +79,7 @@ class Client:
 class _Drawn:
     """A mini-batch: its rows are gathered once, whatever is evaluated on them."""
 
-    def __init__(self, client: Client, start, count, size: int, key: Key):
+    def __init__(self, client: LocalClient, start, count, size: int, key: Key):
         small = count <= size
         position = jnp.arange(size, dtype=count.dtype)
         drawn = below(key, (size,), count).astype(count.dtype)
@@ -96,7 +96,7 @@ class _Drawn:
 class _Whole:
     """All rows of a client, a block at a time; the last block is masked to the true count."""
 
-    def __init__(self, client: Client, start, count, block: int, largest: int):
+    def __init__(self, client: LocalClient, start, count, block: int, largest: int):
         self._client, self._start, self._count = client, start, count
         self._block, self._largest = block, largest
         self.charge = functools.partial(_charge, client, count)
@@ -118,5 +118,5 @@ class _Whole:
         return fn(rows, inside / self._count.astype(float))
 
 
-def _charge(client: Client, rows, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
+def _charge(client: LocalClient, rows, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
     client.charge(rows, gradients, hessian_vectors)

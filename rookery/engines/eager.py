@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery import tree
-from rookery.clients.local_client import Client
+from rookery.clients.local_client import LocalClient
 from rookery.engines import eager_poll
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
@@ -100,7 +100,7 @@ class EagerFederation(AbstractFederation):
 
     def run(self, id: int, key: Key | None, step: Step, values: Sequence, settings: dict):
         """One client's reply and what it cost; a failure names the client, the step, the round."""
-        client = Client(self.population, id, key, _loop)
+        client = LocalClient(self.population, id, key, _loop)
         try:
             reply = step(client, *values, **settings)
         except Exception as error:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rookery import tree
-from rookery.clients.local_client import Client
+from rookery.clients.local_client import LocalClient
 from rookery.engines import traced_poll, uint64
 from rookery.engines.engine import Program
 from rookery.program.algorithm import AbstractAlgorithm
@@ -64,7 +64,7 @@ class TracedFederation(AbstractFederation):
 
         def one(slot):
             id, occurrence, own = slot
-            client = Client(self.population, id, client_key(key, id, occurrence), _loop)
+            client = LocalClient(self.population, id, client_key(key, id, occurrence), _loop)
             rows = iter(own)
             arguments = [next(rows) if v.is_stacked else v.value for v in values]
             return step(client, *arguments, **settings), client.work

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rookery import tree
-from rookery.clients.local_client import Client
+from rookery.clients.local_client import LocalClient
 from rookery.engines import uint64
 from rookery.engines.masked_loop import visit_some, weighted_sum, width_of, worked, written
 from rookery.program.async_trace import AsyncTrace
@@ -138,7 +138,7 @@ def ask(
     check_ask(fed.n_clients, plain, fed.aggregate)
 
     def one(id):
-        client = Client(fed.population, id, client_key(key, id, None), _loop)
+        client = LocalClient(fed.population, id, client_key(key, id, None), _loop)
         return step(client, *received(plain, id), **settings), client.work
 
     shape = jax.eval_shape(one, jax.ShapeDtypeStruct((), jnp.int32))[0]
@@ -219,7 +219,7 @@ def _deliver(fed, jobs: InFlight, step: Step, is_in: jax.Array, counts, settings
 
     def visit(ids, active, carry):
         def one(id):
-            client = Client(fed.population, id, jax.random.wrap_key_data(jobs.keys[id]), _loop)
+            client = LocalClient(fed.population, id, jax.random.wrap_key_data(jobs.keys[id]), _loop)
             values = jax.tree.map(lambda a: a[id], jobs.values)
             return step(client, *values, **settings), client.work
 

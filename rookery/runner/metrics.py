@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rookery.clients.local_client import Client
+from rookery.clients.local_client import LocalClient
 from rookery.clients.population import Population
 from rookery.program.federation import Step
 from rookery.types import Key, Tree
@@ -96,7 +96,7 @@ class OnClients(AbstractEvaluation):
         metrics = {**self.scores, **self.losses}
 
         def of_client(id):
-            client = Client(population, id, jax.random.fold_in(key, id), _loop)
+            client = LocalClient(population, id, jax.random.fold_in(key, id), _loop)
             own = solution if self.adapt is None else self.adapt(client, *solution)
             sample = client.draw(self.split, None, client.key)
 

@@ -4,7 +4,7 @@ import equinox as eqx
 
 from rookery import check, tree
 from rookery.clients.dataset import Dataset
-from rookery.clients.local_client import Client
+from rookery.clients.local_client import LocalClient
 from rookery.problem import oracles
 from rookery.runner.metrics import AbstractEvaluation, OnClients
 from rookery.tasks.classifier import Accuracy, Classifier, Loss
@@ -47,7 +47,7 @@ class AdaptedToClient(eqx.Module):
     steps: int = eqx.field(static=True)
     split: str = eqx.field(static=True)
 
-    def __call__(self, client: Client, w: Tree) -> tuple[Tree]:
+    def __call__(self, client: LocalClient, w: Tree) -> tuple[Tree]:
         """(w after its steps,)."""
         sample = client.draw(self.split, None, client.key)
 

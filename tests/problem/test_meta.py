@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.clients.local_client import Client
+from rookery.clients.local_client import LocalClient
 
 NOISY = rk.zoo.cubic_maml(n_clients=1, size=3, rows=5, noise=0.4)
 # rows differ in A too, or else it would not matter which of them the Hessian is taken on
@@ -39,7 +39,7 @@ def test_three_samples_each_have_their_place():
 
 def test_work_is_counted_in_rows():
     population = jax.tree.map(jnp.asarray, rk.Population.stacked(ZOO.data))
-    client = Client(population, 0, jax.random.key(0), None)  # pyright: ignore[reportArgumentType]
+    client = LocalClient(population, 0, jax.random.key(0), None)  # pyright: ignore[reportArgumentType]
     inner, outer, hessian = (client.draw("train", n, jax.random.key(n)) for n in (2, 3, 4))
     ZOO.problem.gradient(jnp.asarray(W), inner, outer, hessian)
     assert tuple(map(int, client.work)) == (2 + 3, 4)

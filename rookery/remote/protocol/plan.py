@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from rookery.clients.local_client import Client
+from rookery.clients.local_client import LocalClient
 from rookery.clients.population import Population
 from rookery.program.step import Step
 from rookery.remote.protocol import wire
@@ -106,7 +106,7 @@ class Call:
         leaves = [next(sent) if isinstance(s, TracedSetting) else s for s in self.settings]
         settings = jax.tree.unflatten(self.structure, leaves)
         arguments = jax.tree.unflatten(jax.tree.structure(self.arguments), values)
-        client = Client(population, inputs.id, key, loop)
+        client = LocalClient(population, inputs.id, key, loop)
         reply = self.step(client, *arguments, **settings)
         work = jnp.stack([jnp.asarray(w).astype(jnp.uint32) for w in client.work])
         return [wire.unwrapped(jnp.asarray(leaf)) for leaf in jax.tree.leaves(reply)], work

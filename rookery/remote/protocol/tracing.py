@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from rookery.clients.local_client import Client
+from rookery.clients.local_client import LocalClient
 from rookery.clients.population import Population
 from rookery.engines.eager import check_step
 from rookery.engines.eager_poll import plain_values
@@ -163,7 +163,7 @@ class _TracingFederation(AbstractFederation):
     def _trace(self, step: Step, arguments: tuple, key: Key | None, settings: dict) -> Tree:
         """The reply of one client; the call is noted."""
         check_step(step, settings)
-        client = Client(self._population, jnp.int32(0), client_key(key, 0, None), loop)
+        client = LocalClient(self._population, jnp.int32(0), client_key(key, 0, None), loop)
         reply = step(client, *arguments, **settings)
         self._note(step, arguments, reply, settings, key is not None)
         return reply
