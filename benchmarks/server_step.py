@@ -47,8 +47,8 @@ class Anarchic(rk.AbstractAlgorithm):
 
     def round(self, fed, problem, state, key):
         """Wait for some gradients."""
-        settings = {"problem": problem, "wait_for": ARRIVALS}
-        news = fed.poll(state.jobs, gradient, state.y, key=key, **settings)
+        rules, settings = rk.program.PollRules(wait_for=ARRIVALS), {"problem": problem}
+        news = fed.poll(state.jobs, gradient, state.y, rules=rules, key=key, settings=settings)
         g = state.g + news.change
         return State(state.y - self.lr * g, g, news.jobs)
 

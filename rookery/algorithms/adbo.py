@@ -56,7 +56,7 @@ from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import PerClient
 from rookery.program.participation import Everyone
-from rookery.program.polling import InFlight
+from rookery.program.polling import InFlight, PollRules
 from rookery.types import Key, Tree
 
 REMEDY = (
@@ -151,8 +151,11 @@ class ADBO(AbstractAlgorithm):
         step_key, cut_key = jax.random.split(key)
 
         own, forces = PerClient(jobs.results), PerClient((theta.rows, cuts.force_on_clients()))
-        settings = {"problem": problem, "algorithm": self, **self._waiting(fed)}
-        news = fed.poll(jobs, primal_step, own, forces, key=step_key, **settings)
+        settings = {"problem": problem, "algorithm": self}
+        rules = PollRules(self.wait_for or -(-fed.n_clients // 2), staleness=self.staleness)
+        news = fed.poll(
+            jobs, primal_step, own, forces, rules=rules, key=step_key, settings=settings
+        )
         x, y = news.jobs.results  # ------------- down  x_i, y_i, θ_i, Σ_l λ_l b_il  up  x_i, y_i
 
         force = tree.sub(cuts.force_on_v(), total(fed, theta.rows))
@@ -196,11 +199,6 @@ class ADBO(AbstractAlgorithm):
         if self.cuts_until is not None:
             is_due &= t < self.cuts_until
         return jnp.where(is_due, 1, 0)
-
-    def _waiting(self, fed: AbstractFederation) -> dict:
-        """When the server goes on."""
-        wait_for = self.wait_for or -(-fed.n_clients // 2)
-        return {"wait_for": wait_for, "staleness": self.staleness, "at_once": min(wait_for, 32)}
 
 
 class SDBO(AbstractAlgorithm):

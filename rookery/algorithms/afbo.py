@@ -40,7 +40,7 @@ from rookery.algorithms.shared.lipschitz import REMEDY
 from rookery.problem.bilevel import Bilevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.polling import InFlight
+from rookery.program.polling import InFlight, PollRules
 from rookery.types import Key, Tree
 
 
@@ -130,19 +130,21 @@ class AFBO(AbstractAlgorithm):
         x, y, L, g, h, inner, outer = state
         inner_key, outer_key = jax.random.split(key)
         settings = {"problem": problem, "algorithm": self}
+        inner_rules = self._rules(fed.n_clients, self.inner_staleness)
+        outer_rules = self._rules(fed.n_clients, self.outer_staleness)
 
         def inner_step(k, carry):
             y, g, jobs = carry
-            waiting = self._waiting(fed, jobs, self.inner_staleness)
             key = jax.random.fold_in(inner_key, k)
-            news = fed.poll(jobs, inner_iterations, x, y, key=key, **waiting, **settings)
+            news = fed.poll(
+                jobs, inner_iterations, x, y, rules=inner_rules, key=key, settings=settings
+            )
             g = tree.add(g, news.change)  # --------------------------------- down  x, y  up  G_i
             return tree.axpy(-self.inner_lr, g, y), g, news.jobs
 
         y, g, inner = fed.repeat(self.inner_rounds, inner_step, (y, g, inner))
-        waiting = self._waiting(fed, outer, self.outer_staleness)
         news, L = self.hessians.poll(
-            fed, problem, outer, self.aphe, x, y, L, self.batch_size, outer_key, **waiting
+            fed, problem, outer, self.aphe, x, y, L, self.batch_size, outer_key, outer_rules
         )
         h = tree.add(h, news.change)
         x = tree.axpy(-self.outer_lr, h, x)
@@ -156,12 +158,13 @@ class AFBO(AbstractAlgorithm):
         """A smaller step, or a larger L."""
         return REMEDY
 
-    def _waiting(self, fed: AbstractFederation, jobs: InFlight, staleness: int | None) -> dict:
-        """When the server goes on."""
-        usual = self.wait_for or -(-fed.n_clients // 2)
-        at_first = self.first_wait_for or fed.n_clients
-        wait_for = jnp.where(jobs.polls == 0, at_first, usual)
-        return {"wait_for": wait_for, "staleness": staleness, "at_once": min(usual, 32)}
+    def _rules(self, n_clients: int, staleness: int | None) -> PollRules:
+        """When the server stops waiting."""
+        return PollRules(
+            wait_for=self.wait_for or -(-n_clients // 2),
+            first_wait_for=self.first_wait_for or n_clients,
+            staleness=staleness,
+        )
 
 
 def inner_iterations(

@@ -47,7 +47,7 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.polling import InFlight
+from rookery.program.polling import InFlight, PollRules
 from rookery.types import Key, Tree
 
 
@@ -95,9 +95,9 @@ class AFACD(AbstractAlgorithm):
     ) -> AsyncModelState:
         """One step of the server."""
         w, jobs = state
-        settings = {"problem": problem, "algorithm": self, "staleness": self.staleness}
-        wait_for = _usual(self, fed)
-        news = fed.poll(jobs, mean_gradient, w, wait_for=wait_for, key=key, **settings)
+        settings = {"problem": problem, "algorithm": self}
+        rules = PollRules(wait_for=_usual(self, fed), staleness=self.staleness)
+        news = fed.poll(jobs, mean_gradient, w, rules=rules, key=key, settings=settings)
         w = tree.axpy(-self.server_lr / news.weight, news.sum, w)  # -------- down  w  up  G_i
         return AsyncModelState(w, news.jobs)
 
@@ -146,11 +146,13 @@ class AFACS(AbstractAlgorithm):
     ) -> AFACSState:
         """One step of the server."""
         w, g, jobs = state
-        settings = {"problem": problem, "algorithm": self, "staleness": self.staleness}
-        usual = _usual(self, fed)
-        wait_for = jnp.where(jobs.polls == 0, self.first_wait_for or fed.n_clients, usual)
-        settings["at_once"] = min(usual, 32)  # a number that is traced cannot say it
-        news = fed.poll(jobs, mean_gradient, w, wait_for=wait_for, key=key, **settings)
+        settings = {"problem": problem, "algorithm": self}
+        rules = PollRules(
+            wait_for=_usual(self, fed),
+            first_wait_for=self.first_wait_for or fed.n_clients,
+            staleness=self.staleness,
+        )
+        news = fed.poll(jobs, mean_gradient, w, rules=rules, key=key, settings=settings)
         g = tree.add(g, news.change)  # ------------------------------------- down  w  up  G_i
         return AFACSState(tree.axpy(-self.server_lr, g, w), g, news.jobs)
 

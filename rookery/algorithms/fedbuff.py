@@ -36,7 +36,7 @@ from rookery.algorithms.shared.model import AsyncModelState, check_single_level,
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.polling import InFlight
+from rookery.program.polling import InFlight, PollRules
 from rookery.types import Key, Tree
 
 
@@ -88,9 +88,9 @@ class FedBuff(AbstractAlgorithm):
     ) -> AsyncModelState:
         """One step of the server."""
         w, jobs = state
-        waiting = {"wait_for": self.buffer_size, "staleness": self.staleness}
-        settings = {"problem": problem, "algorithm": self, "discount": self.factor}
-        news = fed.poll(jobs, model_change, w, key=key, **waiting, **settings)
+        settings = {"problem": problem, "algorithm": self}
+        rules = PollRules(self.buffer_size, staleness=self.staleness, discount=self.factor)
+        news = fed.poll(jobs, model_change, w, rules=rules, key=key, settings=settings)
         w = tree.axpy(self.server_lr / news.weight, news.sum, w)  # --------- down  w  up  Δ_i
         return AsyncModelState(w, news.jobs)
 

@@ -19,9 +19,11 @@ from rookery.engines import eager_poll
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.federation import (
+    NO_SETTINGS,
     AbstractFederation,
     Cached,
     Placed,
+    Settings,
     Step,
     client_key,
     common_cohort,
@@ -31,8 +33,6 @@ from rookery.program.memory import Memory, PerClient, check_keep, check_recall
 from rookery.program.participation import Cohort
 from rookery.program.polling import PollResult, all_finite, later
 from rookery.types import Key, Tree
-
-POLL_ARGUMENTS = ("wait_for", "staleness", "key", "at_once", "discount")
 
 
 class EagerFederation(AbstractFederation):
@@ -88,17 +88,17 @@ class EagerFederation(AbstractFederation):
                 kept = jax.tree.map(lambda a, r, c=id, s=slot: a.at[c].set(r[s]), kept, rows)
         return Memory(kept, memory.n_clients)
 
-    def poll(self, jobs, step, *values, **rest) -> PollResult:
+    def poll(self, jobs, step, *values, rules, key, settings=NO_SETTINGS) -> PollResult:
         """One event after another; see :mod:`rookery.engines.eager_poll`."""
-        check_step(step, {k: v for k, v in rest.items() if k not in POLL_ARGUMENTS})
-        return eager_poll.poll(self, jobs, step, values, **rest)
+        check_step(step, settings)
+        return eager_poll.poll(self, jobs, step, values, rules, key, settings)
 
-    def ask(self, who, step, *values, **rest) -> Tree:
+    def ask(self, who, step, *values, key, settings=NO_SETTINGS) -> Tree:
         """One client after another."""
-        check_step(step, {k: v for k, v in rest.items() if k not in POLL_ARGUMENTS})
-        return eager_poll.ask(self, who, step, values, **rest)
+        check_step(step, settings)
+        return eager_poll.ask(self, who, step, values, key, settings)
 
-    def run(self, id: int, key: Key | None, step: Step, values: Sequence, settings: dict):
+    def run(self, id: int, key: Key | None, step: Step, values: Sequence, settings: Settings):
         """One client's reply and what it cost; a failure names the client, the step, the round."""
         client = LocalClient(self.population, id, key, _loop)
         try:
@@ -149,7 +149,7 @@ class EagerFederation(AbstractFederation):
         )
 
 
-def check_step(step: Step, settings: dict[str, Any]) -> None:
+def check_step(step: Step, settings: Settings) -> None:
     """Raise unless a step is a plain named function that hides no server value."""
     name = getattr(step, "__qualname__", None)
     if not inspect.isfunction(step) or name is None or "<locals>" in name or "<lambda>" in name:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +12,16 @@ import numpy as np
 
 from rookery import tree
 from rookery.program.delays import Clock
-from rookery.program.federation import Cached, Step, client_key
+from rookery.program.federation import Cached, Settings, Step, client_key
 from rookery.program.ledger import Ledger
 from rookery.program.polling import (
     SIMULTANEOUS,
     InFlight,
     PollResult,
+    PollRules,
     check_ask,
     check_poll,
     check_result,
-    check_waiting,
     job_key,
     nbytes_of,
     received,
@@ -56,24 +56,19 @@ def poll(
     jobs: InFlight,
     step: Step,
     values: tuple[Tree | Cached, ...],
-    *,
-    wait_for: Any,
+    rules: PollRules,
     key: Key,
-    staleness: Any = None,
-    at_once: int | None = None,
-    discount: Callable[[jax.Array], jax.Array] | None = None,
-    **settings: Any,
+    settings: Settings,
 ) -> PollResult:
     """See :meth:`~rookery.program.federation.AbstractFederation.poll`."""
     plain = plain_values(values)
-    check_poll(jobs, fed.n_clients, plain, fed.aggregate)
-    check_waiting(wait_for, staleness, fed.n_clients)
+    check_poll(jobs, fed.n_clients, plain, rules, fed.aggregate)
     nbytes_up = tree.nbytes(jobs.results) // fed.n_clients
 
     def nbytes(client: int) -> int:
         return _to_send(fed, client, values) + nbytes_up
 
-    table = timetable(jobs, fed.clock, fed.now, nbytes, wait_for, staleness)
+    table = timetable(jobs, fed.clock, fed.now, nbytes, rules)
     for i in table.begins:
         fed.ledger += Ledger(bytes_down=_send(fed, i, values))
     jobs = begun(jobs, table, key, plain)
@@ -90,7 +85,7 @@ def poll(
         seconds=table.now - fed.now,
     )
     fed.now = table.now
-    return delivered(jobs, replies, fed.weights, table.now, discount)
+    return delivered(jobs, replies, fed.weights, table.now, rules)
 
 
 def timetable(
@@ -98,8 +93,7 @@ def timetable(
     clock: Clock,
     now: float,
     nbytes: Callable[[int], int],
-    wait_for: Any,
-    staleness: Any,
+    rules: PollRules,
 ) -> Timetable:
     """Who begins, who arrives, and when the server goes on, by simulation.
 
@@ -108,8 +102,7 @@ def timetable(
         clock: of the simulation.
         now: when the poll begins, in seconds since the round began.
         nbytes: bytes that move, down and up, for the job of a client that begins now.
-        wait_for: the least number of results.
-        staleness: the largest that a result may have, or None.
+        rules: when the server stops waiting.
     """
     start, seconds, versions, numbers, is_idle, is_new = (
         np.asarray(a).tolist()
@@ -118,6 +111,7 @@ def timetable(
         )
     )  # fmt: skip
     clients, version = range(len(start)), int(jobs.polls)
+    needed, staleness = rules.needed(version), rules.staleness
 
     for i in clients:  # who has just become idle: when it will come, and how long it will take
         if is_new[i]:
@@ -141,7 +135,7 @@ def timetable(
         arrives = [i for i in clients if ends_at[i] - slack[i] <= now]
         at_work = [i for i in clients if begins_at[i] - slack[i] <= now and i not in arrives]
         ages = [0 if is_idle[i] else version - versions[i] for i in at_work]
-        if len(arrives) >= wait_for and (staleness is None or all(a < staleness for a in ages)):
+        if len(arrives) >= needed and (staleness is None or all(a < staleness for a in ages)):
             break
 
     begins = [i for i in clients if is_idle[i] and begins_at[i] - slack[i] <= now]
@@ -174,7 +168,7 @@ def delivered(
     replies: Mapping[int, Tree],
     weights: jax.Array,
     now: float,
-    discount: Callable[[jax.Array], jax.Array] | None,
+    rules: PollRules,
 ) -> PollResult:
     """What a poll has brought, when clients have replied, at a time since the round began."""
     arrived, version, versions = sorted(replies), int(jobs.polls), jobs.version.tolist()
@@ -183,7 +177,7 @@ def delivered(
     for i in arrived:
         reply = replies[i]
         check_result(jobs, jax.tree.map(lambda a: jnp.asarray(a)[None], reply))
-        factor = 1.0 if discount is None else discount(jnp.int32(version - versions[i]))
+        factor = 1.0 if rules.discount is None else rules.discount(jnp.int32(version - versions[i]))
         total = tree.axpy(weights[i] * factor, reply, total)
         before = jax.tree.map(lambda a, i=i: a[i], results)
         change = tree.axpy(weights[i], tree.sub(reply, before), change)
@@ -227,10 +221,8 @@ def ask(
     who: jax.Array,
     step: Step,
     values: tuple[Tree | Cached, ...],
-    *,
     key: Key,
-    at_once: int | None = None,
-    **settings: Any,
+    settings: Settings,
 ) -> Tree:
     """See :meth:`~rookery.program.federation.AbstractFederation.ask`."""
     plain = plain_values(values)

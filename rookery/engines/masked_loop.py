@@ -16,7 +16,7 @@ from rookery.types import Tree
 if TYPE_CHECKING:
     from rookery.engines.traced import TracedFederation
 
-AT_ONCE = 32  # clients that are visited side by side, at most, if nothing else is asked for
+AT_ONCE = 32  # the most clients in one vmap: wide enough to fill the vector units
 
 
 def visit_some(
@@ -65,9 +65,9 @@ def _finder(who: jax.Array) -> Callable[[jax.Array], jax.Array]:
     return next_after
 
 
-def width_of(fed: TracedFederation, at_once: int | None) -> int:
-    """How many clients are visited side by side."""
-    return min(at_once or AT_ONCE, fed.clients_at_once or AT_ONCE, fed.n_clients)
+def width_of(fed: TracedFederation, usual: int | None = None) -> int:
+    """How many clients go through one vmap, where ``usual`` clients are the common number."""
+    return min(usual or AT_ONCE, fed.clients_at_once or AT_ONCE, fed.n_clients)
 
 
 def written(table: Tree, ids, active, rows: Tree) -> Tree:

@@ -12,6 +12,7 @@ from rookery.engines import traced_poll, uint64
 from rookery.engines.engine import Program
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import (
+    NO_SETTINGS,
     AbstractFederation,
     Cached,
     Placed,
@@ -112,13 +113,13 @@ class TracedFederation(AbstractFederation):
         value, (self.books, self._holders, self._pending) = lax.fori_loop(0, n, once, (init, notes))
         return value
 
-    def poll(self, jobs, step, *values, **rest) -> PollResult:
+    def poll(self, jobs, step, *values, rules, key, settings=NO_SETTINGS) -> PollResult:
         """An exact event simulation; see :mod:`rookery.engines.traced_poll`."""
-        return traced_poll.poll(self, jobs, step, values, **rest)
+        return traced_poll.poll(self, jobs, step, values, rules, key, settings)
 
-    def ask(self, who, step, *values, **rest) -> Tree:
+    def ask(self, who, step, *values, key, settings=NO_SETTINGS) -> Tree:
         """A loop over the set, some clients at a time."""
-        return traced_poll.ask(self, who, step, values, **rest)
+        return traced_poll.ask(self, who, step, values, key, settings)
 
     def sample(self, rule, key, probabilities=None) -> Cohort:
         """A fresh cohort, to which nothing has been sent yet."""

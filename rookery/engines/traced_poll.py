@@ -6,9 +6,8 @@ moving rows, is done for those concerned, in loops whose length is their number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +18,15 @@ from rookery.clients.local_client import LocalClient
 from rookery.engines import uint64
 from rookery.engines.masked_loop import visit_some, weighted_sum, width_of, worked, written
 from rookery.program.async_trace import AsyncTrace
-from rookery.program.federation import Cached, Step, client_key
+from rookery.program.federation import Cached, Settings, Step, client_key
 from rookery.program.polling import (
     SIMULTANEOUS,
     InFlight,
     PollResult,
+    PollRules,
     check_ask,
     check_poll,
     check_result,
-    check_waiting,
     job_key,
     nbytes_of,
     received,
@@ -43,27 +42,21 @@ def poll(
     jobs: InFlight,
     step: Step,
     values: tuple[Tree | Cached, ...],
-    *,
-    wait_for: Any,
+    rules: PollRules,
     key: Key,
-    staleness: Any = None,
-    at_once: int | None = None,
-    discount: Callable[[jax.Array], jax.Array] | None = None,
-    **settings: Any,
+    settings: Settings,
 ) -> PollResult:
     """See :meth:`~rookery.program.federation.AbstractFederation.poll`."""
     plain = tuple(v.value if isinstance(v, Cached) else v for v in values)
-    check_poll(jobs, fed.n_clients, plain, fed.aggregate)
-    check_waiting(wait_for, staleness, fed.n_clients)
-    if at_once is None and isinstance(wait_for, int):
-        at_once = wait_for
-    width = width_of(fed, at_once)
+    check_poll(jobs, fed.n_clients, plain, rules, fed.aggregate)
+    width = width_of(fed, rules.wait_for)
     everyone, now = jnp.arange(fed.n_clients, dtype=jnp.int32), fed.books.seconds
 
     # who has just become idle: when it will come, and how long it will take
     jobs = _draw(fed, jobs, width)
 
-    # when the server goes on
+    # when the server stops waiting
+    needed = rules.needed(jobs.polls)
     nbytes_up = tree.nbytes(jobs.results) // fed.n_clients
     nbytes = _bytes_down(fed, values) + nbytes_up
     lasts = jobs.seconds + fed.clock.transfer_seconds(everyone, nbytes)
@@ -75,11 +68,11 @@ def poll(
     due = finish - slack
 
     def must_wait(time):
-        too_few = jnp.sum(due <= time, dtype=jnp.int32) < wait_for
-        if staleness is None:
+        too_few = jnp.sum(due <= time, dtype=jnp.int32) < needed
+        if rules.staleness is None:
             return too_few
         at_work = (start - slack <= time) & (due > time)
-        return too_few | jnp.any(at_work & (jobs.polls - version >= staleness))
+        return too_few | jnp.any(at_work & (jobs.polls - version >= rules.staleness))
 
     def next_event(time):
         return jnp.min(jnp.where(due > time, finish, jnp.inf))
@@ -104,7 +97,9 @@ def poll(
     )
 
     # the results
-    counts = fed.weights if discount is None else fed.weights * discount(jobs.polls - 1 - version)
+    counts = fed.weights
+    if rules.discount is not None:
+        counts = counts * rules.discount(jobs.polls - 1 - version)
     results, total, change = _deliver(fed, jobs, step, is_in, counts, settings, width)
     arrivals = jnp.sum(is_in, dtype=jnp.uint32)
     fed.books = fed.books._replace(
@@ -128,10 +123,8 @@ def ask(
     who: jax.Array,
     step: Step,
     values: tuple[Tree | Cached, ...],
-    *,
     key: Key,
-    at_once: int | None = None,
-    **settings: Any,
+    settings: Settings,
 ) -> Tree:
     """See :meth:`~rookery.program.federation.AbstractFederation.ask`."""
     plain = tuple(v.value if isinstance(v, Cached) else v for v in values)
@@ -156,7 +149,7 @@ def ask(
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shape)
     work = (fed.books.gradients, fed.books.hessian_vectors)
     carry = (zeros, jnp.zeros(()), work)
-    total, slowest, work = visit_some(fed, who, width_of(fed, at_once), visit, carry)
+    total, slowest, work = visit_some(fed, who, width_of(fed), visit, carry)
     _send(fed, values, who)
     asked = jnp.sum(who, dtype=jnp.uint32)
     fed.books = fed.books._replace(

@@ -24,6 +24,7 @@ from rookery.program.participation import Weighted as Weighted
 from rookery.program.participation import WithReplacement as WithReplacement
 from rookery.program.polling import InFlight as InFlight
 from rookery.program.polling import PollResult as PollResult
+from rookery.program.polling import PollRules as PollRules
 
 __all__ = [
     "AlwaysOn",

@@ -23,8 +23,10 @@ from rookery import tree
 from rookery.program.aggregate import AbstractRobust, Aggregate
 from rookery.program.memory import Memory, PerClient
 from rookery.program.participation import AbstractParticipation, Cohort
-from rookery.program.polling import InFlight, PollResult
+from rookery.program.polling import InFlight, PollResult, PollRules
+from rookery.program.step import NO_SETTINGS as NO_SETTINGS
 from rookery.program.step import Client as Client
+from rookery.program.step import Settings as Settings
 from rookery.program.step import Step as Step
 from rookery.program.step import client_key as client_key
 from rookery.types import Key, Tree
@@ -188,36 +190,25 @@ class AbstractFederation(abc.ABC):
         jobs: InFlight,
         step: Step,
         *values: Tree | Cached | PerClient,
-        wait_for: Any,
+        rules: PollRules,
         key: Key,
-        staleness: Any = None,
-        at_once: int | None = None,
-        discount: Callable[[jax.Array], jax.Array] | None = None,
-        **settings: Any,
+        settings: Settings = NO_SETTINGS,
     ) -> PollResult:
         """Let idle clients begin a job, and wait for results. One exchange.
 
-        Clients without a job begin ``step(client, *values, **settings)`` with the values of now, as
-        soon as they are there, and only they are sent the values. The server goes on at the first
-        moment at which ``wait_for`` results are in and no client at work would go beyond the
-        staleness. Whatever is finished by then arrives: each result is computed from the copy that
+        Idle clients begin ``step(client, *values, **settings)`` with the current values as soon as
+        they are available, and only they are sent the values. The server waits as
+        :class:`~rookery.program.polling.PollRules` say. Each result is computed from the copy that
         its client received, with a key of that client's job.
-
-        Staleness is counted in polls of these jobs: from the one at which a client received the
-        values to the one at which its result arrives. A result of the same poll has staleness 0.
 
         Args:
             jobs: of the state.
             step: what a job computes.
             values: what a job is sent, of the shapes that the jobs were made with. Of a
                 :class:`PerClient` every client is sent its own row, and only that is billed.
-            wait_for: the least number of results; may be traced.
+            rules: when the server stops waiting.
             key: of the jobs that begin.
-            staleness: the largest that a result may have; None is any, 0 waits for all at work.
-            at_once: results computed side by side; their number is rounded up to a multiple.
-            discount: the factor of a result in ``PollResult.sum``, as a function of its staleness; None
-                is one for all.
-            settings: configuration that both sides know.
+            settings: keyword arguments of the step; configuration that both sides know.
         """
 
     @abc.abstractmethod
@@ -227,8 +218,7 @@ class AbstractFederation(abc.ABC):
         step: Step,
         *values: Tree | Cached | PerClient,
         key: Key,
-        at_once: int | None = None,
-        **settings: Any,
+        settings: Settings = NO_SETTINGS,
     ) -> Tree:
         """The mean, by their weights, of what the clients where ``who`` is true reply.
 

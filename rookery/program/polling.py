@@ -1,6 +1,7 @@
 """InFlight that clients work on at their own pace, and what a poll of the server finds."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -90,6 +91,53 @@ class InFlight(eqx.Module):
         )
 
 
+@dataclass(frozen=True)
+class PollRules:
+    """When the server stops waiting for results, and how much a late result counts.
+
+    The server stops at the first moment at which enough results have arrived and no running job
+    would exceed the staleness bound. Every result that is finished by then arrives.
+
+    Staleness counts polls: from the one at which a client received the values to the one at which
+    its result arrives. A result of the same poll has staleness 0.
+
+    >>> PollRules(wait_for=2, first_wait_for=10).needed(polls=0)
+    10
+
+    Attributes:
+        wait_for: the least number of results.
+        first_wait_for: the same at the first poll; None is ``wait_for``.
+        staleness: the largest staleness a result may have; None is no bound, 0 waits for every job.
+        discount: the factor of a result in ``PollResult.sum``, as a function of its staleness; None
+            is one.
+    """
+
+    wait_for: int
+    first_wait_for: int | None = None
+    staleness: int | None = None
+    discount: Callable[[jax.Array], jax.Array] | None = None
+
+    def needed(self, polls: int | jax.Array) -> int | jax.Array:
+        """The least number of results after so many polls; ``polls`` may be traced."""
+        if self.first_wait_for is None:
+            return self.wait_for
+        if isinstance(polls, int):
+            return self.first_wait_for if polls == 0 else self.wait_for
+        return jnp.where(polls == 0, self.first_wait_for, self.wait_for)
+
+    def check(self, n_clients: int) -> None:
+        """Raise unless so many clients can satisfy the rules."""
+        for name in ("wait_for", "first_wait_for"):
+            value = getattr(self, name)
+            if value is not None and check.count(name, value) > n_clients:
+                raise ValueError(
+                    f"{name}={value} results cannot come from {n_clients} clients with a job each. "
+                    f"Use at most {n_clients}."
+                )
+        if self.staleness is not None:
+            check.count("staleness", self.staleness, least=0)
+
+
 class PollResult(NamedTuple):
     """What a poll has brought. All sums are over the results that arrived, times their weights.
 
@@ -159,7 +207,9 @@ def all_finite(state: Tree) -> jax.Array:
     return tree.all_finite([leaf for leaf in leaves if not isinstance(leaf, InFlight)])
 
 
-def check_poll(jobs: InFlight, n_clients: int, values: tuple, aggregate: Aggregate) -> None:
+def check_poll(
+    jobs: InFlight, n_clients: int, values: tuple, rules: PollRules, aggregate: Aggregate
+) -> None:
     """Raise unless jobs are of these clients and have the shapes of the values."""
     if not isinstance(jobs, InFlight):
         raise TypeError(f"poll takes InFlight, got {type(jobs).__name__}.")
@@ -168,6 +218,7 @@ def check_poll(jobs: InFlight, n_clients: int, values: tuple, aggregate: Aggrega
             f"the jobs have rows for {jobs.n_clients} clients, and there are {n_clients}. "
             "Make the state with rookery.program.algorithm.first_state, which knows how many."
         )
+    rules.check(n_clients)
     check_ask(n_clients, values, aggregate)
     wanted = tuple(_shapes(value, 1) for value in jobs.values)
     got = tuple(_shapes(v.rows, 1) if isinstance(v, PerClient) else _shapes(v) for v in values)
@@ -201,16 +252,6 @@ def check_result(jobs: InFlight, rows: Tree) -> None:
     wanted, got = _shapes(jobs.results, 1), _shapes(rows, 1)
     if wanted != got:
         raise ValueError(f"a job of these gives {wanted}, got {got}.")
-
-
-def check_waiting(wait_for: Any, staleness: Any, n_clients: int) -> None:
-    """Raise unless the server can be told when to go on."""
-    if isinstance(wait_for, int) and not 1 <= wait_for <= n_clients:
-        raise ValueError(
-            f"wait_for={wait_for} results cannot come from {n_clients} clients with a job each."
-        )
-    if isinstance(staleness, int):
-        check.count("staleness", staleness, least=0)
 
 
 def _is_jobs(leaf: Any) -> bool:

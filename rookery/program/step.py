@@ -1,6 +1,7 @@
 """What runs on a client: a step, and what it is given first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import jax
@@ -32,6 +33,11 @@ class Client(Protocol):
 
 Step = Callable[..., Tree]
 """``step(client, *values, **settings)``: a module-level function, known by its name."""
+
+Settings = Mapping[str, Any]
+"""Keyword arguments of a step: configuration that the server and the clients both have."""
+
+NO_SETTINGS: Settings = MappingProxyType({})
 
 
 def client_key(key: Key | None, id, occurrence) -> Key | None:

@@ -14,6 +14,7 @@ from rookery.engines.engine import Program
 from rookery.engines.traced import TracedFederation
 from rookery.program.async_trace import ROWS as DIARY_ROWS
 from rookery.program.async_trace import AsyncTrace
+from rookery.program.polling import PollRules
 
 SLOW = rk.delays.Stragglers(rk.delays.ConstantDelay(1.0), (2,), 2.5)
 ROWS = {"a": np.array([[1.0], [10.0], [100.0]])}
@@ -37,9 +38,9 @@ def scaled(client, w):
     return row.average(lambda rows, weights: weights @ rows["a"]) * w
 
 
-def poll(fed, jobs, w, **kwargs):
-    kwargs = {"wait_for": 1, "key": jax.random.key(0)} | kwargs
-    return fed.poll(jobs, scaled, jnp.asarray(w), **kwargs)
+def poll(fed, jobs, w, wait_for=1, **rules):
+    rules = PollRules(wait_for, **rules)
+    return fed.poll(jobs, scaled, jnp.asarray(w), rules=rules, key=jax.random.key(0))
 
 
 def test_results_are_of_the_values_received_whatever_the_server_does_meanwhile():
@@ -175,9 +176,11 @@ def test_errors_say_what_to_do():
     with pytest.raises(ValueError, match="a job of these gives"):
         poll(fed, replace(jobs(), results=jnp.zeros((3, 2))), 1.0)
     with pytest.raises(TypeError, match="poll takes InFlight, got int"):
-        fed.poll(3, scaled, jnp.zeros(()), wait_for=1, key=jax.random.key(0))  # type: ignore
+        fed.poll(3, scaled, jnp.zeros(()), rules=PollRules(1), key=jax.random.key(0))  # type: ignore
     with pytest.raises(ValueError, match="module-level function"):
-        fed.poll(jobs(), lambda client, w: w, jnp.zeros(()), wait_for=1, key=jax.random.key(0))
+        fed.poll(
+            jobs(), lambda client, w: w, jnp.zeros(()), rules=PollRules(1), key=jax.random.key(0)
+        )
     with pytest.raises(ValueError, match="already have rows, for 3 clients"):
         jobs().for_clients(3)
     with pytest.raises(ValueError, match=r"unknown kind of jobs 'iner'. Did you mean 'inner'"):
@@ -207,7 +210,7 @@ def own_jobs():
 
 def test_each_client_is_sent_its_own_row_and_one_row_is_billed():
     fed = federation()
-    at = {"wait_for": 1, "key": jax.random.key(0)}
+    at = {"rules": PollRules(1), "key": jax.random.key(0)}
     news = fed.poll(own_jobs(), shifted, own_rows(), jnp.ones(()), **at)
     assert news.jobs.results.tolist() == [1 + 1, 10 + 0.1 + 3, 0]
     assert (fed.ledger.bytes_down, fed.ledger.bytes_up) == (3 * 4 * 8, 2 * 8)
@@ -231,7 +234,7 @@ def test_both_engines_send_the_same_rows():
     def polls(fed):
         jobs, rows = own_jobs(), own_rows()
         for _ in range(3):
-            news = fed.poll(jobs, shifted, rows, jnp.ones(()), wait_for=2, key=key)
+            news = fed.poll(jobs, shifted, rows, jnp.ones(()), rules=PollRules(2), key=key)
             jobs = news.jobs
             rows = jax.tree.map(lambda a, s=news.sum: a + s, rows)
         asked = fed.ask(jobs.has_arrived, shifted, rows, jnp.ones(()), key=key)
@@ -265,7 +268,7 @@ def test_both_engines_send_the_same_rows():
 def test_rows_of_a_wrong_shape_are_refused(rows, words):
     with pytest.raises(ValueError, match=words):
         federation().poll(
-            own_jobs(), shifted, rows, jnp.ones(()), wait_for=1, key=jax.random.key(0)
+            own_jobs(), shifted, rows, jnp.ones(()), rules=PollRules(1), key=jax.random.key(0)
         )
     with pytest.raises(ValueError, match="already has a row for each client"):
         own_rows().for_clients(3)

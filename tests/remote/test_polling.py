@@ -49,8 +49,8 @@ class Anarchic(rk.AbstractAlgorithm):
     def round(self, fed, problem, state, key):
         """One poll."""
         news = fed.poll(
-            state.jobs, slope, state.w, key=key, problem=problem,
-            wait_for=self.wait_for, staleness=self.staleness,
+            state.jobs, slope, state.w, key=key, settings={"problem": problem},
+            rules=rk.program.PollRules(self.wait_for, staleness=self.staleness),
         )  # fmt: skip
         g = state.g + news.change
         stalest = jnp.maximum(state.stalest, news.stalest)

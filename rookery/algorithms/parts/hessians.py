@@ -8,7 +8,6 @@ LocalHessians       every client's own, in its job: no hops, and another limit.
 """
 
 import abc
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -32,7 +31,7 @@ from rookery.problem.bilevel import Bilevel
 from rookery.program.federation import AbstractFederation, Cached, Client, Placed
 from rookery.program.memory import Memory
 from rookery.program.participation import Everyone
-from rookery.program.polling import InFlight, PollResult
+from rookery.program.polling import InFlight, PollResult, PollRules
 from rookery.types import Key, Tree
 
 
@@ -55,7 +54,7 @@ class AbstractHessians(eqx.Module):
         L: jax.Array,
         batch_size: int | None,
         key: Key,
-        **waiting: Any,
+        rules: PollRules,
     ) -> tuple[PollResult, jax.Array]:
         """The pieces H_i that arrive, and L."""
 
@@ -70,11 +69,11 @@ class ActiveHessians(AbstractHessians):
         """They are sent (x, y) and v."""
         return InFlight.of("outer", ((x, y), y), tree.zeros_like(x))
 
-    def poll(self, fed, problem, jobs, aphe, x, y, L, batch_size, key, **waiting):
+    def poll(self, fed, problem, jobs, aphe, x, y, L, batch_size, key, rules):
         """The chain, then the poll."""
         point = fed.cache((x, y))
         asked = AskedSystem(fed, problem, jobs.has_arrived, point, batch_size)
-        return _chained(asked, point, jobs, aphe, L, key, waiting)
+        return _chained(asked, point, jobs, aphe, L, key, rules)
 
 
 class StaleHessians(AbstractHessians):
@@ -88,7 +87,7 @@ class StaleHessians(AbstractHessians):
         """They are sent (x, y) and v."""
         return InFlight.of("outer", ((x, y), y), tree.zeros_like(x))
 
-    def poll(self, fed, problem, jobs, aphe, x, y, L, batch_size, key, **waiting):
+    def poll(self, fed, problem, jobs, aphe, x, y, L, batch_size, key, rules):
         """The chain, then the poll."""
         point = fed.cache((x, y), held_by=~jobs.is_idle)
         held = jax.tree.map(
@@ -98,7 +97,7 @@ class StaleHessians(AbstractHessians):
         )
         points = Memory(held, fed.n_clients)
         everyone = HeldSystem(fed, problem, point, points, batch_size)
-        return _chained(everyone, point, jobs, aphe, L, key, waiting)
+        return _chained(everyone, point, jobs, aphe, L, key, rules)
 
 
 class LocalHessians(AbstractHessians):
@@ -111,20 +110,20 @@ class LocalHessians(AbstractHessians):
         """They are sent (x, y)."""
         return InFlight.of("outer", ((x, y),), tree.zeros_like(x))
 
-    def poll(self, fed, problem, jobs, aphe, x, y, L, batch_size, key, **waiting):
+    def poll(self, fed, problem, jobs, aphe, x, y, L, batch_size, key, rules):
         """The poll alone."""
         settings = {"problem": problem, "batch_size": batch_size, "aphe": aphe}
         settings["n_clients"] = fed.n_clients
-        news = fed.poll(jobs, local_piece, (x, y), key=key, **waiting, **settings)
+        news = fed.poll(jobs, local_piece, (x, y), rules=rules, key=key, settings=settings)
         return news, L  # --------------------------------------------------- down  x, y  up  H_i
 
 
-def _chained(system, point: Cached, jobs: InFlight, aphe: AbstractAPHE, L, key: Key, waiting):
-    fed, settings = system.fed, system.settings()
+def _chained(system, point: Cached, jobs: InFlight, aphe: AbstractAPHE, L, key: Key, rules):
+    fed = system.fed
     L_key, chain_key, job_key = jax.random.split(key, 3)
     L = _lipschitz(system, aphe, L, L_key)
     v = aphe.solve(system, fed.n_clients, L, chain_key)
-    news = fed.poll(jobs, piece, point, v, key=job_key, **waiting, **settings)
+    news = fed.poll(jobs, piece, point, v, rules=rules, key=job_key, settings=system.settings())
     return news, L  # ------------------------------------------------------- down  v  up  H_i
 
 
@@ -152,9 +151,10 @@ class AskedSystem(AbstractSystem):
     point: Cached
     batch_size: int | None
 
-    def mean(self, step, *values, **rest):
+    def mean(self, step, *values, key, **rest):
         """What the clients reply in the mean."""
-        return self.fed.ask(self.who, step, self.point, *values, **rest, **self.settings())
+        settings = {**rest, **self.settings()}
+        return self.fed.ask(self.who, step, self.point, *values, key=key, settings=settings)
 
     def right_side(self, key):
         """The mean of f_y."""

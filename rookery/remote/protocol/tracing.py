@@ -21,9 +21,11 @@ from rookery.engines.eager_poll import plain_values
 from rookery.program.aggregate import Mean
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import (
+    NO_SETTINGS,
     AbstractFederation,
     Cached,
     Placed,
+    Settings,
     Step,
     client_key,
     common_cohort,
@@ -33,10 +35,10 @@ from rookery.program.participation import Cohort
 from rookery.program.polling import (
     InFlight,
     PollResult,
+    PollRules,
     check_ask,
     check_poll,
     check_result,
-    check_waiting,
     received,
 )
 from rookery.remote.protocol.plan import (
@@ -117,18 +119,14 @@ class _TracingFederation(AbstractFederation):
         jobs: InFlight,
         step: Step,
         *values: Tree | Cached,
-        wait_for: Any,
+        rules: PollRules,
         key: Key,
-        staleness: Any = None,
-        at_once: int | None = None,
-        discount: Any = None,
-        **settings: Any,
+        settings: Settings = NO_SETTINGS,
     ) -> PollResult:
         """Trace the step on the first client; nobody else delivers anything."""
         plain = plain_values(values)
-        check_poll(jobs, self.n_clients, plain, self.aggregate)
-        check_waiting(wait_for, staleness, self.n_clients)
-        reply = self._trace(step, received(plain, 0), key, settings)
+        check_poll(jobs, self.n_clients, plain, rules, self.aggregate)
+        reply = self._trace(step, received(plain, 0), key, dict(settings))
         check_result(jobs, jax.tree.map(lambda a: jnp.asarray(a)[None], reply))
         polls = jobs.polls + 1
         news = replace(jobs, polls=polls)
@@ -140,13 +138,12 @@ class _TracingFederation(AbstractFederation):
         step: Step,
         *values: Tree | Cached,
         key: Key,
-        at_once: int | None = None,
-        **settings: Any,
+        settings: Settings = NO_SETTINGS,
     ) -> Tree:
         """Trace the step on the first client; its reply is the mean."""
         plain = plain_values(values)
         check_ask(self.n_clients, plain, self.aggregate)
-        return self._trace(step, received(plain, 0), key, settings)
+        return self._trace(step, received(plain, 0), key, dict(settings))
 
     def _hold(self, shared: Cached, holders: jax.Array) -> None:
         pass

@@ -16,7 +16,14 @@ import numpy as np
 from rookery.engines.eager_poll import plain_values
 from rookery.engines.engine import Program
 from rookery.program.aggregate import AbstractRobust
-from rookery.program.federation import AbstractFederation, Cached, Placed, Step, common_cohort
+from rookery.program.federation import (
+    NO_SETTINGS,
+    AbstractFederation,
+    Cached,
+    Placed,
+    Step,
+    common_cohort,
+)
 from rookery.program.memory import Memory, PerClient, check_recall
 from rookery.program.participation import Cohort
 from rookery.program.polling import PollResult, check_ask
@@ -130,11 +137,11 @@ class RemoteFederation(AbstractFederation):
 
     # ---- down and up
 
-    def poll(self, jobs, step, *values, **rest) -> PollResult:
-        """InFlight are sent as they begin; see :mod:`rookery.remote.server.polling`."""
-        return poll(self, jobs, step, values, **rest)
+    def poll(self, jobs, step, *values, rules, key, settings=NO_SETTINGS) -> PollResult:
+        """Jobs are sent as they begin; see :mod:`rookery.remote.server.polling`."""
+        return poll(self, jobs, step, values, rules, key, settings)
 
-    def ask(self, who, step, *values, key, at_once=None, **settings) -> Tree:
+    def ask(self, who, step, *values, key, settings=NO_SETTINGS) -> Tree:
         """An exchange with a cohort of those asked."""
         check_ask(self.n_clients, plain_values(values), self.aggregate)
         ids = np.flatnonzero(np.asarray(who))

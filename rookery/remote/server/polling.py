@@ -8,9 +8,9 @@ the order is that of the messages.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,9 @@ import numpy as np
 
 from rookery import tree
 from rookery.engines.eager_poll import Timetable, begun, delivered, plain_values, timetable
-from rookery.program.federation import Cached, Step
+from rookery.program.federation import Cached, Settings, Step
 from rookery.program.memory import PerClient
-from rookery.program.polling import InFlight, PollResult, check_poll, check_waiting, received
+from rookery.program.polling import InFlight, PollResult, PollRules, check_poll, received
 from rookery.remote.protocol import wire
 from rookery.remote.protocol.plan import Call, spec
 from rookery.remote.server.message_builder import Holdings, MessageBuilder
@@ -66,18 +66,13 @@ def poll(
     jobs: InFlight,
     step: Step,
     values: tuple[Tree | Cached, ...],
-    *,
-    wait_for: Any,
+    rules: PollRules,
     key: Key,
-    staleness: Any = None,
-    at_once: int | None = None,
-    discount: Callable[[jax.Array], jax.Array] | None = None,
-    **settings: Any,
+    settings: Settings,
 ) -> PollResult:
     """See :meth:`~rookery.program.federation.AbstractFederation.poll`."""
     plain, bills = plain_values(values), fed.bills
-    check_poll(jobs, fed.n_clients, plain, fed.aggregate)
-    check_waiting(wait_for, staleness, fed.n_clients)
+    check_poll(jobs, fed.n_clients, plain, rules, fed.aggregate)
     common = [None if isinstance(v, PerClient) else fed.handles(v) for v in values]
 
     def handles(client: int) -> list[RemoteValue]:
@@ -86,7 +81,7 @@ def poll(
         pairs = zip(common, own, strict=True)
         return jax.tree.leaves([fed.sent(row) if same is None else same for same, row in pairs])
 
-    call, numbers = fed.plan.find(step, handles(0), settings, True)
+    call, numbers = fed.plan.find(step, handles(0), dict(settings), True)
     if numbers:
         raise ValueError(
             f"{call.name}: a setting of a job is only known during the run. A job may outlive its "
@@ -100,13 +95,13 @@ def poll(
     if fed.in_real_time:
         table = _from_now_on(jobs, bills.now)
     else:
-        table = timetable(jobs, fed.clock, bills.now, nbytes, wait_for, staleness)
+        table = timetable(jobs, fed.clock, bills.now, nbytes, rules)
     for client in table.begins:
         bills.send_job(client, values)
     jobs = begun(jobs, table, key, plain)
     errands = _errands(fed, jobs, call, {client: handles(client) for client in table.begins})
     if fed.in_real_time:
-        replies, missing = _first(fed, jobs, call.name, errands, int(wait_for), staleness)
+        replies, missing = _first(fed, jobs, call.name, errands, rules)
     else:
         due = {client: errands[client] for client in table.arrives}
         asks = {client: errand.ask(fed.round) for client, errand in due.items()}
@@ -128,7 +123,7 @@ def poll(
         took = jnp.asarray(bills.now, jobs.start.dtype) - jobs.start
         answered = jnp.asarray([client in replies for client in range(fed.n_clients)])
         jobs = replace(jobs, seconds=jnp.where(answered, took, jobs.seconds))
-    news = delivered(jobs, results, fed.weights, bills.now, discount)
+    news = delivered(jobs, results, fed.weights, bills.now, rules)
     return news._replace(jobs=_given_back(news.jobs, missing, bills.now))
 
 
@@ -175,11 +170,11 @@ def _first(
     jobs: InFlight,
     step: str,
     errands: dict[int, PendingJob],
-    wait_for: int,
-    staleness: int | None,
+    rules: PollRules,
 ) -> tuple[dict[int, Reply], set[int]]:
     """The replies that come first, and the clients whose jobs are given up, in real time."""
     session, policy = fed.session, fed.session.policy
+    wait_for, staleness = int(rules.needed(int(jobs.polls))), rules.staleness
     ages = (int(jobs.polls) - np.asarray(jobs.version)).tolist()
     replies, left = dict[int, Reply](), dict(errands)
     attempt, helped = 0, set[int]()
