@@ -30,8 +30,8 @@ CLIENTS = (4, 16, 64)
 ROUNDS = (100, 400)
 SPREADS = {
     "5": 5,
-    "3 to 7": rk.parts.Between(3, 7),
-    "1 to 9": rk.parts.Between(1, 9),
+    "3 to 7": rk.parts.RandomSteps(3, 7),
+    "1 to 9": rk.parts.RandomSteps(1, 9),
     "1 or 9,\nalways the same": (1, 9) * 8,
 }
 X_STEPS = (0.003, 0.01, 0.03, 0.1, 0.3)

@@ -8,7 +8,7 @@ arXiv:2212.10048.
     v, z            v, z                            the server's copies: the solution
     θ_i             theta                           multipliers of x_i = v
     η_x, η_y        outer_lr, inner_lr              step sizes of the clients' copies
-    η_v, η_z        server_outer_ and inner_step    of the server's, along sums over clients
+    η_v, η_z        server_outer_lr, server_inner_lr    of the server's, along sums over clients
     η_θ, η_λ        consensus_lr, cut_lr            of the multipliers of consensus and of cuts
     c_1, c_2        cut_ and consensus_damping      how the multipliers are drawn to zero
     ε               tolerance                       how far clients may be from the inner solution
@@ -81,8 +81,8 @@ class ADBO(AbstractAlgorithm):
     Args:
         outer_lr: η_x.
         inner_lr: η_y.
-        server_outer_step: η_v; None is ``outer_lr``.
-        server_inner_step: η_z; None is ``inner_lr``.
+        server_outer_lr: η_v; None is ``outer_lr``.
+        server_inner_lr: η_z; None is ``inner_lr``.
         consensus_lr: η_θ.
         cut_lr: η_λ.
         consensus_damping: c_2.
@@ -100,8 +100,8 @@ class ADBO(AbstractAlgorithm):
     _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number)
     inner_lr: float = eqx.field(converter=local.number)
-    server_outer_step: float | None = eqx.field(converter=local.number, default=None)
-    server_inner_step: float | None = eqx.field(converter=local.number, default=None)
+    server_outer_lr: float | None = eqx.field(converter=local.number, default=None)
+    server_inner_lr: float | None = eqx.field(converter=local.number, default=None)
     consensus_lr: float = eqx.field(converter=local.number, default=1e-3)
     cut_lr: float = eqx.field(converter=local.number, default=0.1)
     consensus_damping: float = eqx.field(converter=local.number, default=2e-3)
@@ -116,8 +116,8 @@ class ADBO(AbstractAlgorithm):
     batch_size: int | None = None
 
     def __check_init__(self):
-        local.check_fields(self)
-        for name in ("server_outer_step", "server_inner_step"):
+        local.check_fields(self, except_for=("server_outer_lr", "server_inner_lr"))
+        for name in ("server_outer_lr", "server_inner_lr"):
             if getattr(self, name) is not None:
                 check.positive(name, getattr(self, name))
         for name in ("consensus_damping", "cut_damping", "tolerance"):
@@ -159,8 +159,8 @@ class ADBO(AbstractAlgorithm):
         x, y = news.jobs.results  # ------------- down  x_i, y_i, θ_i, Σ_l λ_l b_il  up  x_i, y_i
 
         force = tree.sub(cuts.force_on_v(), total(fed, theta.rows))
-        v = tree.axpy(-_either(self.server_outer_step, self.outer_lr), force, v)
-        z = tree.axpy(-_either(self.server_inner_step, self.inner_lr), cuts.force_on_z(), z)
+        v = tree.axpy(-_either(self.server_outer_lr, self.outer_lr), force, v)
+        z = tree.axpy(-_either(self.server_inner_lr, self.inner_lr), cuts.force_on_z(), z)
         cuts = cuts.ascend(fed, v, y, z, self.cut_lr, self.cut_damping)
         apart = tree.axpy(-self.consensus_damping, theta.rows, minus(x, v))
         risen = tree.axpy(self.consensus_lr, apart, theta.rows)
@@ -207,8 +207,8 @@ class SDBO(AbstractAlgorithm):
     Args:
         outer_lr: η_x.
         inner_lr: η_y.
-        server_outer_step: η_v; None is ``outer_lr``.
-        server_inner_step: η_z; None is ``inner_lr``.
+        server_outer_lr: η_v; None is ``outer_lr``.
+        server_inner_lr: η_z; None is ``inner_lr``.
         consensus_lr: η_θ.
         cut_lr: η_λ.
         consensus_damping: c_2.
@@ -224,8 +224,8 @@ class SDBO(AbstractAlgorithm):
     _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number)
     inner_lr: float = eqx.field(converter=local.number)
-    server_outer_step: float | None = eqx.field(converter=local.number, default=None)
-    server_inner_step: float | None = eqx.field(converter=local.number, default=None)
+    server_outer_lr: float | None = eqx.field(converter=local.number, default=None)
+    server_inner_lr: float | None = eqx.field(converter=local.number, default=None)
     consensus_lr: float = eqx.field(converter=local.number, default=1e-3)
     cut_lr: float = eqx.field(converter=local.number, default=0.1)
     consensus_damping: float = eqx.field(converter=local.number, default=2e-3)

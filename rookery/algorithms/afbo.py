@@ -7,7 +7,7 @@ D. Li, Y. Zhu, X. Gong, S. Mao, Y. Zhou. Anarchic federated bilevel optimization
     η, β        outer_lr, inner_lr          step sizes of the server
     K^t         inner_rounds                inner steps of the server per round
     E_i         inner_steps                 local iterations of a job, given or random
-    -           local_step                  step size of the local iterations; 0: all at one point
+    -           local_lr                  step size of the local iterations; 0: all at one point
     G_i, H_i    inner, outer (results)      the latest averaged gradient and hypergradient piece
     ρ, τ        inner_ and outer_staleness  largest staleness, here 0 for a fresh result (theirs: 1)
     U           aphe.terms                  hops of APHE
@@ -67,8 +67,8 @@ class AFBO(AbstractAlgorithm):
             :class:`APHEPaper`.
         hessians: whose Hessians its hops meet: :class:`ActiveHessians`, :class:`StaleHessians`,
             :class:`LocalHessians`.
-        inner_steps: E_i, one number, one per client, or :class:`Between` two, drawn for each job.
-        local_step: step size of the local iterations; None is ``inner_lr``, and 0 takes all their
+        inner_steps: E_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.
+        local_lr: step size of the local iterations; None is ``inner_lr``, and 0 takes all their
             gradients at the values received.
         wait_for: how many results the server waits for at least; None is half of the clients.
         first_wait_for: the same before its first steps; None is everyone. What has not come then
@@ -85,7 +85,7 @@ class AFBO(AbstractAlgorithm):
     aphe: AbstractAPHE = eqx.field(default_factory=APHESum)
     hessians: AbstractHessians = eqx.field(default_factory=ActiveHessians)
     inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    local_step: float | None = eqx.field(converter=local.number, default=None)
+    local_lr: float | None = eqx.field(converter=local.number, default=None)
     wait_for: int | None = None
     first_wait_for: int | None = None
     inner_staleness: int | None = 9
@@ -93,10 +93,10 @@ class AFBO(AbstractAlgorithm):
     batch_size: int | None = None
 
     def __check_init__(self):
-        local.check_fields(self, may_be_drawn=True)
+        local.check_fields(self, may_be_drawn=True, except_for=("local_lr",))
         check.count("inner_rounds", self.inner_rounds)
-        if self.local_step is not None:
-            check.not_negative("local_step", self.local_step)
+        if self.local_lr is not None:
+            check.not_negative("local_lr", self.local_lr)
         for name in ("wait_for", "first_wait_for", "batch_size"):
             if getattr(self, name) is not None:
                 check.count(name, getattr(self, name))
@@ -110,7 +110,7 @@ class AFBO(AbstractAlgorithm):
             raise TypeError(
                 f"{type(self).__name__} solves Bilevel problems, got {type(problem).__name__}."
             )
-        local.check_fields(self, n_clients, may_be_drawn=True)
+        local.check_fields(self, n_clients, may_be_drawn=True, except_for=("local_lr",))
         for name in ("wait_for", "first_wait_for"):
             if (getattr(self, name) or 1) > n_clients:
                 raise ValueError(
@@ -173,7 +173,7 @@ def inner_iterations(
     """G_i, the mean of the gradients along the client's local iterations from y."""
     count_key, key = jax.random.split(client.key)
     steps = local.steps_of(client, algorithm.inner_steps, count_key)
-    size = algorithm.inner_lr if algorithm.local_step is None else algorithm.local_step
+    size = algorithm.inner_lr if algorithm.local_lr is None else algorithm.local_lr
 
     def iteration(e, carry):
         y_i, total = carry

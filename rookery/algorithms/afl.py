@@ -6,7 +6,7 @@ H. Yang, X. Zhang, P. Khanduri, J. Liu. Anarchic federated learning. ICML 2022, 
     x       w; y, and x                 what is learnt; on bilevel problems the inner and the outer
     η       server_lr; inner_lr, outer_lr   step sizes of the server
     K_i     local_steps; inner_steps    local steps of a job, given or random
-    η_L     lr; local_step              their size
+    η_L     lr; local_lr              their size
     G_i     jobs.results                a job's mean gradient, whatever the number of its steps
     m       wait_for                    results that the server waits for
     τ       staleness                   largest staleness, 0 for a fresh result
@@ -65,7 +65,7 @@ class AFACD(AbstractAlgorithm):
     Args:
         lr: η_L, of every local step, or of a whole job (:class:`PerCall`).
         server_lr: η.
-        local_steps: K_i, one number, one per client, or :class:`Between` two, drawn for each job.
+        local_steps: K_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.
         wait_for: how many results the server waits for at least; None is half of the clients.
         staleness: the largest of a result, in steps of the server; None is any.
         batch_size: rows per local step; None is all.
@@ -112,7 +112,7 @@ class AFACS(AbstractAlgorithm):
     Args:
         lr: η_L, of every local step, or of a whole job (:class:`PerCall`).
         server_lr: η.
-        local_steps: K_i, one number, one per client, or :class:`Between` two, drawn for each job.
+        local_steps: K_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.
         wait_for: how many results the server waits for at least; None is half of the clients.
         first_wait_for: the same before its first step; None is everyone. What has not come then
             counts as zero.
@@ -208,8 +208,8 @@ class AFLBilevel(AbstractAlgorithm):
         inner_lr: step size of y.
         inner_rounds: K, inner steps of the server per round.
         series: how a client estimates its own adjoint, as in :class:`AFBO`.
-        inner_steps: K_i, one number, one per client, or :class:`Between` two, drawn for each job.
-        local_step: step size of the local steps; None is ``inner_lr``.
+        inner_steps: K_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.
+        local_lr: step size of the local steps; None is ``inner_lr``.
         wait_for: how many results the server waits for at least; None is half of the clients.
         first_wait_for: the same before its first steps; None is everyone.
         inner_staleness: the largest of an inner result, in inner steps of the server; None is any.
@@ -223,7 +223,7 @@ class AFLBilevel(AbstractAlgorithm):
     inner_rounds: int = 1
     series: AbstractAPHE = eqx.field(default_factory=APHESum)
     inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    local_step: float | None = eqx.field(converter=local.number, default=None)
+    local_lr: float | None = eqx.field(converter=local.number, default=None)
     wait_for: int | None = None
     first_wait_for: int | None = None
     inner_staleness: int | None = None
@@ -239,7 +239,7 @@ class AFLBilevel(AbstractAlgorithm):
             aphe=self.series,
             hessians=LocalHessians(),
             inner_steps=self.inner_steps,
-            local_step=self.local_step,
+            local_lr=self.local_lr,
             wait_for=self.wait_for,
             first_wait_for=self.first_wait_for,
             inner_staleness=self.inner_staleness,

@@ -27,9 +27,9 @@ and weight is exp(f / γ) / γ in the paper; see :mod:`rookery.algorithms.parts.
 paper's special version, for an outer function that looks at no example, is ``shared_batch``.
 
     weighting                   exchanges   down        up
-    none, Literal               1           w           w
-    Shifted, Normalised         2           w, number   number, w
-    Normalised(stale_scalar)    1           w, number   w, number
+    none, PrintedWeights               1           w           w
+    ShiftedWeights, NormalisedWeights         2           w, number   number, w
+    NormalisedWeights(stale_scalar)    1           w, number   w, number
       in its first round        2           w, number   number, w, number
 
 per client that takes part. Work of a local step, with b rows inside and b_1 outside:
@@ -54,7 +54,7 @@ import jax
 
 from rookery import check, tree
 from rookery.algorithms.parts.hessian import AbstractHessian, ExactHessian, meta_gradient
-from rookery.algorithms.parts.weighting import AbstractWeighting, Normalised
+from rookery.algorithms.parts.weighting import AbstractWeighting, NormalisedWeights
 from rookery.algorithms.shared import local
 from rookery.problem.composition import LocalComposition
 from rookery.problem.meta import Meta
@@ -80,8 +80,8 @@ class ComFedL(AbstractAlgorithm):
         local_steps: τ, one number or one per client.
         gamma: γ of distributionally robust learning, on SingleLevel and Meta problems; None, on
             LocalComposition and Meta problems, counts all clients alike.
-        weighting: :class:`Normalised`, :class:`Shifted` or :class:`Literal`; with a gamma only.
-            Normalised if not given.
+        weighting: :class:`NormalisedWeights`, :class:`ShiftedWeights` or :class:`PrintedWeights`; with a gamma only.
+            NormalisedWeights if not given.
         hessian: what to do with the Hessian, on Meta problems only; :class:`ExactHessian` if not
             given.
         clients: how many take part in an exchange, a rule that draws them, or None for everyone.
@@ -189,7 +189,7 @@ class ComFedL(AbstractAlgorithm):
     @property
     def weights(self) -> AbstractWeighting:
         """The weighting that is used with a gamma."""
-        return Normalised() if self.weighting is None else self.weighting
+        return NormalisedWeights() if self.weighting is None else self.weighting
 
     @property
     def product(self) -> AbstractHessian:

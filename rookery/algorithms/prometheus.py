@@ -7,7 +7,7 @@ complexities in constrained decentralized stochastic bilevel learning. ICML 2023
     x_i, y_i    x, y            an agent's own outer and inner variable
     d_i, p_i    d, p            its estimates of g_y and of its hypergradient (SPIDER)
     u_i         u               its tracker of the mean of all p_j
-    W           mixing          who listens to whom: Ring, Complete, MixingMatrix
+    W           mixing          who listens to whom: RingGraph, CompleteGraph, MixingMatrix
     α/λ, β      outer_lr, inner_lr  step sizes; without constraints only α/λ matters
     q           renew_every     rounds from one full pass over an agent's rows to the next
     |B|         batch_size      rows per evaluation in between
@@ -40,7 +40,7 @@ import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.fednest.lfedout import AbstractLocalAdjoint, LocalNeumannSum, own_adjoint
-from rookery.algorithms.parts.mixing import AbstractMixing, Ring
+from rookery.algorithms.parts.mixing import AbstractMixing, RingGraph
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import own_piece
 from rookery.algorithms.shared.lipschitz import REMEDY
@@ -75,7 +75,7 @@ class Prometheus(AbstractAlgorithm):
     Args:
         outer_lr: α/λ.
         inner_lr: β.
-        mixing: W, as :class:`Ring`, :class:`Complete` or :class:`MixingMatrix`.
+        mixing: W, as :class:`RingGraph`, :class:`CompleteGraph` or :class:`MixingMatrix`.
         adjoint: how a client estimates its own inverse Hessian times its own outer gradient.
         renew_every: q; None is ``batch_size``, the paper's choice.
         batch_size: rows per evaluation; None is all, always.
@@ -84,7 +84,7 @@ class Prometheus(AbstractAlgorithm):
     _: KW_ONLY
     outer_lr: float = eqx.field(converter=local.number)
     inner_lr: float = eqx.field(converter=local.number)
-    mixing: AbstractMixing = eqx.field(default_factory=Ring)
+    mixing: AbstractMixing = eqx.field(default_factory=RingGraph)
     adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)
     renew_every: int | None = None
     batch_size: int | None = None

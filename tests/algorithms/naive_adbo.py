@@ -88,8 +88,8 @@ class NaiveADBO(Naive):
         self.poll("outer", sent, self.primal_step, lambda i: 3 * (p + q), wait_for, a.staleness)
         latest = np.stack([np.asarray(w.latest) for w in self.workers["outer"]])
         self.xs, self.ys = latest[:, : self.v.size], latest[:, self.v.size :]
-        self.v = self.v - a.server_outer_step * (self.force("a", self.v) - self.theta.sum(0))
-        self.z = self.z - a.server_inner_step * self.force("c", self.z)
+        self.v = self.v - a.server_outer_lr * (self.force("a", self.v) - self.theta.sum(0))
+        self.z = self.z - a.server_inner_lr * self.force("c", self.z)
         for cut in self.cuts:
             slope = cut.at(self.v, self.ys, self.z) - a.cut_damping * cut.multiplier
             cut.multiplier = max(0.0, cut.multiplier + a.cut_lr * slope)

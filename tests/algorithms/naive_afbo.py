@@ -48,7 +48,7 @@ class Naive:
     def inner_result(self, i, x, y):
         a, d = self.algorithm, self.data
         E = a.inner_steps[i] if isinstance(a.inner_steps, tuple) else a.inner_steps
-        size, gradients = a.inner_lr if a.local_step is None else a.local_step, []
+        size, gradients = a.inner_lr if a.local_lr is None else a.local_lr, []
         for _ in range(E):
             gradients.append(d["H"][i] @ y - d["B"][i] @ x - d["c"][i])
             y = y - size * gradients[-1]

@@ -20,8 +20,8 @@ SLOW = rk.delays.Stragglers(rk.delays.LogNormalDelay(0.1), (3,), 4.0)
 BRISK: dict[str, Any] = {
     "outer_lr": 0.1,
     "inner_lr": 0.1,
-    "server_outer_step": 0.02,
-    "server_inner_step": 0.05,
+    "server_outer_lr": 0.02,
+    "server_inner_lr": 0.05,
     "consensus_lr": 0.2,
     "cut_lr": 1.0,
     "cut_damping": 1e-4,
@@ -247,7 +247,7 @@ def test_only_who_begins_is_sent_its_rows():
     [
         ({"outer_lr": 0.0}, "outer_lr must be a finite number above 0"),
         ({"cut_lr": -1.0}, "cut_lr must be a finite number above 0"),
-        ({"server_inner_step": 0.0}, "server_inner_step must be a finite number above 0"),
+        ({"server_inner_lr": 0.0}, "server_inner_lr must be a finite number above 0"),
         ({"tolerance": -0.1}, "tolerance must be a finite number, 0 or above"),
         ({"max_cuts": 0}, "max_cuts must be at least 1"),
         ({"cuts_until": -1}, "cuts_until must be at least 0"),

@@ -33,7 +33,7 @@ WORLDS = {
     "ties, clients that fail to come, no bounds, no first wait": (
         rk.delays.Clock(GRID, availability=rk.availability.BernoulliOn(0.5, 0.1), seed=2),
         rk.AFBO(
-            outer_lr=0.05, inner_lr=0.1, inner_rounds=2, aphe=APHE, inner_steps=(3, 2, 1, 1), local_step=0, wait_for=1,
+            outer_lr=0.05, inner_lr=0.1, inner_rounds=2, aphe=APHE, inner_steps=(3, 2, 1, 1), local_lr=0, wait_for=1,
             first_wait_for=1, inner_staleness=None, outer_staleness=None,
         ),
     ),
@@ -99,22 +99,20 @@ def limit_of(zoo=ZOO, rounds=4000, clock=LIMIT, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("local_step", [0.0, 0.05])
-def test_the_limit_with_bounded_delays_is_the_solution_unless_local_steps_drift(local_step):
-    state = limit_of(
-        hessians=rk.parts.StaleHessians(), inner_steps=(1, 2, 3, 4), local_step=local_step
-    )
+@pytest.mark.parametrize("local_lr", [0.0, 0.05])
+def test_the_limit_with_bounded_delays_is_the_solution_unless_local_steps_drift(local_lr):
+    state = limit_of(hessians=rk.parts.StaleHessians(), inner_steps=(1, 2, 3, 4), local_lr=local_lr)
     x, y = ZOO.solution()
     distance = np.abs(state.y - ZOO.inner_solution(np.asarray(state.x))).max()
-    if local_step == 0:
+    if local_lr == 0:
         np.testing.assert_allclose(state.x, x, rtol=1e-8)
         np.testing.assert_allclose(state.y, y, rtol=1e-8)
     else:  # unequal numbers of local steps weigh the clients' gradients unequally
         half = limit_of(
-            hessians=rk.parts.StaleHessians(), inner_steps=(1, 2, 3, 4), local_step=local_step / 2
+            hessians=rk.parts.StaleHessians(), inner_steps=(1, 2, 3, 4), local_lr=local_lr / 2
         )
         less = np.abs(half.y - ZOO.inner_solution(np.asarray(half.x))).max()
-        assert 1.6 < distance / less < 2.4  # O(local_step)
+        assert 1.6 < distance / less < 2.4  # O(local_lr)
 
 
 @pytest.mark.slow
@@ -243,7 +241,7 @@ def test_what_a_round_without_hops_costs():
     [
         ({"wait_for": 0}, "wait_for must be at least 1"),
         ({"inner_staleness": -1}, "inner_staleness must be at least 0"),
-        ({"local_step": -1.0}, "local_step must be a finite number, 0 or above"),
+        ({"local_lr": -1.0}, "local_lr must be a finite number, 0 or above"),
         ({"inner_steps": (1, 0)}, "inner_steps must be at least 1"),
     ],
 )

@@ -141,7 +141,7 @@ def test_a_job_in_flight_does_not_see_what_becomes_of_the_server_model():
 
 @pytest.mark.parametrize("method", [rk.AFACD, rk.AFACS])
 def test_numbers_of_steps_that_are_drawn_are_billed_as_they_fell(method):
-    algorithm = method(lr=0.05, server_lr=0.2, local_steps=rk.parts.Between(2, 5))
+    algorithm = method(lr=0.05, server_lr=0.2, local_steps=rk.parts.RandomSteps(2, 5))
     made = [ledger.gradients for ledger in advance(algorithm, rounds=4).ledgers]
     assert all(4 * 2 <= g <= 4 * 5 for g in made)
     assert len(set(made)) > 1

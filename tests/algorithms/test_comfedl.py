@@ -69,8 +69,8 @@ def test_the_soft_maximum_is_the_greatest_mean_less_its_divergence():
 PROBLEMS = {
     "composition": (ROBUST, {}, ROBUST.gradient),
     "maml": (MAML, {}, MAML.gradient),
-    "drfl": (LOSSES, {"gamma": GAMMA, "weighting": rk.parts.Literal()}, ROBUST.gradient),
-    "damaml": (MAML, {"gamma": 0.3, "weighting": rk.parts.Literal()}, literal(0.3, MAML)),
+    "drfl": (LOSSES, {"gamma": GAMMA, "weighting": rk.parts.PrintedWeights()}, ROBUST.gradient),
+    "damaml": (MAML, {"gamma": 0.3, "weighting": rk.parts.PrintedWeights()}, literal(0.3, MAML)),
     "drfl, normalised": (LOSSES, {"gamma": GAMMA}, normalised(GAMMA, LOSSES)),
     "damaml, normalised": (MAML, {"gamma": 0.3}, normalised(0.3, MAML)),
     "one batch for both": (MAML, {"shared_batch": True}, MAML.gradient),
@@ -120,16 +120,22 @@ def test_shifted_is_literal_with_another_step_size():
     """F.6 (c)."""
     greatest = LOSSES.losses(np.zeros(2)).max()
     shifted = eager(
-        LOSSES, rk.ComFedL(lr=0.1, local_steps=3, gamma=GAMMA, weighting=rk.parts.Shifted()), 1
+        LOSSES,
+        rk.ComFedL(lr=0.1, local_steps=3, gamma=GAMMA, weighting=rk.parts.ShiftedWeights()),
+        1,
     )
     lr = 0.1 * np.exp(-greatest / GAMMA)
     plain = eager(
-        LOSSES, rk.ComFedL(lr=lr, local_steps=3, gamma=GAMMA, weighting=rk.parts.Literal()), 1
+        LOSSES,
+        rk.ComFedL(lr=lr, local_steps=3, gamma=GAMMA, weighting=rk.parts.PrintedWeights()),
+        1,
     )
     np.testing.assert_allclose(shifted, plain, rtol=1e-12)
 
 
-@pytest.mark.parametrize("weighting", [None, rk.parts.Normalised(stale_scalar=True, batch_size=1)])
+@pytest.mark.parametrize(
+    "weighting", [None, rk.parts.NormalisedWeights(stale_scalar=True, batch_size=1)]
+)
 def test_an_infinite_gamma_is_fedavg(weighting):
     """F.6 (d), with the same clients and the same batches."""
     got = eager(
@@ -143,7 +149,7 @@ def test_an_infinite_gamma_is_fedavg(weighting):
 
 @pytest.mark.parametrize("shift", [1000.0, -1000.0])
 @pytest.mark.parametrize(
-    "weighting", [rk.parts.Normalised(), rk.parts.Normalised(stale_scalar=True)]
+    "weighting", [rk.parts.NormalisedWeights(), rk.parts.NormalisedWeights(stale_scalar=True)]
 )
 def test_a_shift_of_all_losses_changes_nothing(shift, weighting):
     """F.6 (e)."""
@@ -156,7 +162,7 @@ def test_a_shift_of_all_losses_changes_nothing(shift, weighting):
 
 def test_a_stale_level_is_that_of_the_round_before():
     algorithm = rk.ComFedL(
-        lr=0.1, local_steps=1, gamma=GAMMA, weighting=rk.parts.Normalised(stale_scalar=True)
+        lr=0.1, local_steps=1, gamma=GAMMA, weighting=rk.parts.NormalisedWeights(stale_scalar=True)
     )
     first, second = (advance(LOSSES, algorithm, rounds)[0] for rounds in (1, 2))
 
@@ -185,12 +191,12 @@ def test_weights_of_the_population_are_those_of_the_mean():
 
 
 def test_literal_weights_that_overflow_say_what_to_do():
-    algorithm = rk.ComFedL(lr=0.01, local_steps=5, gamma=1e-3, weighting=rk.parts.Literal())
+    algorithm = rk.ComFedL(lr=0.01, local_steps=5, gamma=1e-3, weighting=rk.parts.PrintedWeights())
     result = solve(LOSSES, algorithm, 2, engine=rk.Eager())
     assert result.status == "diverged"
-    assert "no longer finite. Literal weights" in result.message
-    assert "Use weighting=Normalised(), or a larger gamma." in result.message
-    for mended in (rk.parts.Normalised(), rk.parts.Literal(max_exponent=1.0)):
+    assert "no longer finite. Weights exp" in result.message
+    assert "Use weighting=NormalisedWeights(), or a larger gamma." in result.message
+    for mended in (rk.parts.NormalisedWeights(), rk.parts.PrintedWeights(max_exponent=1.0)):
         algorithm = rk.ComFedL(lr=1e-6, local_steps=5, gamma=1e-3, weighting=mended)
         result = solve(LOSSES, algorithm, 2, engine=rk.Eager())
         assert (result.status, result.message) == ("finished", "")
@@ -199,7 +205,9 @@ def test_literal_weights_that_overflow_say_what_to_do():
 def test_a_cut_exponent():
     gamma, cut = 0.5, 1.0
     got = eager(
-        LOSSES, rk.ComFedL(lr=0.1, local_steps=1, gamma=gamma, weighting=rk.parts.Literal(cut)), 1
+        LOSSES,
+        rk.ComFedL(lr=0.1, local_steps=1, gamma=gamma, weighting=rk.parts.PrintedWeights(cut)),
+        1,
     )
     start = np.zeros(2)
     exponents = LOSSES.losses(start) / gamma
@@ -256,9 +264,9 @@ def test_the_order_of_the_clients_does_not_matter():
 def test_single_precision_stays_single():
     zoo = rk.zoo.cubic_maml(n_clients=2, size=2, dtype=np.float32)
     for weighting in (
-        rk.parts.Literal(1.0),
-        rk.parts.Shifted(),
-        rk.parts.Normalised(stale_scalar=True),
+        rk.parts.PrintedWeights(1.0),
+        rk.parts.ShiftedWeights(),
+        rk.parts.NormalisedWeights(stale_scalar=True),
     ):
         state, _ = advance(
             zoo, rk.ComFedL(lr=0.1, local_steps=1, gamma=0.5, weighting=weighting), 2
@@ -278,7 +286,7 @@ def test_bad_input():
     with pytest.raises(TypeError, match=r"LocalComposition, Meta and SingleLevel .* got Bilevel"):
         rk.ComFedL(lr=0.1).check(rk.zoo.scalar_bilevel().problem, 3)
     with pytest.raises(ValueError, match="give a gamma, or no weighting"):
-        rk.ComFedL(lr=0.1, weighting=rk.parts.Normalised())
+        rk.ComFedL(lr=0.1, weighting=rk.parts.NormalisedWeights())
     with pytest.raises(ValueError, match="gamma must be a finite number above 0, got 0"):
         rk.ComFedL(lr=0.1, gamma=0)
     with pytest.raises(ValueError, match="leave out outer_batch_size"):
@@ -294,5 +302,5 @@ def test_bad_input():
         rk.ComFedL(lr=-1)
     with pytest.raises(ValueError, match="outer_batch_size must be at least 1, got 0"):
         rk.ComFedL(lr=0.1, outer_batch_size=0)
-    with pytest.raises(ValueError, match=r"Normalised.batch_size must be at least 1, got 0"):
-        rk.parts.Normalised(batch_size=0)
+    with pytest.raises(ValueError, match=r"NormalisedWeights.batch_size must be at least 1, got 0"):
+        rk.parts.NormalisedWeights(batch_size=0)

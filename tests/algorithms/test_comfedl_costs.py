@@ -13,11 +13,11 @@ W, NUMBER = 2 * 8, 8  # bytes
 @pytest.mark.parametrize(
     ("weighting", "exchanges", "down", "up"),
     [
-        (rk.parts.Literal(), (1, 1), (W, W), (W, W)),
-        (rk.parts.Shifted(), (2, 2), (W + NUMBER,) * 2, (W + NUMBER,) * 2),
-        (rk.parts.Normalised(), (2, 2), (W + NUMBER,) * 2, (W + NUMBER,) * 2),
+        (rk.parts.PrintedWeights(), (1, 1), (W, W), (W, W)),
+        (rk.parts.ShiftedWeights(), (2, 2), (W + NUMBER,) * 2, (W + NUMBER,) * 2),
+        (rk.parts.NormalisedWeights(), (2, 2), (W + NUMBER,) * 2, (W + NUMBER,) * 2),
         (
-            rk.parts.Normalised(stale_scalar=True),
+            rk.parts.NormalisedWeights(stale_scalar=True),
             (2, 1),
             (W + NUMBER,) * 2,
             (W + 2 * NUMBER, W + NUMBER),
@@ -56,10 +56,10 @@ def test_ledger_of_maml(settings, gradients, products):
 @pytest.mark.parametrize(
     ("weighting", "level"),
     [
-        (rk.parts.Shifted(batch_size=3), 3),
-        (rk.parts.Normalised(batch_size=4), 4),
-        (rk.parts.Normalised(), 5),
-        (rk.parts.Normalised(stale_scalar=True, batch_size=3), 3 + 3),
+        (rk.parts.ShiftedWeights(batch_size=3), 3),
+        (rk.parts.NormalisedWeights(batch_size=4), 4),
+        (rk.parts.NormalisedWeights(), 5),
+        (rk.parts.NormalisedWeights(stale_scalar=True, batch_size=3), 3 + 3),
     ],
 )
 def test_ledger_of_a_level_of_damaml(weighting, level):

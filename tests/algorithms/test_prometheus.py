@@ -56,7 +56,7 @@ def test_identical_agents_are_the_centralised_method():
     algorithm = rk.Prometheus(
         outer_lr=0.05,
         inner_lr=0.1,
-        mixing=rk.parts.Complete(),
+        mixing=rk.parts.CompleteGraph(),
         adjoint=rk.parts.LocalNeumannSum(terms=3, lipschitz=5.0),
     )
     x, y, d, p = np.zeros(1), np.zeros(2), np.zeros(2), np.zeros(1)
@@ -91,7 +91,9 @@ def assert_at_rest(zoo, state):
 
 
 def test_a_ring_agrees_on_where_the_mean_of_local_hypergradients_is_zero():
-    algorithm = rk.Prometheus(outer_lr=0.05, inner_lr=0.1, mixing=rk.parts.Ring(), adjoint=LONG)
+    algorithm = rk.Prometheus(
+        outer_lr=0.05, inner_lr=0.1, mixing=rk.parts.RingGraph(), adjoint=LONG
+    )
     engine = rk.Compiled(rounds_per_call=2000)
     early, _ = advance(ZOO, algorithm, 20, engine)
     spread = np.ptp(early.agents.rows.x, axis=0).max()
@@ -125,12 +127,12 @@ def test_corrected_mini_batches_end_where_full_gradients_do_and_are_billed():
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_rings_and_complete_graphs_are_doubly_stochastic_and_mix(n):
-    for mixing in (rk.parts.Ring(), rk.parts.Complete()):
+    for mixing in (rk.parts.RingGraph(), rk.parts.CompleteGraph()):
         W = np.asarray(mixing.matrix(n))
         rk.parts.MixingMatrix(W.tolist()).check(n)  # which looks at rows, columns and connections
         np.testing.assert_array_equal(W, W.T)
     if n == 5:
-        np.testing.assert_array_equal(rk.parts.Ring().matrix(n)[0], [0.5, 0.25, 0, 0, 0.25])
+        np.testing.assert_array_equal(rk.parts.RingGraph().matrix(n)[0], [0.5, 0.25, 0, 0, 0.25])
 
 
 @pytest.mark.parametrize(

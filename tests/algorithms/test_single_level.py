@@ -321,13 +321,15 @@ def test_bad_input():
 
 
 def test_numbers_of_steps_that_are_drawn_are_refused_by_who_draws_none():
-    drawn = rk.parts.Between(1, 3)
+    drawn = rk.parts.RandomSteps(1, 3)
     for make in (
         lambda: rk.FedAvg(lr=0.1, local_steps=drawn),
         lambda: rk.FedBuff(lr=0.1, buffer_size=2, local_steps=drawn),
         lambda: rk.FedNest(outer_lr=0.1, inner_lr=0.1, inner_steps=drawn),
     ):
-        with pytest.raises(TypeError, match="_steps must be one number or one per client, got Bet"):
+        with pytest.raises(
+            TypeError, match="_steps must be one number or one per client, got RandomSteps"
+        ):
             make()
     rk.AFACS(lr=0.1, server_lr=0.2, local_steps=drawn)
     rk.AFBO(outer_lr=0.1, inner_lr=0.2, inner_steps=drawn)

@@ -184,7 +184,7 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 aphe=rk.parts.APHESum(
                     terms=2, lipschitz=rk.parts.PowerIteration(iterations=2, every=2)
                 ),
-                inner_steps=rk.parts.Between(1, 3),
+                inner_steps=rk.parts.RandomSteps(1, 3),
                 batch_size=2,
             ),
         ),
@@ -197,7 +197,7 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 aphe=rk.parts.APHERandom(terms=3, lipschitz=5.0),
                 hessians=rk.parts.StaleHessians(),
                 inner_steps=(1, 2, 3),
-                local_step=0,
+                local_lr=0,
                 inner_staleness=1,
                 batch_size=2,
             ),
@@ -222,7 +222,7 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
             rk.AFACD(
                 lr=0.1,
                 server_lr=0.2,
-                local_steps=rk.parts.Between(1, 3),
+                local_steps=rk.parts.RandomSteps(1, 3),
                 wait_for=1,
                 staleness=1,
                 batch_size=2,
@@ -436,14 +436,14 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 lr=0.1,
                 local_steps=(1, 2, 3),
                 gamma=0.5,
-                weighting=rk.parts.Normalised(stale_scalar=True),
+                weighting=rk.parts.NormalisedWeights(stale_scalar=True),
                 **PARTIAL,
             ),
         ),
         "robust, literal": (
             LOSSES,
             rk.ComFedL(
-                lr=0.1, local_steps=1, gamma=2.0, weighting=rk.parts.Literal(3.0), clients=2
+                lr=0.1, local_steps=1, gamma=2.0, weighting=rk.parts.PrintedWeights(3.0), clients=2
             ),
         ),
     },

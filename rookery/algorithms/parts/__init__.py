@@ -19,9 +19,9 @@ from rookery.algorithms.parts.hessian import HessianFree as HessianFree
 from rookery.algorithms.parts.hessians import ActiveHessians as ActiveHessians
 from rookery.algorithms.parts.hessians import LocalHessians as LocalHessians
 from rookery.algorithms.parts.hessians import StaleHessians as StaleHessians
-from rookery.algorithms.parts.mixing import Complete as Complete
+from rookery.algorithms.parts.mixing import CompleteGraph as CompleteGraph
 from rookery.algorithms.parts.mixing import MixingMatrix as MixingMatrix
-from rookery.algorithms.parts.mixing import Ring as Ring
+from rookery.algorithms.parts.mixing import RingGraph as RingGraph
 from rookery.algorithms.parts.order import Alternating as Alternating
 from rookery.algorithms.parts.order import Simultaneous as Simultaneous
 from rookery.algorithms.parts.output import LastIterate as LastIterate
@@ -30,12 +30,12 @@ from rookery.algorithms.parts.phe import PHE as PHE
 from rookery.algorithms.parts.phe import PHESum as PHESum
 from rookery.algorithms.parts.warmup import BilevelWarmUp as BilevelWarmUp
 from rookery.algorithms.parts.warmup import CompositionWarmUp as CompositionWarmUp
-from rookery.algorithms.parts.weighting import Literal as Literal
-from rookery.algorithms.parts.weighting import Normalised as Normalised
-from rookery.algorithms.parts.weighting import Shifted as Shifted
+from rookery.algorithms.parts.weighting import NormalisedWeights as NormalisedWeights
+from rookery.algorithms.parts.weighting import PrintedWeights as PrintedWeights
+from rookery.algorithms.parts.weighting import ShiftedWeights as ShiftedWeights
 from rookery.algorithms.shared.lipschitz import PowerIteration as PowerIteration
-from rookery.algorithms.shared.local import Between as Between
 from rookery.algorithms.shared.local import PerCall as PerCall
+from rookery.algorithms.shared.local import RandomSteps as RandomSteps
 from rookery.algorithms.shared.schedule import Decay as Decay
 from rookery.algorithms.shared.schedule import PowerDecay as PowerDecay
 from rookery.algorithms.shared.server import Hold as Hold
@@ -56,10 +56,9 @@ __all__ = [
     "ActiveHessians",
     "AdjointView",
     "Alternating",
-    "Between",
     "BilevelView",
     "BilevelWarmUp",
-    "Complete",
+    "CompleteGraph",
     "CompositionWarmUp",
     "Decay",
     "ExactHessian",
@@ -74,24 +73,25 @@ __all__ = [
     "Hold",
     "LFedOut",
     "LastIterate",
-    "Literal",
     "LocalHessians",
     "LocalNeumann",
     "LocalNeumannSum",
     "MinimaxView",
     "MixingMatrix",
-    "Normalised",
+    "NormalisedWeights",
     "PHESum",
     "PerCall",
     "PowerDecay",
     "PowerIteration",
+    "PrintedWeights",
     "ProductView",
     "RandomIterate",
-    "Ring",
+    "RandomSteps",
+    "RingGraph",
     "SequencesView",
     "ServerSGD",
     "ServerStep",
-    "Shifted",
+    "ShiftedWeights",
     "Simultaneous",
     "StaleHessians",
 ]

@@ -34,7 +34,7 @@ class AbstractMixing(eqx.Module):
         return jax.tree.map(lambda rows: jnp.tensordot(W.astype(rows.dtype), rows, 1), messages)
 
 
-class Ring(AbstractMixing):
+class RingGraph(AbstractMixing):
     """Two neighbours each, in the order of ids; lazy Metropolis weights: 1/4, 1/4, itself 1/2."""
 
     def matrix(self, n_clients):
@@ -46,7 +46,7 @@ class Ring(AbstractMixing):
         """Always fits."""
 
 
-class Complete(AbstractMixing):
+class CompleteGraph(AbstractMixing):
     """Everyone listens to everyone alike: W is 1/m throughout, and hears the mean."""
 
     def matrix(self, n_clients):
@@ -83,7 +83,7 @@ class MixingMatrix(AbstractMixing):
                 if not abs(sum(line) - 1) <= CLOSE:
                     raise ValueError(
                         f"W must be doubly stochastic: {what} {i} sums to {sum(line):.6g}, not 1. "
-                        "Ring() and Complete() are."
+                        "RingGraph() and CompleteGraph() are."
                     )
         if not _reaches_all(self.rows):
             raise ValueError(

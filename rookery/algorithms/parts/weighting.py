@@ -1,16 +1,16 @@
 """How much a client's gradient counts in robust learning: exp((f - level) / γ), by what level.
 
     weighting   level                       weight                    a step is one on
-    Literal     0                           exp(f / γ) / γ            F = mean exp(f_i / γ)
-    Shifted     greatest f_i(w̄)             exp((f - level) / γ) / γ  F exp(-level / γ)
-    Normalised  γ log mean exp(f_i(w̄) / γ)  exp((f - level) / γ)      γ log F
+    PrintedWeights     0                           exp(f / γ) / γ            F = mean exp(f_i / γ)
+    ShiftedWeights     greatest f_i(w̄)             exp((f - level) / γ) / γ  F exp(-level / γ)
+    NormalisedWeights  γ log mean exp(f_i(w̄) / γ)  exp((f - level) / γ)      γ log F
 
 All three have the same minimiser. The first is ComFedL's equation (6) as printed: its step grows
 like exp(f / γ) / γ, so that a smaller γ is also a larger step size, and it overflows. The weights
 of the last have mean one at the round's start. Levels are the same for all clients of a round.
 
 Departures from the paper, beside the last two rows: everything is computed in the precision of the
-run, so that in float32 Literal overflows from f / γ = 88 on, in float64 from 709 on. A stale level
+run, so that in float32 PrintedWeights overflows from f / γ = 88 on, in float64 from 709 on. A stale level
 is that of the last round's cohort, whoever is in this one, and not made of every client's own last
 loss.
 """
@@ -76,7 +76,7 @@ class AbstractWeighting(eqx.Module):
         """What to try when a value is no longer finite."""
 
 
-class Literal(AbstractWeighting):
+class PrintedWeights(AbstractWeighting):
     """The weights exp(f / γ) / γ, as printed. Nothing more is sent.
 
     Args:
@@ -88,7 +88,7 @@ class Literal(AbstractWeighting):
 
     def __check_init__(self):
         if self.max_exponent is not None:
-            check.positive("Literal.max_exponent", self.max_exponent)
+            check.positive("PrintedWeights.max_exponent", self.max_exponent)
 
     def init(self, w):
         """Nothing."""
@@ -114,15 +114,15 @@ class Literal(AbstractWeighting):
     def remedy(self):
         """Another weighting, or a larger gamma."""
         return (
-            "Literal weights exp(loss / gamma) / gamma overflow, or make steps far too large, "
-            "where losses are large beside gamma. Use weighting=Normalised(), or a larger gamma."
+            "Weights exp(loss / gamma) / gamma, as printed, overflow or make steps far too large "
+            "where losses are large beside gamma. Use weighting=NormalisedWeights(), or a larger gamma."
         )
 
 
-class Shifted(AbstractWeighting):
-    """Literal weights divided by the greatest one at the round's start, so that none overflows.
+class ShiftedWeights(AbstractWeighting):
+    """Printed weights divided by the greatest one at the round's start, so that none overflows.
 
-    It is Literal with the step size lr exp(-level / γ), another in each round. The losses are asked
+    It is PrintedWeights with the step size lr exp(-level / γ), another in each round. The losses are asked
     for in an exchange of their own.
 
     Args:
@@ -133,7 +133,7 @@ class Shifted(AbstractWeighting):
     batch_size: int | None = None
 
     def __check_init__(self):
-        _check_batch("Shifted.batch_size", self.batch_size)
+        _check_batch("ShiftedWeights.batch_size", self.batch_size)
 
     def init(self, w):
         """Nothing."""
@@ -166,7 +166,7 @@ class LastLevel(NamedTuple):
     is_known: jax.Array
 
 
-class Normalised(AbstractWeighting):
+class NormalisedWeights(AbstractWeighting):
     """Weights with mean one at the round's start: steps on γ log mean exp(f_i / γ).
 
     Adding a number to all losses changes nothing, and with γ to infinity all weights are one.
@@ -184,7 +184,7 @@ class Normalised(AbstractWeighting):
     batch_size: int | None = None
 
     def __check_init__(self):
-        _check_batch("Normalised.batch_size", self.batch_size)
+        _check_batch("NormalisedWeights.batch_size", self.batch_size)
 
     def init(self, w):
         """No level is known."""

@@ -31,19 +31,24 @@ class PerCall(eqx.Module):
         check.positive("PerCall.lr", self.lr)
 
 
-class Between(eqx.Module):
-    """A number of local steps that every client draws anew each time, uniform on low..high."""
+class RandomSteps(eqx.Module):
+    """A number of local steps drawn for every job of a client, uniform on low..high.
+
+    >>> import rookery as rk
+    >>> rk.AFACS(lr=0.1, server_lr=0.5, local_steps=rk.parts.RandomSteps(1, 4)).local_steps
+    RandomSteps(low=1, high=4)
+    """
 
     low: int
     high: int
 
     def __check_init__(self):
-        check.count("Between.low", self.low)
-        check.count("Between.high", self.high, least=self.low)
+        check.count("RandomSteps.low", self.low)
+        check.count("RandomSteps.high", self.high, least=self.low)
 
 
 LearningRate = float | PerCall
-LocalSteps = int | tuple[int, ...] | Between
+LocalSteps = int | tuple[int, ...] | RandomSteps
 """One number for all clients, one per client, or (where jobs are asynchronous) a random one."""
 
 
@@ -62,11 +67,11 @@ def check_local_steps(
     name: str, value: LocalSteps, n_clients: int | None = None, may_be_drawn: bool = False
 ) -> None:
     """Raise unless counts are at least one and, if given per client, there is one for each."""
-    if isinstance(value, Between):
+    if isinstance(value, RandomSteps):
         if not may_be_drawn:
             raise TypeError(
-                f"{name} must be one number or one per client, got Between: numbers that are drawn "
-                "for each job are for AFBO and AFL, whose clients work when they like."
+                f"{name} must be one number or one per client, got RandomSteps. Only the anarchic "
+                "methods (AFBO, AFACD, AFACS), whose clients choose, draw it for each job."
             )
         return
     for count in value if isinstance(value, tuple) else (value,):
@@ -76,14 +81,26 @@ def check_local_steps(
 
 
 def check_fields(
-    algorithm: Any, n_clients: int | None = None, *, may_be_drawn: bool = False
+    algorithm: Any,
+    n_clients: int | None = None,
+    *,
+    may_be_drawn: bool = False,
+    except_for: tuple[str, ...] = (),
 ) -> None:
     """Check an algorithm's step sizes, numbers of local steps and batch sizes, told by their names.
 
-    Step sizes are ``lr`` or end in ``_lr``, numbers of local steps end in ``_steps`` and batch
-    sizes in ``batch_size``, in every algorithm. Numbers of steps ``may_be_drawn`` in some.
+    In every algorithm step sizes are ``lr`` or end in ``_lr``, numbers of local steps end in
+    ``_steps`` and batch sizes in ``batch_size``.
+
+    Args:
+        algorithm: whose fields are checked.
+        n_clients: how many clients there are, if known.
+        may_be_drawn: whether a number of local steps may be :class:`RandomSteps`.
+        except_for: fields with a rule of their own, which the caller checks.
     """
     for name, value in vars(algorithm).items():
+        if name in except_for:
+            continue
         if name == "lr" or name.endswith("_lr"):
             check_learning_rate(name, value)
         elif name.endswith("_steps"):
@@ -94,8 +111,8 @@ def check_fields(
 
 def steps_of(client: Client, steps: LocalSteps, key: Key | None = None):
     """How many local steps this client takes; the key is for those that are drawn."""
-    if isinstance(steps, Between):
-        assert key is not None, "algorithms that draw no number of steps refuse Between"
+    if isinstance(steps, RandomSteps):
+        assert key is not None, "algorithms that draw no number of steps refuse RandomSteps"
         return steps.low + below(key, (), steps.high - steps.low + 1)
     return jnp.asarray(steps, jnp.int32)[client.id] if isinstance(steps, tuple) else steps
 
