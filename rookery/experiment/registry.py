@@ -6,13 +6,8 @@ from typing import Any
 
 from rookery import algorithms, check, engines, program, tasks
 from rookery.clients import partition
-from rookery.program.algorithm import AbstractAlgorithm
 
-ALGORITHMS: dict[str, Callable] = {
-    name: thing
-    for name, thing in vars(algorithms).items()
-    if isinstance(thing, type) and issubclass(thing, AbstractAlgorithm)
-}
+ALGORITHMS: dict[str, Callable] = {name: getattr(algorithms, name) for name in algorithms.__all__}
 PARTS: dict[str, Callable] = {name: getattr(program, name) for name in program.__all__} | {
     name: getattr(algorithms.parts, name) for name in algorithms.parts.__all__
 }

@@ -1,12 +1,14 @@
 """What every algorithm is: an initial state and a round."""
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from rookery import check
 from rookery.program.federation import AbstractFederation
 from rookery.program.memory import Memory, PerClient, Probabilities
 from rookery.program.participation import AbstractParticipation, participation
@@ -18,11 +20,30 @@ class AbstractAlgorithm(eqx.Module):
     """A server program. Its fields are its hyper-parameters; it holds no state.
 
     Floating-point fields are array leaves of the program, so a whole run can be mapped over them.
+
+    Attributes:
+        label: the name of a configuration that a function returns, such as ``FedNestSGD``; None for
+            the class itself.
     """
+
+    label: str | None = eqx.field(static=True, default=None, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """What messages, titles and run directories call the algorithm."""
+        return self.label or type(self).__name__
 
     @abc.abstractmethod
     def check(self, problem: Any, n_clients: int) -> None:
         """Raise unless the algorithm can solve this kind of problem with so many clients."""
+
+    def check_start(
+        self, problem: Any, start: tuple[Tree, ...], example: Callable[[str], Tree]
+    ) -> None:
+        """Raise unless the settings have the shapes that the problem has at ``start``.
+
+        ``example`` gives one row of a split. Most algorithms have no setting with a shape.
+        """
 
     @abc.abstractmethod
     def init(self, problem: Any, *variables: Any, **named: Any) -> Tree:
@@ -56,6 +77,10 @@ class SampledAlgorithm(AbstractAlgorithm):
 
     clients: AbstractParticipation = eqx.field(converter=participation, default=None, kw_only=True)
     batch_size: int | None = eqx.field(default=None, kw_only=True)
+
+    def __check_init__(self):
+        if self.batch_size is not None:
+            check.count("batch_size", self.batch_size)
 
 
 def first_state(

@@ -95,6 +95,7 @@ class Study:
             )
         module.algorithm.check(module.problem, n_clients)
         module.problem.check(start, population.example)
+        module.algorithm.check_start(module.problem, start, population.example)
         policy = getattr(module, "policy", None)
         return cls(
             name, module.problem, module.algorithm, start, sites, population, module.load,

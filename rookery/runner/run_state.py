@@ -79,7 +79,7 @@ class RunState:
     @property
     def name(self) -> str:
         """The job's title, or else its algorithm."""
-        return self.job.title or type(self.job.algorithm).__name__
+        return self.job.title or self.job.algorithm.name
 
     @property
     def message(self) -> str:

@@ -119,6 +119,7 @@ def sweep(
         job.algorithm.check(problem, population.n_clients)
         start = jax.tree.map(_as_array, tuple(job.start))
         problem.check(start, population.example)
+        job.algorithm.check_start(problem, start, population.example)
         configured.append(replace(job, start=start))
     taken = [str(Path(job.directory).resolve()) for job in jobs if job.directory is not None]
     if len(set(taken)) < len(taken):
