@@ -4,11 +4,18 @@ import gc
 import os
 from pathlib import Path
 
-# Compiling takes most of the tests' time, and few of them run for long. XLA_FLAGS of the caller's
-# own go before these, as in `XLA_FLAGS= make unit`, which tests with all optimisations.
+CACHE = Path(__file__).parent.parent / ".cache" / "jax"
+MOST_CACHED_BYTES = 2**30
+
+# Compiling takes most of the tests' time, and few of them run for long. XLA_FLAGS set by the caller
+# replace these: `XLA_FLAGS= make unit` tests with all optimisations.
 os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
+# Compiled programs are shared between workers, between runs and with programs that tests start.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 
 import jax
 import numpy as np
@@ -23,11 +30,22 @@ MOST_MAPS = 25_000
 MAPS = Path("/proc/self/maps")
 
 
+def pytest_configure(config):
+    """Bound the cache: before the tests, delete its oldest entries beyond MOST_CACHED_BYTES."""
+    if hasattr(config, "workerinput") or not CACHE.is_dir():
+        return
+    kept = 0
+    for entry in sorted(CACHE.iterdir(), key=lambda p: p.stat().st_mtime, reverse=True):
+        kept += entry.stat().st_size
+        if kept > MOST_CACHED_BYTES:
+            entry.unlink()
+
+
 def pytest_runtest_teardown():
     """Forget compiled programs when there are many.
 
-    XLA maps pieces of memory for each, Linux grants a process 65,530 of them, and whoever asks for
-    more is ended without a word.
+    XLA maps pieces of memory for each program. Linux allows a process 65,530 of them and kills it
+    when it asks for more.
     """
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
         jax.clear_caches()
