@@ -1,10 +1,15 @@
-# `make demo` and `make test` set up everything they need in .venv, from Python 3.11 alone.
+# `make demo` and `make test` set up everything they need in .venv; only Python 3.11 has to be there.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# The newest Python for `make test-versions`: on the PATH, or installed by pyenv.
+NEWEST_PYTHON ?= $(shell for v in 3.14 3.13 3.12 3.11; do for p in python$$v \
+	"$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/$$v.*/bin/python; do \
+	"$$p" --version >/dev/null 2>&1 && command -v "$$p" && exit; done; done)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types unit test-slow test-contract test-tracking test-ray test-flare bench bench-remote clean
+.PHONY: demo test lint types unit test-slow test-contract test-versions \
+	test-oldest test-newest test-tracking test-ray test-flare bench bench-remote clean
 
 demo: $(READY)
 	$(BIN)/rookery demo
@@ -21,19 +26,34 @@ types: $(READY)
 unit: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal --durations=40 -m "not slow" rookery tests
 
-# limits that take many rounds, and whatever else is slow
+# limits that take many rounds, statistics over many seeds, comparisons of whole runs
 test-slow: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -m slow rookery tests
 
-# all engines with every variant of every algorithm; `make test` has one of each, and few by messages
+# every variant of every algorithm on all engines; `make test` has one variant of each, few on Remote
 test-contract: $(READY)
 	ROOKERY_CONTRACT=all $(BIN)/pytest -n 2 --dist worksteal tests/contract/test_engines_agree.py
+
+# a few tests of every layer with the oldest declared versions on Python 3.11, and with the newest
+# versions of everything on the newest Python
+VERSIONS = tests/test_import_is_quiet.py tests/test_public_api.py tests/test_config.py tests/engines \
+	tests/clients/test_population.py tests/problem/test_construction.py tests/program/test_federation.py \
+	tests/runner/test_checkpoint.py tests/runner/test_sweep.py tests/remote/test_wire.py \
+	tests/remote/test_batching.py
+FIVE = FedNest or FedMBO or FedMSA or AFBO or ComFedL
+
+test-versions: test-oldest test-newest
+
+test-oldest test-newest: test-%: $(VENV)-%/.ready
+	$(VENV)-$*/bin/python -m pytest -n 2 --dist worksteal -m "not slow" $(VERSIONS)
+	$(VENV)-$*/bin/python -m pytest -n 2 --dist worksteal -m "not slow" -k "$(FIVE)" \
+		tests/contract/test_engines_agree.py
 
 # the trackers with the real packages, which `make test` does without
 test-tracking: $(VENV)-tracking/.ready
 	$(VENV)-tracking/bin/pytest -rs tests/tracking rookery/tracking
 
-# clients in processes of a local Ray cluster, some of which are killed
+# clients in the processes of a local Ray cluster; some processes are killed
 test-ray: $(VENV)-ray/.ready
 	$(VENV)-ray/bin/pytest -rs tests/remote/test_ray.py
 
@@ -57,7 +77,18 @@ $(READY): requirements.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
-# packages that cannot live together have an environment each
+$(VENV)-newest/.ready: pyproject.toml
+	$(NEWEST_PYTHON) -m venv $(VENV)-newest
+	$(VENV)-newest/bin/python -m pip install --quiet --editable .[dev,digits]
+	touch $@
+
+$(VENV)-oldest/.ready: requirements-oldest.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet -r requirements-oldest.txt
+	$(VENV)-oldest/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+# packages that cannot be installed together have an environment each
 $(VENV)-%/.ready: requirements-%.txt requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install --quiet -r requirements-$*.txt
@@ -65,4 +96,4 @@ $(VENV)-%/.ready: requirements-%.txt requirements.txt pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-tracking $(VENV)-ray $(VENV)-flare runs
+	rm -rf $(VENV) $(VENV)-* .cache runs

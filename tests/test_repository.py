@@ -1,0 +1,54 @@
+"""What the pages and the packaging files say about each other is true."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("e*/**/*.md")]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_make_targets_that_are_named_exist():
+    targets = set(re.findall(r"^([a-z][a-z -]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    known = {name for group in targets for name in group.split()}
+    named = set()
+    for page in [*PAGES, ROOT / ".ci" / "run", ROOT / ".pre-commit-config.yaml"]:
+        named |= set(re.findall(r"(?:`|^|- run: )make ([a-z-]+)", page.read_text(), re.MULTILINE))
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    named |= set(re.findall(r"make ([a-z-]+)", workflow))
+    matrix = re.search(r"target: \[(.*)\]", workflow)
+    assert matrix is not None
+    named |= set(matrix[1].split(", "))
+    assert {"test", "demo", "test-slow"} <= named <= known, named - known
+
+
+def test_the_oldest_versions_are_the_declared_ones():
+    pinned = dict(
+        line.split("==")
+        for line in (ROOT / "requirements-oldest.txt").read_text().splitlines()
+        if "==" in line
+    )
+    extras = PROJECT["optional-dependencies"]
+    declared = {}
+    for requirement in [*PROJECT["dependencies"], *extras["dev"], *extras["digits"]]:
+        ((name, version),) = re.findall(r"^([\w-]+)(?:\[.*\])?>=([\d.]+)", requirement)
+        declared[name] = version + ".0" * (2 - version.count("."))
+    tools = {"basedpyright", "ruff"}  # they read the code and do not run it
+    assert pinned.pop("jaxlib") == pinned["jax"]
+    assert pinned == {name: v for name, v in declared.items() if name not in tools}
+
+
+def test_the_citation_is_of_this_version():
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {PROJECT['version']}\n" in citation
+    assert f"\nlicense: {PROJECT['license']}\n" in citation
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
