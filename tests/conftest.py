@@ -4,16 +4,15 @@ import gc
 import os
 from pathlib import Path
 
-CACHE = Path(__file__).parent.parent / ".cache" / "jax"
-MOST_CACHED_BYTES = 2**30
-
 # Compiling takes most of the tests' time, and few of them run for long. XLA_FLAGS set by the caller
 # replace these: `XLA_FLAGS= make unit` tests with all optimisations.
 os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 # Compiled programs are shared between workers, between runs and with programs that tests start.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".cache" / "jax")
+)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 
@@ -25,7 +24,8 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-
+CACHE = Path(__file__).parent.parent / ".cache" / "jax"
+MOST_CACHED_BYTES = 2**30
 MOST_MAPS = 25_000
 MAPS = Path("/proc/self/maps")
 
