@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -14,6 +14,9 @@ from rookery.program.memory import Memory, PerClient, Probabilities
 from rookery.program.participation import AbstractParticipation, participation
 from rookery.program.polling import InFlight
 from rookery.types import Key, Tree
+
+SMALLER_STEP = "A smaller step size is the usual remedy."
+"""What most algorithms advise when a value is no longer finite."""
 
 
 class AbstractAlgorithm(eqx.Module):
@@ -63,24 +66,55 @@ class AbstractAlgorithm(eqx.Module):
 
     def remedy(self) -> str:
         """What a user is told to try when a value is no longer finite; a sentence or two."""
-        return "A smaller step size is the usual remedy."
+        return SMALLER_STEP
 
 
-class SampledAlgorithm(AbstractAlgorithm):
-    """An algorithm whose exchanges are with a sampled cohort; its shared settings are said here.
+class BatchedAlgorithm(AbstractAlgorithm):
+    """An algorithm whose clients evaluate on mini-batches.
 
     Args:
-        clients: who takes part in an exchange: how many, drawn uniformly without replacement, a rule
-            of :mod:`rookery.participation`, or None for all clients.
         batch_size: rows per stochastic evaluation on a client; None is all its rows.
     """
 
-    clients: AbstractParticipation = eqx.field(converter=participation, default=None, kw_only=True)
     batch_size: int | None = eqx.field(default=None, kw_only=True)
 
     def __check_init__(self):
         if self.batch_size is not None:
             check.count("batch_size", self.batch_size)
+
+
+class SampledAlgorithm(BatchedAlgorithm):
+    """An algorithm whose exchanges are with a sampled cohort.
+
+    Args:
+        clients: who takes part in an exchange: how many, drawn uniformly without replacement, a rule
+            of :mod:`rookery.participation`, or None for all clients.
+    """
+
+    clients: AbstractParticipation = eqx.field(converter=participation, default=None, kw_only=True)
+
+
+class PolledAlgorithm(BatchedAlgorithm):
+    """An asynchronous algorithm: its server polls the clients' jobs and does not wait for all.
+
+    Args:
+        wait_for: how many results the server waits for, at least: a number, ``"all"`` for one from
+            every client, or None for half of the clients, rounded up.
+    """
+
+    wait_for: int | Literal["all"] | None = eqx.field(default=None, kw_only=True)
+
+    def __check_init__(self):
+        if isinstance(self.wait_for, str):
+            check.one_of("wait_for", self.wait_for, ["all"])
+        elif self.wait_for is not None:
+            check.count("wait_for", self.wait_for)
+
+    def results_needed(self, n_clients: int) -> int:
+        """``wait_for`` as a number."""
+        if isinstance(self.wait_for, int):
+            return self.wait_for
+        return n_clients if self.wait_for == "all" else -(-n_clients // 2)
 
 
 def first_state(
