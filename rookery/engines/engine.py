@@ -26,11 +26,19 @@ class Program(eqx.Module):
 
 @dataclass(frozen=True)
 class Progress:
-    """Some rounds done: the new state, what each round cost, whether all stayed finite."""
+    """Some rounds done.
+
+    Attributes:
+        state: the new state.
+        ledgers: the costs of each round.
+        is_finite: whether the state stayed finite.
+        cohorts: per round, the clients of every exchange, on engines that record them.
+    """
 
     state: Tree
     ledgers: list[Ledger]
     is_finite: bool
+    cohorts: list[tuple[tuple[int, ...], ...]] | None = None
 
 
 @dataclass(frozen=True)

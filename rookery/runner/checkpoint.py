@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a run as a safetensors file, complete or not there at all."""
+"""Checkpoints: the state of a run as a safetensors file, written atomically."""
 
 import hashlib
 import json
@@ -17,12 +17,12 @@ from rookery.runner.history import replace_file
 from rookery.types import Tree
 
 KEPT = 2
-"""How many checkpoints stay on disk: should the newest be damaged, there is one before it."""
+"""How many checkpoints stay on disk: a second one, in case the newest is damaged."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after ``round`` rounds, when its history had so many ``rows``."""
+    """A run after ``round`` rounds, when its history had ``rows`` rows."""
 
     round: int
     state: Tree
@@ -31,7 +31,7 @@ class Checkpoint:
 
 
 def save(directory: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint and remove those that are too old to be needed."""
+    """Write a checkpoint and remove all but the newest ``KEPT``."""
     directory.mkdir(parents=True, exist_ok=True)
     arrays, types = {}, {}
     for name, leaf in _named_leaves(checkpoint.state):
@@ -52,17 +52,17 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
 
 
 def remove_after(directory: Path, round: int) -> None:
-    """Remove checkpoints of later rounds, which a run that goes on from here makes anew."""
+    """Remove the checkpoints of later rounds; the resumed run writes them again."""
     for path in _files(directory):
         if int(path.stem.removeprefix("round-")) > round:
             path.unlink()
 
 
 def load_all(directory: Path, like: Tree) -> tuple[list[Checkpoint], list[str]]:
-    """All whole checkpoints, newest first, and a warning for each damaged one.
+    """All readable checkpoints, newest first, and a warning for each damaged one.
 
     Args:
-        directory: where checkpoints lie.
+        directory: the folder of checkpoints.
         like: a state of the expected structure.
     """
     found, warnings = [], []
@@ -70,7 +70,7 @@ def load_all(directory: Path, like: Tree) -> tuple[list[Checkpoint], list[str]]:
         try:
             found.append(_load(path, like))
         except (safetensors.SafetensorError, ValueError, KeyError, OSError) as error:
-            warnings.append(f"{path} is damaged ({error}); it is passed over.")
+            warnings.append(f"{path} is damaged ({error}); it is skipped.")
     return found, warnings
 
 
@@ -79,7 +79,7 @@ def _load(path: Path, like: Tree) -> Checkpoint:
         note = json.loads((file.metadata() or {})["rookery"])
         arrays = {name: file.get_tensor(name) for name in file.keys()}
     if _digest(arrays) != note["sha256"]:
-        raise ValueError("its content does not match its checksum")
+        raise ValueError("checksum mismatch")
     expected = _named_leaves(like)
     if set(arrays) != {name for name, _ in expected}:
         raise ValueError(f"it holds {sorted(arrays)}, which is not this algorithm's state")
@@ -105,7 +105,7 @@ def _named_leaves(tree: Tree) -> list[tuple[str, Any]]:
 
 
 def _to_plain(leaf: Any) -> tuple[np.ndarray, str]:
-    """An array of a type that every reader knows, and the name of the type it had."""
+    """An array of a plain NumPy type, and the name of its original type."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(leaf)), f"key<{jax.random.key_impl(leaf)}>"
     array = np.asarray(leaf, order="C")

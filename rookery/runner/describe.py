@@ -1,4 +1,4 @@
-"""A plain description of a run: what a directory must agree on before a run goes on in it."""
+"""JSON-ready descriptions of runs: a directory is resumed only if its description agrees."""
 
 import functools
 import hashlib
@@ -14,7 +14,11 @@ from rookery.types import Tree
 
 
 def describe(value: Any, _seen: tuple = ()) -> Any:
-    """JSON-ready description of modules, functions, arrays and plain values."""
+    """JSON-ready description of modules, functions, arrays and plain values.
+
+    >>> describe({"sizes": (3, 4), "lr": np.float32(0.5)})
+    {'sizes': [3, 4], 'lr': 0.5}
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic):
@@ -45,7 +49,7 @@ def describe(value: Any, _seen: tuple = ()) -> Any:
 
 
 def _describe_function(fn: types.FunctionType, seen: tuple) -> str:
-    """Its name and a digest of its code and of all it refers to: two lambdas differ."""
+    """Its name and a digest of its code, closure and globals, so that two lambdas differ."""
     name = f"{fn.__module__}.{fn.__qualname__}"
     if fn in seen:
         return name
@@ -76,7 +80,11 @@ def _code(code: types.CodeType, seen: tuple) -> list:
 
 
 def fingerprint(tree: Tree) -> str:
-    """A short digest of the shapes, types and bytes of all arrays in a tree."""
+    """A short digest of the shapes, types and bytes of all arrays in a tree.
+
+    >>> fingerprint(np.zeros(2)) == fingerprint(np.zeros(2)) != fingerprint(np.ones(2))
+    True
+    """
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         array = np.asarray(leaf, order="C")

@@ -1,9 +1,9 @@
-"""The measurements of a run: a table in memory, one JSON line per evaluation on disk."""
+"""The measurements of a run: a table in memory, JSON lines on disk."""
 
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,60 @@ class History:
         return float(self[name][-1])
 
 
+class ClientHistory:
+    """Measurements per client: at each evaluation and for each metric one number per client.
+
+    >>> clients = ClientHistory()
+    >>> clients.rows.append({"round": 10, "metric": "loss", "clients": {"Lund": 0.5, "Oslo": 0.25}})
+    >>> clients.last("loss")
+    {'Lund': 0.5, 'Oslo': 0.25}
+    >>> clients.of("loss", "Oslo")
+    ([10], [0.25])
+    """
+
+    def __init__(self, rows: list[dict[str, Any]] | None = None):
+        self.rows: list[dict[str, Any]] = list(rows or [])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the metrics, in the order of their first appearance."""
+        return list(dict.fromkeys(row["metric"] for row in self.rows))
+
+    def last(self, metric: str) -> dict[str, float]:
+        """The newest values of a metric, by client name."""
+        return dict(self._rows_of(metric)[-1]["clients"])
+
+    def of(self, metric: str, client: str) -> tuple[list[int], list[float]]:
+        """The rounds and the values of one client."""
+        rows = self._rows_of(metric)
+        return [row["round"] for row in rows], [row["clients"][client] for row in rows]
+
+    def _rows_of(self, metric: str) -> list[dict[str, Any]]:
+        if metric not in self.metrics:
+            raise KeyError(
+                f"no metric {metric!r} per client; there are {', '.join(self.metrics) or 'none'}."
+            )
+        return [row for row in self.rows if row["metric"] == metric]
+
+
 class HistoryFile:
-    """Appends rows to a file, each on a line of its own and flushed at once."""
+    """A file of JSON lines; every row is flushed as it is written."""
 
     def __init__(self, path: Path):
         self.path = path
 
     def read(self) -> tuple[History, str | None]:
-        """All whole rows, and a warning if the file ends in a broken one."""
+        """All complete rows, and a warning if the file ends in a broken one.
+
+        >>> HistoryFile(Path("nowhere") / "history.jsonl").read()[1] is None
+        True
+        """
         rows: list[dict[str, Any]] = []
         if not self.path.exists():
             return History(), None
@@ -62,14 +108,14 @@ class HistoryFile:
                 rows.append(json.loads(line))
             except ValueError:
                 return History(rows), (
-                    f"{self.path}: line {number} is broken, as an interrupted write leaves it; "
+                    f"{self.path}: line {number} is broken (an interrupted write); "
                     f"using the {len(rows)} rows before it."
                 )
         return History(rows), None
 
-    def keep(self, history: History) -> None:
-        """Replace the file's content, in one step that cannot be seen half done."""
-        text = "".join(_line(row) for row in history)
+    def rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Replace the file's content atomically."""
+        text = "".join(_line(row) for row in rows)
         replace_file(self.path, text.encode())
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -84,15 +130,22 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row that JSON can hold: it knows no NaN and no infinity, so both become null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in row.items()
-    }
+    """A row that JSON can hold: NaN and infinity become null.
+
+    >>> to_json({"loss": math.nan, "clients": {"Lund": math.inf, "Oslo": 1.0}})
+    {'loss': None, 'clients': {'Lund': None, 'Oslo': 1.0}}
+    """
+    return {name: _to_json(value) for name, value in row.items()}
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return to_json(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write under a temporary name, force it to the disk, then rename."""
+    """Write to a temporary name, flush to the disk, then rename: complete or not there."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         file.write(content)

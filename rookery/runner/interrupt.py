@@ -1,13 +1,13 @@
-"""Ctrl-C, heard at a moment of our choosing."""
+"""Ctrl-C, handled between chunks of rounds."""
 
 import signal
 import threading
 
 
 class Interrupt:
-    """Takes note of Ctrl-C, so that it is heard between chunks and never in the middle of one.
+    """Remembers Ctrl-C, so that a run can end between two chunks.
 
-    A second Ctrl-C is not waited with. Outside the main thread, signals stay as they are.
+    A second Ctrl-C interrupts immediately. Outside the main thread, signals are left alone.
     """
 
     is_asked = False
@@ -15,14 +15,14 @@ class Interrupt:
     def __enter__(self) -> "Interrupt":
         self._before = None
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._heard)
+            self._before = signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(self, *_) -> None:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
-    def _heard(self, *_) -> None:
+    def _handle(self, *_) -> None:
         if self.is_asked:
             raise KeyboardInterrupt
         self.is_asked = True

@@ -1,4 +1,4 @@
-"""One process at a time writes to a run's directory."""
+"""A lock on a run directory: one process at a time writes to it."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -7,19 +7,19 @@ from pathlib import Path
 
 try:
     import fcntl
-except ModuleNotFoundError:  # Windows, where nobody is kept out
+except ModuleNotFoundError:  # no locking on Windows
     fcntl = None
 
 
 @contextmanager
 def locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Keep other processes out of a directory, or raise if one is there already.
+    """Keep other processes out of a directory, or raise if one holds it already.
 
-    The lock ends with the process, however that ends.
+    The lock is released when the process ends, however it ends.
 
     Args:
-        directory: made if there is none.
-        say: is told if the file system knows no locks.
+        directory: created if it does not exist.
+        say: called with a warning if the file system has no locks.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("a+") as file:
@@ -29,13 +29,13 @@ def locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
             except BlockingIOError:
                 file.seek(0)
                 raise ValueError(
-                    f"another process, number {file.read() or 'unknown'}, is at work in "
-                    f"{directory}. Wait for it or stop it, or choose another directory."
+                    f"process {file.read() or 'unknown'} is already writing to {directory}. "
+                    "Wait for it, stop it, or choose another directory."
                 ) from None
             except OSError as error:
                 say(
-                    f"Warning: {directory} cannot be locked ({error}). See to it that no other "
-                    "process writes there."
+                    f"Warning: {directory} cannot be locked ({error}). Make sure that no other "
+                    "process writes to it."
                 )
         file.truncate(0)
         file.write(str(os.getpid()))

@@ -1,4 +1,4 @@
-"""What is measured between rounds. Evaluation is never billed: it belongs to the experimenter."""
+"""Evaluations: what is measured between rounds. They cost nothing: no ledger counts them."""
 
 import abc
 from collections.abc import Callable, Mapping
@@ -18,31 +18,47 @@ Metric = Callable[..., jax.Array]
 
 
 class AbstractEvaluation(eqx.Module):
-    """Gives named numbers for a solution."""
+    """Computes named numbers for a solution.
+
+    >>> class Norm(AbstractEvaluation):
+    ...     def __call__(self, solution, population, key):
+    ...         return {"norm": jnp.linalg.norm(solution[0])}
+    """
 
     @abc.abstractmethod
     def __call__(
         self, solution: tuple[Tree, ...], population: Population, key: Key
     ) -> dict[str, jax.Array]:
-        """The numbers; traced once, so only JAX operations may be used."""
+        """The numbers. Traced by JAX, so only JAX operations may be used.
+
+        A value of shape [clients] is a number per client: it goes to ``Result.per_client`` and to
+        ``per_client.jsonl`` in the run directory instead of the history.
+        """
 
 
 class OfSolution(AbstractEvaluation):
-    """Numbers that follow from the solution alone, such as its distance to a known one.
+    """Numbers that depend on the solution alone, such as its distance to a known one.
+
+    >>> size = OfSolution(lambda x: {"size": jnp.linalg.norm(x)})
 
     Args:
-        fn: takes the problem's variables, gives a dictionary of numbers.
+        fn: takes the problem's variables, returns a dictionary of numbers.
     """
 
     fn: Callable[..., Mapping[str, jax.Array]]
 
     def __call__(self, solution, population, key):
-        """What ``fn`` gives."""
+        """What ``fn`` returns."""
         return dict(self.fn(*solution))
 
 
 class OnServer(AbstractEvaluation):
     """Means over examples that the server holds, such as a test set.
+
+    >>> def error(w, example):
+    ...     return (example["input"] @ w - example["target"]) ** 2
+    >>> test = {"input": jnp.ones((4, 2)), "target": jnp.zeros(4)}
+    >>> evaluation = OnServer({"error": error}, test)
 
     Args:
         metrics: by name, ``metric(*solution, example)``.
@@ -63,19 +79,25 @@ class OnServer(AbstractEvaluation):
 
 
 class OnClients(AbstractEvaluation):
-    """Every client's mean over its own examples; of these the average, the worst and the spread.
+    """Each client's mean over its own examples, summarised over the clients.
 
-    All clients count the same, whatever their weights. Of each metric ``name`` there are
-    ``name/mean``, ``name/variance``, ``name/worst``, and ``name/worst10``, the mean of the worst
-    tenth of the clients, of one at least.
+    All clients count equally, whatever their weights. A metric ``name`` yields ``name/mean``,
+    ``name/variance``, ``name/worst``, and ``name/worst10``: the mean over the worst tenth of the
+    clients (at least one). With ``per_client`` there is ``name/each``, a number per client.
+
+    >>> def error(w, example):
+    ...     return (example["input"] @ w - example["target"]) ** 2
+    >>> evaluation = OnClients(losses={"error": error}, split="test", per_client=True)
 
     Args:
         scores: metrics of which more is better; the worst client has the smallest.
         losses: metrics of which less is better; the worst client has the largest.
-        split: which part of the clients' data is used.
+        split: which of the clients' splits to use.
         adapt: a client step ``adapt(client, *solution)`` that returns a solution adapted to the
             client; metrics are taken after it.
-        label: put before the names, to tell two evaluations of one metric apart.
+        label: prefix of the names, to tell two evaluations of one metric apart.
+        per_client: also record the value of every client, by name, in ``Result.per_client`` and in
+            ``per_client.jsonl`` of the run directory.
     """
 
     scores: Mapping[str, Metric] = eqx.field(default_factory=dict)
@@ -83,6 +105,7 @@ class OnClients(AbstractEvaluation):
     split: str = eqx.field(static=True, default="test")
     adapt: Step | None = None
     label: str = eqx.field(static=True, default="")
+    per_client: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self):
         if twice := sorted(set(self.scores) & set(self.losses)):
@@ -91,7 +114,7 @@ class OnClients(AbstractEvaluation):
             )
 
     def __call__(self, solution, population, key):
-        """Four numbers for every metric."""
+        """Four numbers for every metric, and with ``per_client`` one per client."""
         population.check_rows("OnClients")
         metrics = {**self.scores, **self.losses}
 
@@ -115,15 +138,17 @@ class OnClients(AbstractEvaluation):
             out[f"{self.label}{name}/worst"] = worst_first[0]
             out[f"{self.label}{name}/worst10"] = jnp.mean(worst_first[:tenth])
             out[f"{self.label}{name}/variance"] = jnp.var(values)
+            if self.per_client:
+                out[f"{self.label}{name}/each"] = values
         return out
 
 
 @eqx.filter_jit
 def evaluate_all(evaluations, solutions, population, keys) -> dict[str, jax.Array]:
-    """The numbers of all evaluations for stacked solutions, one after another."""
+    """The numbers of all evaluations for stacked solutions, one run after another."""
 
-    def one(lane):
-        solution, key = lane
+    def one(run):
+        solution, key = run
         numbers: dict[str, jax.Array] = {}
         for evaluation in evaluations:
             new = evaluation(solution, population, key)

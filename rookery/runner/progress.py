@@ -1,71 +1,109 @@
-"""How a run shows itself while it goes on."""
+"""The progress bar of a sweep."""
 
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
+from rich.table import Column
+from rich.text import Text
 
 from rookery.program.ledger import LEDGER_FIELDS
 
 SILENT = Console(quiet=True)
+LINE_SECONDS = 10.0
+"""The least time between two printed lines where the output is no terminal."""
 
 
 class RunProgress:
-    """A bar with rounds, the newest measurements, the rate and the time left.
+    """A bar with rounds, speed and remaining time; below it the newest measurements.
 
-    Where the output is no terminal, a line per evaluation is printed instead, at most one every
-    ten seconds, so that a log file stays readable.
+    Rounds are counted over all batches of a sweep, including those that a resumed run did earlier.
+    Where the output is no terminal, evaluations are printed as lines, at most one every ten
+    seconds, so that a log file stays readable.
+
+    >>> with RunProgress(SILENT, n_batches=2, rounds=100) as bar:
+    ...     bar.begin("FedNest", batch=0, done=40)
+    ...     bar.advanced(50, 10.0, n_runs=1)
+    ...     bar.completed, bar.remaining
+    (50, '0:00:15')
     """
 
-    def __init__(self, console: Console, n_rounds: int):
-        self._console, self._n_rounds = console, n_rounds
+    def __init__(self, console: Console, n_batches: int, rounds: int):
+        self._console, self._rounds = console, rounds
+        short = Column(no_wrap=True, overflow="ellipsis", max_width=22)
         self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
+            TextColumn("[bold]{task.description}", table_column=short),
+            BarColumn(bar_width=None, table_column=Column(min_width=10, ratio=1)),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TextColumn("[cyan]{task.fields[news]}"),
+            TextColumn("{task.fields[rate]}", table_column=Column(no_wrap=True)),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
+            TextColumn("[cyan]{task.fields[remaining]}", table_column=Column(no_wrap=True)),
+            expand=True,
         )
-        self._task = self._bar.add_task("", total=n_rounds, rate="compiling", news="")
-        self._title, self._before = "", 0
+        self._total = n_batches * rounds
+        self._task = self._bar.add_task("", total=self._total, rate="compiling", remaining="")
+        self._measurements = Text("", style="cyan", no_wrap=True, overflow="ellipsis")
+        self._live = Live(
+            Group(self._bar, self._measurements), console=console, auto_refresh=True, transient=False
+        )
+        self._before = 0
         self._last_line = time.monotonic()
+        self.completed, self.remaining = 0, ""
 
     def __enter__(self) -> "RunProgress":
-        self._bar.start()
+        if self._console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(self, *_) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:
+            self._live.stop()
 
-    def begin(self, title: str, before: int) -> None:
-        """A new batch of runs begins after so many rounds of earlier ones."""
-        self._title, self._before = title, before
-        self._bar.update(self._task, description=title, completed=before, rate="compiling")
+    def begin(self, title: str, batch: int, done: int) -> None:
+        """Batch number ``batch`` of the sweep starts, or resumes after ``done`` rounds."""
+        self._before = batch * self._rounds
+        self.completed, self.remaining = self._before + done, ""
+        self._bar.update(
+            self._task, description=title, completed=self.completed, rate="compiling", remaining=""
+        )
 
-    def advanced(self, round: int, rounds_per_second: float | None) -> None:
-        """So many rounds of this batch are done."""
-        rate = "" if rounds_per_second is None else f"{rounds_per_second:.3g} rounds/s"
-        self._bar.update(self._task, completed=self._before + round, rate=rate)
+    def advanced(self, round: int, rounds_per_second: float | None, n_runs: int) -> None:
+        """The batch has done ``round`` rounds, at this speed for each of its ``n_runs`` runs."""
+        self.completed, rate = self._before + round, ""
+        if rounds_per_second is not None:
+            rate = f"{rounds_per_second * n_runs:.3g} rounds/s"
+            self.remaining = _clock((self._total - self.completed) / rounds_per_second)
+        self._bar.update(
+            self._task, completed=self.completed, rate=rate, remaining=self.remaining
+        )
 
     def measured(self, row: Mapping[str, Any], name: str) -> None:
-        """An evaluation of one run was made."""
+        """A run was evaluated."""
         numbers = {k: v for k, v in row.items() if k not in ("round", *LEDGER_FIELDS)}
-        news = "  ".join(f"{k} {v:.4g}" for k, v in list(numbers.items())[:3])
-        self._bar.update(self._task, news=news)
-        if not self._console.is_terminal and time.monotonic() - self._last_line > 10:
-            done, total = self._before + row["round"], self._n_rounds
-            self._console.print(f"[{done}/{total}] {name}: round {row['round']}  {news}")
+        shown = "  ".join(f"{k} {v:.4g}" for k, v in list(numbers.items())[:3])
+        if shown:
+            self._measurements.plain = f"round {row['round']}: {shown}"
+        is_time = time.monotonic() - self._last_line > LINE_SECONDS
+        if not self._console.is_terminal and is_time:
+            done, total = self._before + row["round"], self._total
+            self._console.print(f"[{done}/{total}] {name}: round {row['round']}  {shown}")
             self._last_line = time.monotonic()
+
+
+def _clock(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    >>> _clock(3725.4)
+    '1:02:05'
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"

@@ -1,9 +1,9 @@
-"""What one run has measured and paid, and the directory that keeps it if there is one."""
+"""The measurements and costs of one run, and the directory that keeps them if there is one."""
 
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -15,58 +15,59 @@ from rich.console import Console
 from rookery.engines.engine import Event
 from rookery.program.ledger import Ledger
 from rookery.runner.checkpoint import Checkpoint, load_all, remove_after, save
-from rookery.runner.history import History, HistoryFile, replace_file, to_json
+from rookery.runner.history import ClientHistory, History, HistoryFile, replace_file, to_json
 from rookery.runner.lock import locked
 from rookery.runner.tracker import Tracker
 from rookery.types import Tree
 
 FORMAT = 1
-"""Of a run directory; raised when an older one can no longer be read."""
+"""Version of the run directory; raised when older directories can no longer be read."""
+LINES = ("history", "per_client", "timing", "events")
+DOCUMENTS = ("config", "summary", "diary")
 
 
 @dataclass
 class RunRecord:
-    """The history and the ledger of one run."""
+    """The history, the ledger and the events of one run, in memory and in its directory."""
 
     directory: Path | None
     console: Console
     history: History = field(default_factory=History)
+    per_client: ClientHistory = field(default_factory=ClientHistory)
     ledger: Ledger = field(default_factory=Ledger)
     began: float = field(default_factory=time.monotonic)
     tracker: Tracker | None = None
     events: list[Event] = field(default_factory=list)
     status: str | None = None
-    """How the run has ended, once it has."""
+    """How the run ended; None while it runs."""
 
     def locked(self) -> AbstractContextManager[None]:
-        """Have the directory to ourselves for a while."""
+        """Keep other processes out of the directory."""
         return nullcontext() if self.directory is None else locked(self.directory, self.say)
 
     def open(self, title: str, configuration: dict[str, Any], overwrite: bool) -> None:
-        """Make the directory this run's own, or raise if it is another's."""
+        """Set up the directory, or check that it belongs to this run."""
         if self.directory is None:
             return
         path = self.directory / "config.json"
         if overwrite:
             remove_after(self.directory / "checkpoints", -1)
-            for name in ("history", "timing", "events"):
-                (self.directory / f"{name}.jsonl").unlink(missing_ok=True)
-            for name in ("config", "summary", "diary"):
-                (self.directory / f"{name}.json").unlink(missing_ok=True)
+            for name in (*(f"{n}.jsonl" for n in LINES), *(f"{n}.json" for n in DOCUMENTS)):
+                (self.directory / name).unlink(missing_ok=True)
         if path.exists():
             before = read_config(self.directory)
             differing = [k for k in configuration if before["run"].get(k) != configuration[k]]
             if differing:
                 raise ValueError(
                     f"{self.directory} holds a run with another {', '.join(differing)}. "
-                    "Choose another directory, or overwrite it."
+                    "Choose another directory, or pass overwrite=True (--overwrite)."
                 )
             now = versions()
             changed = {k: v for k, v in before["versions"].items() if now.get(k) != v}
             if changed:
                 self.say(
-                    f"Warning: {self.directory} was begun with {changed}; now it is "
-                    f"{ {k: now.get(k) for k in changed} }. Last digits may differ."
+                    f"Warning: {self.directory} was started with {changed}, and this is "
+                    f"{ {k: now.get(k) for k in changed} }. The last digits may differ."
                 )
             return
         content = {
@@ -78,9 +79,9 @@ class RunRecord:
         replace_file(path, json.dumps(content, indent=2).encode())
 
     def checkpoints(self, like: Tree) -> list[Checkpoint]:
-        """The checkpoints to go on from, newest first; a bad one is passed over, and it says so.
+        """The checkpoints that can be resumed, newest first; warns of those that cannot.
 
-        A checkpoint is good if it is whole and the history has all the rows it had then.
+        A checkpoint is usable if it is undamaged and the history still has all rows it had then.
         """
         if self.directory is None:
             return []
@@ -92,42 +93,52 @@ class RunRecord:
         for short in (c for c in found if c not in good):
             self.say(
                 f"Warning: the history in {self.directory} ends before the checkpoint of round "
-                f"{short.round}; it is passed over."
+                f"{short.round}; the checkpoint is skipped."
             )
         return good
 
     def say(self, text: str) -> None:
-        """Print a message as it is: paths may hold what a console would take for markup."""
+        """Print a message literally: a path may contain what a console takes for markup."""
         self.console.print(text, markup=False, highlight=False)
 
-    def diverged_in(self) -> int | None:
-        """After how many rounds the run is known to have diverged, if it has."""
+    def diverged_after(self) -> int | None:
+        """After how many rounds the run diverged, according to its summary; None if it did not."""
         path = None if self.directory is None else self.directory / "summary.json"
         if path is None or not path.exists():
             return None
         summary = json.loads(path.read_text(encoding="utf-8"))
         return summary["rounds"] if summary["status"] == "diverged" else None
 
-    def go_back_to(self, found: Checkpoint | None, is_due: Callable[[int], bool]) -> None:
-        """Cut the history and the checkpoints back to one of them, or to nothing.
+    def cut_back_to(self, checkpoint: Checkpoint | None, is_due: Callable[[int], bool]) -> None:
+        """Drop everything recorded after a checkpoint; without one, everything.
 
         Args:
-            found: where to go on from.
-            is_due: whether a run of the present length measures at a round; one that was shorter
-                had measured at its end.
+            checkpoint: where to resume.
+            is_due: whether a run of the present length measures after a round. A shorter run also
+                measured at its end, and that row is dropped.
         """
         if self.directory is None:
             return
-        remove_after(self.directory / "checkpoints", 0 if found is None else found.round)
-        if found is None:
-            self._file().keep(History())
+        round = 0 if checkpoint is None else checkpoint.round
+        remove_after(self.directory / "checkpoints", round)
+        if checkpoint is None:
+            self._rewrite("history", [])
+            self._rewrite("per_client", [])
             return
-        self.ledger = found.ledger
-        history, _ = self._file().read()
-        until = [row for row in history if row["round"] <= found.round]
-        self.history = History([row for row in until if is_due(row["round"])])
-        self._file().keep(self.history)
-        self.say(f"Going on from round {found.round} in {self.directory}.")
+        self.ledger = checkpoint.ledger
+        self.history = History(self._rows_until("history", round, is_due))
+        self._rewrite("history", self.history.rows)
+        self.per_client = ClientHistory(self._rows_until("per_client", round, is_due))
+        self._rewrite("per_client", self.per_client.rows)
+        self.say(f"Resuming from round {round} in {self.directory}.")
+
+    def _rewrite(self, name: str, rows: list[dict]) -> None:
+        if rows or self._file(name).path.exists():
+            self._file(name).rewrite(rows)
+
+    def _rows_until(self, name: str, round: int, is_due: Callable[[int], bool]) -> list[dict]:
+        rows, _ = self._file(name).read()
+        return [row for row in rows if row["round"] <= round and is_due(row["round"])]
 
     @contextmanager
     def tracked(
@@ -148,24 +159,38 @@ class RunRecord:
         """Add a row: the round, the costs so far and the measured numbers."""
         costs = {"round": round, **self.ledger.as_dict()}
         if taken := sorted(set(costs) & set(numbers)):
-            raise ValueError(f"a metric cannot be called {', '.join(taken)}; that is a cost.")
+            raise ValueError(
+                f"a metric cannot be called {', '.join(taken)}: the ledger has a column of that "
+                "name. Rename the metric."
+            )
         row = {**costs, **numbers}
         self.history.rows.append(row)
         if self.directory is not None:
             self._file().append(row)
-            # kept apart from the history, which two runs of one seed must have in common
+            # kept apart from the history, which must be equal for two runs of one seed
             timing = {"round": round, "wall_seconds": time.monotonic() - self.began}
             HistoryFile(self.directory / "timing.jsonl").append(timing)
         if self.tracker is not None:
             self.tracker.log(row)
         return row
 
-    def pay(self, ledgers: list[Ledger]) -> None:
+    def measure_clients(self, round: int, metrics: Mapping[str, dict[str, float]]) -> None:
+        """Add a row per metric with one number per client, by name.
+
+        Called before :meth:`measure`: a history with a row then has its clients' rows too.
+        """
+        for metric, clients in metrics.items():
+            row = {"round": round, "metric": metric, "clients": clients}
+            self.per_client.rows.append(row)
+            if self.directory is not None:
+                self._file("per_client").append(row)
+
+    def add_costs(self, ledgers: list[Ledger]) -> None:
         """Add the costs of some rounds."""
         self.ledger = sum(ledgers, start=self.ledger)
 
     def note(self, event: Event) -> None:
-        """Write down what befell a client, at once; resuming does not take it back."""
+        """Record a client failure at once; resuming does not remove it."""
         self.events.append(event)
         if self.directory is not None:
             HistoryFile(self.directory / "events.jsonl").append(asdict(event))
@@ -181,7 +206,7 @@ class RunRecord:
     def close(
         self, status: str, done: int, message: str, diaries: dict[str, dict[str, Any]]
     ) -> None:
-        """Write the summary, and who worked when if the run was asynchronous."""
+        """Write the summary and, for an asynchronous run, who worked when."""
         self.status = status
         if self.directory is None:
             return
@@ -197,19 +222,19 @@ class RunRecord:
         if diaries:
             replace_file(self.directory / "diary.json", json.dumps(diaries).encode())
 
-    def _file(self) -> HistoryFile:
+    def _file(self, name: str = "history") -> HistoryFile:
         assert self.directory is not None
-        return HistoryFile(self.directory / "history.jsonl")
+        return HistoryFile(self.directory / f"{name}.jsonl")
 
 
 def versions() -> dict[str, str]:
-    """Of everything that numbers may depend on."""
+    """The versions of everything that the numbers may depend on."""
     packages = {name: version(name) for name in ("rookery", "jax", "equinox", "numpy")}
     return {**packages, "python": platform.python_version(), "machine": platform.machine()}
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The configuration that a run directory holds, or an error that says what is wrong."""
+    """The ``config.json`` of a run directory, or an error that says what is wrong with it."""
     path = directory / "config.json"
     if not path.exists():
         raise ValueError(f"{directory} is not a run directory: it has no config.json.")

@@ -1,5 +1,6 @@
-"""One run: what is asked for, where it stands, what it has come to."""
+"""One run: its description, its state while it runs, its result."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,23 +10,40 @@ from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.ledger import Ledger
 from rookery.program.polling import diaries
 from rookery.runner.checkpoint import Checkpoint
-from rookery.runner.history import History
+from rookery.runner.finite import not_finite_in_state
+from rookery.runner.history import ClientHistory, History
 from rookery.runner.run_record import RunRecord
 from rookery.runner.tracker import Tracker
 from rookery.types import Tree
 
 
+class DivergenceWarning(UserWarning):
+    """A run ended early because its state is no longer finite.
+
+    Turn it into an error with ``warnings.simplefilter("error", DivergenceWarning)``.
+    """
+
+
 @dataclass(frozen=True)
 class Run:
-    """One run of a sweep: what it does not share with the others.
+    """One run of a sweep: whatever differs from run to run.
+
+    >>> import rookery as rk
+    >>> zoo = rk.zoo.scalar_bilevel()
+    >>> runs = [
+    ...     rk.Run(rk.FedNest(outer_lr=lr, inner_lr=0.1), zoo.start, seed)
+    ...     for lr in (0.1, 0.2) for seed in (0, 1)
+    ... ]
+    >>> len(runs), runs[-1].seed
+    (4, 1)
 
     Attributes:
         algorithm: the server program.
         start: initial values of the problem's variables.
-        seed: of all randomness except the delays.
-        directory: where configuration, history and checkpoints are kept; nothing if None.
-        title: what the progress bar says.
-        tracker: what follows the run, besides its history; each run needs one of its own.
+        seed: seed of all randomness except the delays, which have their own in the clock.
+        directory: where to keep configuration, history and checkpoints; None keeps nothing.
+        title: name of the run in the progress bar and in reports; the algorithm's name if empty.
+        tracker: receives the run's measurements; each run needs its own.
     """
 
     algorithm: AbstractAlgorithm
@@ -35,21 +53,28 @@ class Run:
     title: str = ""
     tracker: Tracker | None = None
 
+    @property
+    def name(self) -> str:
+        """The title, or the algorithm's name."""
+        return self.title or self.algorithm.name
+
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has come to.
+    """The outcome of a run.
 
     Attributes:
-        status: ``finished``, or ``diverged`` if a round left something that is not finite.
-        rounds: how many rounds were done.
+        status: ``finished``; ``diverged`` if a round left a value that is not finite; or
+            ``stopped`` if the callback ended the run.
+        rounds: number of rounds done.
         solution: the problem's variables.
-        state: the algorithm's state, of which the solution is a part.
-        history: what was measured.
-        ledger: what it cost.
-        message: why a run that diverged has stopped, and what to try; empty if it finished.
-        events: what befell clients, on engines where something can.
-        diaries: of an asynchronous algorithm, by kind of jobs: who worked when on which version.
+        state: the algorithm's state, which contains the solution.
+        history: the measurements.
+        ledger: the total costs.
+        message: for a run that diverged: in which round, which values, and what to try.
+        events: client failures, on engines that have them.
+        diaries: for asynchronous algorithms: who worked when, and on which version.
+        per_client: measurements per client, from evaluations with ``per_client=True``.
     """
 
     status: str
@@ -60,55 +85,116 @@ class Result:
     ledger: Ledger
     message: str = ""
     events: tuple[Event, ...] = ()
+    # the traces of asynchronous work are JSON documents, see rookery.program.async_trace
     diaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    per_client: ClientHistory = field(default_factory=ClientHistory)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a callback sees of a run between two rounds.
+
+    Attributes:
+        run: which run of the sweep.
+        round: number of rounds done.
+        state: the algorithm's state after them.
+        ledger: the costs so far.
+        history: the measurements so far.
+        cohorts: the clients of every exchange of the last round, in order, on engines that record
+            them (:class:`rookery.Eager`); None on the others.
+    """
+
+    run: Run
+    round: int
+    state: Tree
+    ledger: Ledger
+    history: History
+    cohorts: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def solution(self) -> tuple[Tree, ...]:
+        """The problem's variables."""
+        return self.run.algorithm.solution(self.state)
+
+
+Callback = Callable[[Snapshot], bool | None]
+"""Called between rounds; the run ends if it returns True."""
 
 
 @dataclass
 class RunState:
-    """A job with its book and its state, begun or read back from its directory."""
+    """A run in progress: new, or read back from its directory."""
 
-    job: Run
-    book: RunRecord
+    run: Run
+    record: RunRecord
     state: Tree
-    found: dict[int, Checkpoint]
-    status: str = "finished"
-    end: int = 0
-    is_over: bool = False
-    measured: tuple[int, Tree, Ledger] | None = None
+    checkpoints: dict[int, Checkpoint]
+    status: str = "running"
+    round: int = 0
+    cohorts: tuple[tuple[int, ...], ...] | None = None
+    last_evaluated: tuple[int, Tree, Ledger] | None = None
 
     @property
-    def name(self) -> str:
-        """The job's title, or else its algorithm."""
-        return self.job.title or self.job.algorithm.name
+    def is_running(self) -> bool:
+        """Whether there are rounds left to do."""
+        return self.status == "running"
 
     @property
     def message(self) -> str:
-        """Why the run has stopped before its last round, if it has."""
-        if self.status == "finished":
+        """What went wrong, for a run that diverged."""
+        if self.status != "diverged":
             return ""
+        where = ", ".join(not_finite_in_state(self.state)) or "the state"
         return (
-            f"{self.name} stopped in round {self.end - 1}: a value is no longer finite. "
-            f"{self.job.algorithm.remedy()}"
+            f"{self.run.name} (seed {self.run.seed}) diverged in round {self.round - 1}: {where} "
+            f"is no longer finite. {self.run.algorithm.remedy()}"
         )
 
-    def remember(self, done: int) -> None:
-        """Where the run stands at a measurement."""
-        self.measured = done, self.state, self.book.ledger
+    def resume(self, done: int, is_due: Callable[[int], bool]) -> None:
+        """Continue from the checkpoint after ``done`` rounds, or start at round 0."""
+        checkpoint = self.checkpoints.get(done)
+        self.record.cut_back_to(checkpoint, is_due)
+        if checkpoint is not None:
+            self.state = checkpoint.state
+        self.round = done
+        self.mark_evaluated()
 
-    def go_back(self) -> None:
-        """End the run at its last measurement: what it has done since then came too late."""
-        assert self.measured is not None
-        self.end, self.state, self.book.ledger = self.measured
-        self.is_over = True
+    def mark_evaluated(self) -> None:
+        """Remember the present state as the one last measured."""
+        self.last_evaluated = self.round, self.state, self.record.ledger
+
+    def end_at_last_evaluation(self) -> None:
+        """Finish with the state last measured: the rounds since then exceed the time budget."""
+        assert self.last_evaluated is not None
+        self.round, self.state, self.record.ledger = self.last_evaluated
+        self.status = "finished"
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        self.record.save(self.round, self.state)
 
     def close(self) -> None:
         """Write the summary."""
-        self.book.close(self.status, self.end, self.message, diaries(self.state))
+        self.record.close(self.status, self.round, self.message, diaries(self.state))
+
+    def snapshot(self) -> Snapshot:
+        """The present state, for a callback."""
+        record = self.record
+        return Snapshot(
+            self.run, self.round, self.state, record.ledger, record.history, self.cohorts
+        )
 
     def result(self) -> Result:
-        """What the run has come to."""
-        solution, book = self.job.algorithm.solution(self.state), self.book
+        """The outcome."""
         return Result(
-            self.status, self.end, solution, self.state, book.history, book.ledger, self.message,
-            tuple(book.events), diaries(self.state),
-        )  # fmt: skip
+            status=self.status,
+            rounds=self.round,
+            solution=self.run.algorithm.solution(self.state),
+            state=self.state,
+            history=self.record.history,
+            ledger=self.record.ledger,
+            message=self.message,
+            events=tuple(self.record.events),
+            diaries=diaries(self.state),
+            per_client=self.record.per_client,
+        )

@@ -1,11 +1,12 @@
-"""Run an algorithm, or sweep over many runs.
+"""Run an algorithm, or a sweep of many runs.
 
-Runs that differ in numbers only (step sizes, seeds, initial values) go side by side, in lanes of
-one compiled program. A single run is a sweep of one.
+Runs that differ only in numbers (step sizes, seeds, initial values) form a batch, which is one
+compiled program. A single run is a sweep of one.
 """
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,18 +23,20 @@ from rookery.engines.engine import AbstractEngine, Program
 from rookery.program.aggregate import AbstractRobust, Aggregate, Mean
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.delays import Clock
-from rookery.runner.batch_loop import BatchLoop
+from rookery.runner.batch_loop import BatchLoop, exclusive
 from rookery.runner.describe import fingerprint
+from rookery.runner.finite import check_start
 from rookery.runner.metrics import AbstractEvaluation
 from rookery.runner.progress import SILENT, RunProgress
-from rookery.runner.run_state import Result, Run, RunState
+from rookery.runner.run_state import Callback, DivergenceWarning, Result, Run, RunState
+from rookery.runner.settings import SweepSettings
 from rookery.runner.tracker import Tracker
 from rookery.types import Tree
 
 
 def run(
     algorithm: AbstractAlgorithm,
-    problem: Any,
+    problem: Any,  # any class of rookery.problem, or the user's own
     population: Population,
     start: tuple[Tree, ...],
     *,
@@ -42,32 +45,78 @@ def run(
     directory: str | Path | None = None,
     title: str = "",
     tracker: Tracker | None = None,
-    **settings: Any,
+    seconds: float | None = None,
+    evaluate: Sequence[AbstractEvaluation] = (),
+    evaluate_every: int = 10,
+    checkpoint_every: int | None = None,
+    engine: AbstractEngine | None = None,
+    clock: Clock | None = None,
+    aggregate: Aggregate | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+    callback: Callback | None = None,
+    callback_every: int | None = None,
 ) -> Result:
     """Run an algorithm on a problem.
 
-    With a ``directory`` the run can be killed at any moment and started again with the same call:
-    it goes on from its last checkpoint and gives the same numbers, bit for bit.
+    With a ``directory`` the run can be killed at any moment and resumed by the same call: it
+    continues from its last checkpoint and gives the same numbers, bit for bit.
+
+    >>> import rookery as rk
+    >>> zoo = rk.zoo.scalar_bilevel()
+    >>> result = rk.run(
+    ...     rk.FedNest(outer_lr=0.2, inner_lr=0.3),
+    ...     zoo.problem,
+    ...     rk.Population.stacked(zoo.data),
+    ...     zoo.start,
+    ...     rounds=20,
+    ...     evaluate=[rk.metrics.OfSolution(lambda x, y: {"x": x[0]})],
+    ... )
+    >>> result.status, result.history["round"].tolist()
+    ('finished', [0.0, 10.0, 20.0])
 
     Args:
         algorithm: the server program.
-        problem: what it solves.
-        population: whose data it is.
-        start: initial values of the problem's variables.
-        rounds: how many rounds.
-        seed: of all randomness except the delays.
-        directory: where configuration, history and checkpoints are kept; nothing if not given.
-        title: what the progress bar says; the algorithm's name if not given.
-        tracker: what follows the run, besides its history, as those of :mod:`rookery.tracking`.
-        settings: as in :func:`sweep`.
+        problem: the problem to solve.
+        population: the clients and their data.
+        start: initial values of the problem's variables, one entry per variable.
+        rounds: number of rounds.
+        seed: seed of all randomness except the delays, which have their own in the clock.
+        directory: where to keep configuration, history and checkpoints; None keeps nothing.
+        title: name in the progress bar and in reports; the algorithm's name if empty.
+        tracker: receives the measurements as they are made, see :mod:`rookery.tracking`.
+        seconds: budget of virtual seconds. The run ends at the last evaluation within the budget,
+            or after ``rounds`` if that is earlier. Use it to compare algorithms whose rounds
+            differ in duration.
+        evaluate: what to measure: before round 0, every ``evaluate_every`` rounds, and at the end.
+        evaluate_every: rounds between evaluations.
+        checkpoint_every: rounds between checkpoints; ``evaluate_every`` if None.
+        engine: where to run; :class:`Compiled` if None.
+        clock: the clients' delays; none if None.
+        aggregate: replaces the weighted mean of the clients' replies. See
+            :mod:`rookery.aggregate` for aggregators that tolerate Byzantine clients.
+        overwrite: discard the run that ``directory`` holds, whatever it is.
+        console: where to show progress; None shows nothing.
+        callback: called with a :class:`Snapshot` (round, state, ledger, history) every
+            ``callback_every`` rounds and at the end. The run ends with the status ``stopped`` if
+            it returns True; the same call with more patience resumes it. On the
+            :class:`Eager` engine a snapshot also has the cohorts of the last round.
+        callback_every: rounds between calls; ``evaluate_every`` if None. With 1 the callback sees
+            the state after every round, at the price of a chunk of rounds for each.
     """
-    job = Run(algorithm, start, seed, directory, title, tracker)
-    return sweep([job], problem, population, rounds=rounds, **settings)[0]
+    one = Run(algorithm, start, seed, directory, title, tracker)
+    (result,) = _sweep(
+        [one], problem, population, rounds=rounds, seconds=seconds, evaluate=evaluate,
+        evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, engine=engine,
+        clock=clock, aggregate=aggregate, batch=1, overwrite=overwrite, console=console,
+        callback=callback, callback_every=callback_every,
+    )  # fmt: skip
+    return result
 
 
 def sweep(
-    jobs: Sequence[Run],
-    problem: Any,
+    runs: Sequence[Run],
+    problem: Any,  # any class of rookery.problem, or the user's own
     population: Population,
     *,
     rounds: int,
@@ -78,114 +127,166 @@ def sweep(
     engine: AbstractEngine | None = None,
     clock: Clock | None = None,
     aggregate: Aggregate | None = None,
-    lanes: int = 32,
+    batch: int = 32,
     overwrite: bool = False,
     console: Console | None = None,
+    callback: Callback | None = None,
+    callback_every: int | None = None,
 ) -> list[Result]:
-    """Run several jobs on one problem, those of one structure side by side.
+    """Run several algorithms, seeds or starts on one problem.
+
+    Runs whose algorithms differ only in numbers share one compiled program.
+
+    >>> import rookery as rk
+    >>> zoo = rk.zoo.scalar_bilevel()
+    >>> runs = [rk.Run(rk.FedNest(outer_lr=lr, inner_lr=0.3), zoo.start) for lr in (0.1, 0.2)]
+    >>> results = rk.sweep(runs, zoo.problem, rk.Population.stacked(zoo.data), rounds=5)
+    >>> [result.rounds for result in results]
+    [5, 5]
 
     Args:
-        jobs: what differs from run to run.
-        problem: what they solve.
-        population: whose data it is.
-        rounds: how many rounds each.
-        seconds: virtual seconds that a run has: it ends at its last measurement within them, if not
-            after its last round. Algorithms whose rounds last differently are compared by it.
-        evaluate: what to measure, before round 0, then every ``evaluate_every`` rounds, and last.
-        evaluate_every: rounds between measurements.
-        checkpoint_every: rounds between checkpoints; every evaluation if not given.
-        engine: where to run; :class:`Compiled` if not given.
-        clock: the clients' delays; instant if not given.
-        aggregate: what stands for the mean of the clients' replies; their weighted mean if not
-            given. :class:`Median`, :class:`TrimmedMean` and :class:`Krum` bear a few bad clients.
-        lanes: the most runs side by side; fewer need less memory.
-        overwrite: start afresh in a directory that holds another run.
-        console: where to show progress; nowhere if not given.
+        runs: the runs: algorithm, start, seed, directory, title and tracker of each.
+        problem: the problem to solve.
+        population: the clients and their data.
+        rounds: number of rounds of each run.
+        seconds: budget of virtual seconds of each run, as in :func:`run`.
+        evaluate: what to measure, as in :func:`run`.
+        evaluate_every: rounds between evaluations.
+        checkpoint_every: rounds between checkpoints; ``evaluate_every`` if None.
+        engine: where to run; :class:`Compiled` if None.
+        clock: the clients' delays; none if None.
+        aggregate: replaces the weighted mean of the clients' replies.
+        batch: the most runs in one compiled program; a smaller batch needs less memory.
+        overwrite: discard the runs that the directories hold.
+        console: where to show progress; None shows nothing.
+        callback: called for every run, as in :func:`run`; ``snapshot.run`` tells which. Returning
+            True ends that run alone.
+        callback_every: rounds between calls; ``evaluate_every`` if None.
     """
+    return _sweep(
+        runs, problem, population, rounds=rounds, seconds=seconds, evaluate=evaluate,
+        evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, engine=engine,
+        clock=clock, aggregate=aggregate, batch=batch, overwrite=overwrite, console=console,
+        callback=callback, callback_every=callback_every,
+    )  # fmt: skip
+
+
+def _sweep(
+    runs: Sequence[Run],
+    problem: Any,
+    population: Population,
+    *,
+    rounds: int,
+    seconds: float | None,
+    evaluate: Sequence[AbstractEvaluation],
+    evaluate_every: int,
+    checkpoint_every: int | None,
+    engine: AbstractEngine | None,
+    clock: Clock | None,
+    aggregate: Aggregate | None,
+    batch: int,
+    overwrite: bool,
+    console: Console | None,
+    callback: Callback | None,
+    callback_every: int | None,
+) -> list[Result]:
     check.count("rounds", rounds)
     if seconds is not None:
         check.positive("seconds", seconds)
     check.count("evaluate_every", evaluate_every)
-    check.count("lanes", lanes)
-    checkpoint_every = evaluate_every if checkpoint_every is None else checkpoint_every
-    check.count("checkpoint_every", checkpoint_every)
+    check.count("batch", batch)
     clock = clock if clock is not None else Clock()
     clock.check(population.n_clients)
     if isinstance(aggregate, AbstractRobust):
         aggregate.check(jnp.asarray(population.weights))
-    configured = []
-    for job in jobs:
-        check.count("seed", job.seed, least=0)
-        job.algorithm.check(problem, population.n_clients)
-        start = jax.tree.map(_as_array, tuple(job.start))
-        problem.check(start, population.example)
-        job.algorithm.check_start(problem, start, population.example)
-        configured.append(replace(job, start=start))
-    taken = [str(Path(job.directory).resolve()) for job in jobs if job.directory is not None]
-    if len(set(taken)) < len(taken):
-        twice = sorted({path for path in taken if taken.count(path) > 1})
-        raise ValueError(f"two runs cannot share a directory: {', '.join(twice)}.")
-    trackers = [id(job.tracker) for job in jobs if job.tracker is not None]
-    if len(set(trackers)) < len(trackers):
-        raise ValueError("two runs cannot share a tracker; make one for each.")
+    population.check_finite()
+    checked = [_checked(one, problem, population) for one in runs]
+    _check_not_shared(runs)
     population = jax.device_put(population)
-    kept = any((job.directory, job.tracker) != (None, None) for job in jobs)
-    loop = BatchLoop(
+    needs_fingerprint = any((one.directory, one.tracker) != (None, None) for one in runs)
+    settings = SweepSettings(
         program=Program(problem, population, clock, aggregate if aggregate is not None else Mean()),
-        data_fingerprint=fingerprint(population) if kept else "",
+        data_fingerprint=fingerprint(population) if needs_fingerprint else "",
         engine=engine if engine is not None else Compiled(),
         rounds=rounds,
         seconds=seconds,
         evaluate=tuple(evaluate),
         evaluate_every=evaluate_every,
-        checkpoint_every=checkpoint_every,
+        checkpoint_every=_period("checkpoint_every", checkpoint_every, evaluate_every),
         overwrite=overwrite,
         console=console if console is not None else SILENT,
+        callback=callback,
+        callback_every=_period("callback_every", callback_every, evaluate_every),
     )
-    opened = [loop.open(job) for job in configured]
-    batches = _batches(loop, opened, lanes)
-    # nothing is left to do for these, and their trackers are told so
-    loop.held([lane for lane in opened if lane.status == "diverged"]).close()
-    with RunProgress(loop.console, sum(rounds - done for done, *_ in batches)) as bar:
-        before = 0
-        for done, batch, width in batches:
-            bar.begin(_title(batch), before - done)
-            with loop.held(batch):
-                loop.run(batch, done, width, bar)
-            before += rounds - done
-    return [lane.result() for lane in opened]
+    opened = [settings.open(one) for one in checked]
+    # runs that diverged earlier have nothing left to do, but their trackers must hear of it
+    exclusive(settings, [one for one in opened if not one.is_running]).close()
+    batches = _batches([one for one in opened if one.is_running], batch)
+    with RunProgress(settings.console, len(batches), rounds) as bar:
+        for number, (done, some, width) in enumerate(batches):
+            bar.begin(_title(some), number, done)
+            with exclusive(settings, some):
+                BatchLoop(settings, some, done, width, bar).run()
+    for one in opened:
+        if one.status == "diverged":  # at the line that called run or sweep
+            warnings.warn(one.message, DivergenceWarning, stacklevel=3)
+    return [one.result() for one in opened]
 
 
-def _as_array(leaf: Any) -> jax.Array:
-    if callable(leaf):
-        raise TypeError(
-            f"the initial values hold a function, {getattr(leaf, '__name__', leaf)}, as Equinox "
-            "modules do. Take the arrays alone, with equinox.partition(module, equinox.is_array), "
-            "and put the module together again in the loss with equinox.combine."
-        )
-    return jnp.asarray(leaf)
+def _period(name: str, value: int | None, default: int) -> int:
+    return default if value is None else check.count(name, value)
 
 
-def _batches(
-    loop: BatchLoop, opened: list[RunState], most: int
-) -> list[tuple[int, list[RunState], int]]:
-    """BatchLoop that share a program and the round they go on from, at most so many together.
+def _checked(one: Run, problem: Any, population: Population) -> Run:
+    """The run with arrays for its initial values, or an error."""
+    check.count("seed", one.seed, least=0)
+    one.algorithm.check(problem, population.n_clients)
+    start = check_start(one.start)
+    problem.check(start, population.example)
+    one.algorithm.check_start(problem, start, population.example)
+    return replace(one, start=start)
 
-    The third entry is the number of lanes that a batch is filled up to, so that all batches of a
-    group need one program, and the same when a sweep goes on of which some lanes have ended.
+
+def _check_not_shared(runs: Sequence[Run]) -> None:
+    """Raise if two runs have one directory or one tracker."""
+    paths = [str(Path(one.directory).resolve()) for one in runs if one.directory is not None]
+    if shared := sorted({path for path in paths if paths.count(path) > 1}):
+        raise ValueError(f"two runs cannot share a directory: {', '.join(shared)}.")
+    trackers = [id(one.tracker) for one in runs if one.tracker is not None]
+    if len(set(trackers)) < len(trackers):
+        raise ValueError("two runs cannot share a tracker; create one for each.")
+
+
+def _batches(runs: Sequence[RunState], most: int) -> list[tuple[int, list[RunState], int]]:
+    """Batches of runs that share a program: the round they start from, the runs, the width.
+
+    All batches of one structure have one width, to which they are padded, so that they need one
+    compiled program; also when a sweep is resumed of which some runs have ended.
     """
-    groups: dict[Any, list[RunState]] = {}
-    for lane in opened:
-        groups.setdefault(structure(lane.job.algorithm, lane.job.start), []).append(lane)
+    groups: dict[Hashable, list[RunState]] = {}
+    for one in runs:
+        groups.setdefault(structure(one.run.algorithm, one.run.start), []).append(one)
     batches = []
     for group in groups.values():
         width = math.ceil(len(group) / math.ceil(len(group) / most))
-        for done, some in loop.starts(group):
+        for done, some in _starting_points(group):
             batches += [(done, some[i : i + width], width) for i in range(0, len(some), width)]
     return batches
 
 
-def structure(algorithm: AbstractAlgorithm, start: Tree) -> Any:
+def _starting_points(runs: Sequence[RunState]) -> list[tuple[int, list[RunState]]]:
+    """The rounds to start from, each with its runs: one round if all have a common checkpoint."""
+    # a kill between two checkpoints' writes leaves the newest to some of the runs only
+    common = set.intersection(*(set(one.checkpoints) for one in runs))
+    if common:
+        return [(max(common), list(runs))]
+    newest: dict[int, list[RunState]] = {}
+    for one in runs:
+        newest.setdefault(max(one.checkpoints, default=0), []).append(one)
+    return list(newest.items())
+
+
+def structure(algorithm: AbstractAlgorithm, start: Tree) -> Hashable:
     """What must be equal for two runs to share one compiled program."""
     numbers, rest = eqx.partition(numbers_to_arrays(algorithm), eqx.is_array)
     shapes = [f"{a.dtype}{a.shape}" for a in jax.tree.leaves((numbers, start))]
@@ -193,7 +294,7 @@ def structure(algorithm: AbstractAlgorithm, start: Tree) -> Any:
     return tuple(shapes), tree, tuple(leaves)
 
 
-def _title(lanes: Sequence[RunState]) -> str:
-    names = dict.fromkeys(lane.name for lane in lanes)
-    name = next(iter(names)) + (" ..." if len(names) > 1 else "")
-    return name if len(lanes) == 1 else f"{name} ({len(lanes)} runs)"
+def _title(runs: Sequence[RunState]) -> str:
+    names = list(dict.fromkeys(one.run.name for one in runs))
+    name = names[0] + (" ..." if len(names) > 1 else "")
+    return name if len(runs) == 1 else f"{name} ({len(runs)} runs)"

@@ -1,15 +1,15 @@
-"""Where a run reports its measurements, besides its own history."""
+"""The interface of trackers: they receive a run's measurements as they are made."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 
 class Tracker(Protocol):
-    """What follows one run. Any object with these three methods will do.
+    """Receives the measurements of one run. Any object with these three methods will do.
 
-    Every call of :func:`rookery.run` starts and finishes its tracker once. A run that goes on from
-    a checkpoint logs the rows after the checkpoint only; those that a kill cut off from their
-    checkpoint come a second time, with the same numbers. What a tracker raises ends the run.
+    Every call of :func:`rookery.run` starts and finishes its tracker once. A resumed run logs only
+    the rows after its checkpoint. Rows measured between the last checkpoint and a kill are logged
+    twice, with the same numbers. An exception raised by a tracker ends the run.
 
     >>> class Printer:
     ...     def start(self, title, configuration):
@@ -21,11 +21,11 @@ class Tracker(Protocol):
     """
 
     def start(self, title: str, configuration: dict[str, Any]) -> None:
-        """The run begins or goes on.
+        """The run starts or is resumed.
 
         Args:
-            title: the job's, or its algorithm's name.
-            configuration: what ``config.json`` says of the run, ready for JSON.
+            title: the run's title, or its algorithm's name.
+            configuration: the run as described in ``config.json``, ready for JSON.
         """
         ...
 
@@ -34,5 +34,5 @@ class Tracker(Protocol):
         ...
 
     def finish(self, status: str) -> None:
-        """The run is over: ``finished``, ``diverged``, ``interrupted`` or ``failed``."""
+        """The run is over: ``finished``, ``diverged``, ``stopped``, ``interrupted`` or ``failed``."""
         ...
