@@ -113,7 +113,7 @@ def histories(make: Callable, zoo, clock: rk.delays.Clock, **settings) -> list[l
     jobs = [rk.Run(make(a, b), zoo.start, seed=seed) for a, b in grid for seed in seeds]
     settings = {"evaluate_every": 1} | settings
     results = rk.sweep(
-        jobs, zoo.problem, rk.Population.stacked(zoo.data), clock=clock, lanes=len(jobs),
+        jobs, zoo.problem, rk.Population.stacked(zoo.data), clock=clock, batch=len(jobs),
         evaluate=(rk.metrics.OfSolution(GradientNorm(*zoo.affine_hypergradient())),), **settings,
     )  # fmt: skip
     runs = [result.history for result in results]

@@ -36,7 +36,7 @@ class Remote(AbstractEngine):
     """Runs a program by messages: the server computes here, the steps run where the data is.
 
     Numbers and ledgers are those of the other engines. Runs of a sweep go one after another, so
-    ``lanes=1`` is what it needs.
+    ``batch=1`` is what it needs.
 
     Args:
         transport: how clients are reached; threads of this process if not given.
@@ -55,7 +55,7 @@ class Remote(AbstractEngine):
         if len(algorithms) > 1:
             raise ValueError(
                 f"the remote engine runs one job at a time, got {len(algorithms)} side by side. "
-                "Use lanes=1."
+                "Use batch=1."
             )
         return RemoteRunner(program, algorithms[0], self)
 

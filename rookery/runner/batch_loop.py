@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.engines.compiled import stack
-from rookery.engines.engine import AbstractRunner, Progress, Stopped
+from rookery.engines.engine import AbstractRunner, Event, Progress, Stopped
 from rookery.runner.interrupt import Interrupt
 from rookery.runner.metrics import evaluate_all
 from rookery.runner.progress import RunProgress
@@ -76,7 +76,7 @@ class BatchLoop:
                 one.status = "finished"
         algorithms = self._padded([one.run.algorithm for one in self._runs])
         runner = settings.engine.prepare(settings.program, algorithms)
-        runner.follow(lambda index, event: self._runs[index].record.note(event))
+        runner.follow(self._note)
         with closing(runner), Interrupt() as interrupt:
             self._evaluate([one for one in self._runs if not len(one.record.history)])
             while active := [one for one in self._runs if one.is_running]:
@@ -93,6 +93,11 @@ class BatchLoop:
                     raise KeyboardInterrupt
         for one in self._runs:
             one.close()
+
+    def _note(self, index: int, event: Event) -> None:
+        population = self._settings.program.population
+        name = None if event.client is None else population.client_name(event.client)
+        self._runs[index].record.note(event, name)
 
     def _advance(self, runner: AbstractRunner) -> None:
         """Run one chunk of rounds and record its costs."""
@@ -184,9 +189,7 @@ class BatchLoop:
         round, population = some[0].round, self._settings.program.population
         solutions = stack([one.run.algorithm.solution(one.state) for one in self._runs])
         keys = _fold_in_all(self._evaluation_keys, round)
-        numbers = jax.device_get(
-            evaluate_all(self._settings.evaluate, solutions, population, keys)
-        )
+        numbers = jax.device_get(evaluate_all(self._settings.evaluate, solutions, population, keys))
         for i, one in enumerate(self._runs):
             if not any(one is other for other in some):
                 continue

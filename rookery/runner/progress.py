@@ -53,7 +53,10 @@ class RunProgress:
         self._task = self._bar.add_task("", total=self._total, rate="compiling", remaining="")
         self._measurements = Text("", style="cyan", no_wrap=True, overflow="ellipsis")
         self._live = Live(
-            Group(self._bar, self._measurements), console=console, auto_refresh=True, transient=False
+            Group(self._bar, self._measurements),
+            console=console,
+            auto_refresh=True,
+            transient=False,
         )
         self._before = 0
         self._last_line = time.monotonic()
@@ -82,9 +85,7 @@ class RunProgress:
         if rounds_per_second is not None:
             rate = f"{rounds_per_second * n_runs:.3g} rounds/s"
             self.remaining = _clock((self._total - self.completed) / rounds_per_second)
-        self._bar.update(
-            self._task, completed=self.completed, rate=rate, remaining=self.remaining
-        )
+        self._bar.update(self._task, completed=self.completed, rate=rate, remaining=self.remaining)
 
     def measured(self, row: Mapping[str, Any], name: str) -> None:
         """A run was evaluated."""

@@ -189,12 +189,13 @@ class RunRecord:
         """Add the costs of some rounds."""
         self.ledger = sum(ledgers, start=self.ledger)
 
-    def note(self, event: Event) -> None:
-        """Record a client failure at once; resuming does not remove it."""
+    def note(self, event: Event, client: str | None = None) -> None:
+        """Record a client failure at once, with the client's name; resuming does not remove it."""
         self.events.append(event)
         if self.directory is not None:
-            HistoryFile(self.directory / "events.jsonl").append(asdict(event))
-        who = "" if event.client is None else f", client {event.client}"
+            row = asdict(event) if client is None else {**asdict(event), "name": client}
+            self._file("events").append(row)
+        who = "" if client is None else f", {client}"
         self.say(f"Round {event.round}, {event.step}{who}: {event.reason}")
 
     def save(self, done: int, state: Tree) -> None:

@@ -190,6 +190,7 @@ def test_weights_of_the_population_are_those_of_the_mean():
     np.testing.assert_allclose(result.solution[0], -0.1 * step, rtol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore::rookery.runner.run_state.DivergenceWarning")
 def test_literal_weights_that_overflow_say_what_to_do():
     algorithm = rk.ComFedL(lr=0.01, local_steps=5, gamma=1e-3, weighting=rk.parts.PrintedWeights())
     result = solve(LOSSES, algorithm, 2, engine=rk.Eager())

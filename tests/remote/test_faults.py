@@ -131,6 +131,7 @@ def test_nonsense_is_refused_by_name_and_the_run_goes_on(faults, policy, said):
     assert said in reasons(result)
 
 
+@pytest.mark.filterwarnings("ignore::rookery.runner.run_state.DivergenceWarning")
 def test_when_all_clients_send_nan_the_run_has_diverged():
     result = go(faults=Faults(poison=(0, 1, 2, 3, 4)))
     assert (result.status, result.rounds) == ("diverged", 1)
@@ -233,7 +234,7 @@ def test_too_few_for_a_robust_rule_are_too_few_replies():
 
 def test_several_jobs_side_by_side_are_refused():
     jobs = [rk.Run(FEDAVG, ZOO.start, seed) for seed in (0, 1)]
-    with pytest.raises(ValueError, match="lanes=1"):
+    with pytest.raises(ValueError, match="batch=1"):
         rk.sweep(jobs, ZOO.problem, PEOPLE, rounds=1, engine=rk.remote.Remote())
 
 

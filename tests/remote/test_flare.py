@@ -320,6 +320,6 @@ def a_site_that_is_killed(deployment):
     assert not (deployment.run / "summary.json").exists()
 
     deployment.do(4)
-    assert "Going on from round" in deployment.log("localhost")
+    assert "Resuming from round" in deployment.log("localhost")
     for name in ("history.jsonl", "summary.json", "checkpoints/round-000000020.safetensors"):
         assert (deployment.run / name).read_bytes() == (undisturbed / name).read_bytes()

@@ -24,11 +24,11 @@ with locked(Path(sys.argv[1]), print):
 
 
 def go(directory, **settings):
-    people = rk.Population.stacked(ZOO.data)
+    population = rk.Population.stacked(ZOO.data)
     return rk.run(
         rk.FedAvg(lr=0.1, local_steps=1),
         ZOO.problem,
-        people,
+        population,
         ZOO.start,
         rounds=2,
         directory=directory,
@@ -43,7 +43,7 @@ def test_a_directory_in_which_another_process_works_is_refused_and_left_alone(tm
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdin=pipe, stdout=pipe)
     try:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-        with pytest.raises(ValueError, match=rf"number {holder.pid}, is at work in .*{tmp_path}"):
+        with pytest.raises(ValueError, match=rf"process {holder.pid} .*{tmp_path}"):
             go(tmp_path, overwrite=True)
         assert (tmp_path / "history.jsonl").read_bytes() == before
     finally:
@@ -62,7 +62,7 @@ class Second:
         pass
 
     def log(self, row):
-        with pytest.raises(ValueError, match=f"number {os.getpid()}, is at work"):
+        with pytest.raises(ValueError, match=f"process {os.getpid()} "):
             go(self.directory)
         self.refused += 1
 

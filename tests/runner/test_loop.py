@@ -14,12 +14,14 @@ import pytest
 from rich.console import Console
 
 import rookery as rk
+from rookery.runner.run_state import DivergenceWarning
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=3)
 POPULATION = rk.Population.stacked(ZOO.data)
 ALGORITHM = rk.FedNest(
     outer_lr=0.05, inner_lr=0.1, ihgp=rk.parts.FedIHGP(terms=3, lipschitz=5.0), clients=2
 )
+WILD = rk.FedNest(outer_lr=1e3, inner_lr=1e3)
 
 
 def distance(x, y):
@@ -84,7 +86,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path, ca
     newest.write_bytes({"truncated": content[:-9], "flipped": content, "empty": b""}[damage])
     again = go(directory=tmp_path, rounds=20, console=Console(width=400))
     said = capsys.readouterr().out
-    assert "is damaged" in said and "Going on from round 15" in said
+    assert "is damaged" in said and "Resuming from round 15" in said
     assert again.history.rows == whole
 
 
@@ -99,16 +101,19 @@ def test_a_directory_of_another_run_is_refused(tmp_path):
 
 
 def test_divergence_stops_the_run_with_a_status(tmp_path, capsys):
-    result = go(
-        rk.FedNest(outer_lr=1e3, inner_lr=1e3),
-        rounds=500,
-        directory=tmp_path,
-        console=Console(width=400),
-    )
+    with pytest.warns(DivergenceWarning, match="x") as warned:
+        result = go(
+            WILD,
+            rounds=500,
+            directory=tmp_path,
+            console=Console(width=400),
+        )
+    assert [str(w.message) for w in warned] == [result.message]
+    assert warned[0].filename == __file__  # the line that called rk.run
     assert result.status == "diverged"
     assert result.rounds < 500
     assert np.isnan(result.history["distance"][-1])
-    assert "no longer finite. A smaller step size, or a larger lipschitz" in result.message
+    assert f"in round {result.rounds - 1}" in result.message and "lipschitz" in result.message
     assert result.message in capsys.readouterr().out
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["status"], summary["message"]) == ("diverged", result.message)
@@ -171,23 +176,25 @@ def test_killed_at_a_random_moment_and_resumed_it_is_the_same_bit_for_bit(
 
 def test_fewer_rounds_than_a_directory_holds_are_refused(tmp_path):
     go(directory=tmp_path, rounds=10)
-    with pytest.raises(ValueError, match="holds 10 rounds already, more than the 5 asked for"):
+    with pytest.raises(ValueError, match="10 rounds, more than rounds=5"):
         go(directory=tmp_path, rounds=5)
 
 
 def test_a_diverged_run_started_again_stays_diverged_without_work(tmp_path):
-    first = go(rk.FedNest(outer_lr=1e3, inner_lr=1e3), rounds=500, directory=tmp_path)
+    with pytest.warns(DivergenceWarning):
+        first = go(WILD, rounds=500, directory=tmp_path)
     history = (tmp_path / "history.jsonl").read_bytes()
-    second = go(rk.FedNest(outer_lr=1e3, inner_lr=1e3), rounds=500, directory=tmp_path)
+    with pytest.warns(DivergenceWarning):
+        second = go(WILD, rounds=500, directory=tmp_path)
     assert (first.status, first.rounds) == (second.status, second.rounds)
     assert first.message == second.message
     assert (tmp_path / "history.jsonl").read_bytes() == history
 
 
 def test_two_runs_cannot_share_a_directory(tmp_path):
-    jobs = [rk.Run(ALGORITHM, ZOO.start, seed, tmp_path) for seed in (0, 1)]
+    runs = [rk.Run(ALGORITHM, ZOO.start, seed, tmp_path) for seed in (0, 1)]
     with pytest.raises(ValueError, match="two runs cannot share a directory"):
-        rk.sweep(jobs, ZOO.problem, POPULATION, rounds=1)
+        rk.sweep(runs, ZOO.problem, POPULATION, rounds=1)
 
 
 def test_two_problems_of_one_name_are_told_apart(tmp_path):
@@ -220,12 +227,12 @@ def test_a_longer_run_has_no_row_that_it_would_not_have_measured(tmp_path):
 
 @pytest.mark.slow
 def test_a_seed_added_to_a_finished_sweep_leaves_the_others_alone(tmp_path):
-    def jobs(seeds):
+    def runs(seeds):
         return [rk.Run(ALGORITHM, ZOO.start, s, tmp_path / f"{s}") for s in seeds]
 
-    rk.sweep(jobs((0, 1)), ZOO.problem, POPULATION, rounds=4, evaluate_every=2)
+    rk.sweep(runs((0, 1)), ZOO.problem, POPULATION, rounds=4, evaluate_every=2)
     checkpoints = [sorted((tmp_path / f"{s}" / "checkpoints").iterdir()) for s in (0, 1)]
-    results = rk.sweep(jobs((0, 1, 2)), ZOO.problem, POPULATION, rounds=4, evaluate_every=2)
+    results = rk.sweep(runs((0, 1, 2)), ZOO.problem, POPULATION, rounds=4, evaluate_every=2)
     assert [r.rounds for r in results] == [4, 4, 4]
     assert checkpoints == [sorted((tmp_path / f"{s}" / "checkpoints").iterdir()) for s in (0, 1)]
     assert all(len(r.history) == 3 for r in results)
@@ -252,7 +259,9 @@ def test_numpy_settings_are_told_apart(tmp_path):
 def test_a_start_with_a_function_in_it_says_what_to_do():
     zoo = rk.zoo.scalar_bilevel()
     start = ({"w": zoo.start[0], "activation": np.tanh}, zoo.start[1])
-    with pytest.raises(TypeError, match=r"hold a function, tanh, .*equinox.partition"):
+    with pytest.raises(
+        TypeError, match=r"start\[0\]\['activation'\] is a function, tanh.*equinox.partition"
+    ):
         rk.run(
             rk.FedNest(outer_lr=0.1, inner_lr=0.1),
             zoo.problem,

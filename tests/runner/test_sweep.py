@@ -6,12 +6,13 @@ import pytest
 import rookery as rk
 from rookery.engines import compiled
 from rookery.engines.traced import many_rounds
+from rookery.runner.run_state import DivergenceWarning
 from rookery.runner.sweep import structure
 
 
-def jobs_and_zoo(dtype=np.float64, directory=None):
+def runs_and_zoo(dtype=np.float64, directory=None):
     zoo = rk.zoo.quadratic_bilevel(n_clients=4, rows=3, noise=0.2, dtype=dtype)
-    jobs = [
+    runs = [
         rk.Run(
             rk.FedNest(
                 outer_lr=lr,
@@ -28,16 +29,16 @@ def jobs_and_zoo(dtype=np.float64, directory=None):
         for lr in (0.02, 0.05)
         for seed in (0, 1, 2)
     ]
-    return jobs, zoo
+    return runs, zoo
 
 
 def size(x, y):
     return {"size": (x @ x) ** 0.5}
 
 
-def go(jobs, zoo, **kwargs):
+def go(runs, zoo, **kwargs):
     kwargs = {"rounds": 7, "evaluate": [rk.metrics.OfSolution(size)], "evaluate_every": 3, **kwargs}
-    return rk.sweep(jobs, zoo.problem, rk.Population.stacked(zoo.data), **kwargs)
+    return rk.sweep(runs, zoo.problem, rk.Population.stacked(zoo.data), **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -47,14 +48,14 @@ def go(jobs, zoo, **kwargs):
 def test_a_sweep_equals_its_single_runs_and_compiles_once_per_structure(
     monkeypatch, dtype, tolerance
 ):
-    jobs, zoo = jobs_and_zoo(dtype)
-    assert len({str(structure(job.algorithm, job.start)) for job in jobs}) == 2
+    runs, zoo = runs_and_zoo(dtype)
+    assert len({str(structure(one.algorithm, one.start)) for one in runs}) == 2
     traced = []
     monkeypatch.setattr(compiled, "many_rounds", lambda *a: (traced.append(1), many_rounds(*a))[1])
-    together = go(jobs, zoo)
+    together = go(runs, zoo)
     assert len(traced) == 2  # twelve runs, two programs
-    for job, result in zip(jobs, together, strict=True):
-        (alone,) = go([job], zoo)
+    for one, result in zip(runs, together, strict=True):
+        (alone,) = go([one], zoo)
         np.testing.assert_allclose(
             result.history["size"], alone.history["size"], rtol=tolerance, atol=tolerance
         )
@@ -63,19 +64,19 @@ def test_a_sweep_equals_its_single_runs_and_compiles_once_per_structure(
 
 
 @pytest.mark.slow
-def test_few_lanes_give_the_same_with_one_program_for_all_batches():
-    jobs, zoo = jobs_and_zoo()
-    together = go(jobs[:5], zoo)
+def test_small_batches_give_the_same_with_one_program_for_all_batches():
+    runs, zoo = runs_and_zoo()
+    together = go(runs[:5], zoo)
     before = compiled.programs_compiled()
-    in_turn = go(jobs[:5], zoo, lanes=3)  # three, and two with a filler
+    in_turn = go(runs[:5], zoo, batch=3)  # three, and two with padding
     assert compiled.programs_compiled() - before == 1
     for a, b in zip(together, in_turn, strict=True):
         np.testing.assert_allclose(a.history["size"], b.history["size"], rtol=1e-12)
         assert a.ledger == b.ledger
 
 
-def test_one_lane_that_diverges_leaves_the_others_alone():
-    jobs, zoo = jobs_and_zoo()
+def test_one_run_that_diverges_leaves_the_others_alone():
+    runs, zoo = runs_and_zoo()
     wild = rk.Run(
         rk.FedNest(
             outer_lr=1e200,
@@ -86,21 +87,22 @@ def test_one_lane_that_diverges_leaves_the_others_alone():
         ),
         zoo.start,
     )
-    results = go([wild, jobs[6], jobs[7]], zoo)
+    with pytest.warns(DivergenceWarning, match="diverged in round"):
+        results = go([wild, runs[6], runs[7]], zoo)
     assert [r.status for r in results] == ["diverged", "finished", "finished"]
     assert results[0].rounds < 7
     np.testing.assert_allclose(
-        results[1].history["size"], go([jobs[6]], zoo)[0].history["size"], rtol=1e-12
+        results[1].history["size"], go([runs[6]], zoo)[0].history["size"], rtol=1e-12
     )
 
 
-def test_an_interrupted_sweep_goes_on_from_the_round_that_all_lanes_have(tmp_path):
-    jobs, zoo = jobs_and_zoo(directory=tmp_path)
-    jobs = jobs[:3]
-    whole = [r.history.rows for r in go(jobs, zoo, rounds=9)]
+def test_an_interrupted_sweep_goes_on_from_the_round_that_all_runs_have(tmp_path):
+    runs, zoo = runs_and_zoo(directory=tmp_path)
+    runs = runs[:3]
+    whole = [r.history.rows for r in go(runs, zoo, rounds=9)]
     # as if the kill had come while the last checkpoints were being written
     (tmp_path / "FedIHGP-0.02-1" / "checkpoints" / "round-000000009.safetensors").unlink()
-    assert [r.history.rows for r in go(jobs, zoo, rounds=9)] == whole
+    assert [r.history.rows for r in go(runs, zoo, rounds=9)] == whole
 
 
 def test_a_run_ends_at_the_last_measurement_within_its_seconds(tmp_path):
@@ -108,17 +110,17 @@ def test_a_run_ends_at_the_last_measurement_within_its_seconds(tmp_path):
     clock = rk.delays.Clock(rk.delays.LogNormalDelay(1.0), seed=3)
     ihgp = rk.parts.FedIHGP(
         terms=6, lipschitz=5.0
-    )  # of random length, so that lanes differ in their seconds
+    )  # of random length, so that runs differ in their seconds
 
-    def job(seed, directory=None):
+    def one(seed, directory=None):
         return rk.Run(
             rk.FedNest(outer_lr=0.05, inner_lr=0.1, ihgp=ihgp), zoo.start, seed, directory
         )
 
     def run(seeds, seconds, **kwargs):
-        jobs = [job(seed, kwargs.pop(f"directory{seed}", None)) for seed in seeds]
+        runs = [one(seed, kwargs.pop(f"directory{seed}", None)) for seed in seeds]
         settings = {"rounds": 40, "evaluate_every": 1, "clock": clock, "seconds": seconds}
-        return go(jobs, zoo, **settings, **kwargs)
+        return go(runs, zoo, **settings, **kwargs)
 
     whole = run([0, 1], None)
     cut = run([0, 1], 290.0)
@@ -139,7 +141,7 @@ def test_a_run_ends_at_the_last_measurement_within_its_seconds(tmp_path):
         assert again.rounds == wanted.rounds
         assert again.history["round"].tolist() == wanted.history["round"].tolist()
         assert again.ledger.seconds == pytest.approx(wanted.ledger.seconds)
-    with pytest.raises(ValueError, match="has gone on for longer than the 290"):
+    with pytest.raises(ValueError, match="seconds=290"):
         run([0], 290.0, **there)
     with pytest.raises(ValueError, match="seconds must be a finite number above 0, got 0"):
         run([0], 0)

@@ -105,6 +105,7 @@ def test_a_resumed_run_logs_only_the_new_rows(tmp_path):
     assert (len(third.starts), third.rows, third.ends) == (1, [], ["finished"])
 
 
+@pytest.mark.filterwarnings("ignore::rookery.runner.run_state.DivergenceWarning")
 def test_divergence_is_told_also_when_the_run_is_started_again(tmp_path):
     first, second = Recorder(), Recorder()
     result = go(first, algorithm=WILD, directory=tmp_path)
@@ -116,10 +117,11 @@ def test_divergence_is_told_also_when_the_run_is_started_again(tmp_path):
     assert (second.rows, second.ends) == ([], ["diverged"])
 
 
-@pytest.mark.parametrize("lanes", [1, 32])
-def test_every_job_of_a_sweep_has_its_own_tracker(lanes):
+@pytest.mark.filterwarnings("ignore::rookery.runner.run_state.DivergenceWarning")
+@pytest.mark.parametrize("batch", [1, 32])
+def test_every_job_of_a_sweep_has_its_own_tracker(batch):
     trackers = [Recorder(), Recorder()]
-    results = sweep(three_jobs(trackers), lanes=lanes)
+    results = sweep(three_jobs(trackers), batch=batch)
     assert [r.status for r in results] == ["finished", "diverged", "finished"]
     for i, (result, tracker) in enumerate(zip(results, trackers, strict=False)):
         assert [(t, c["seed"]) for t, c in tracker.starts] == [(f"job {i}", i)]
@@ -316,6 +318,7 @@ def test_wandb_knows_two_modes():
 
 
 # MLflow's tables use a loader that newer SQLAlchemy deprecates
+@pytest.mark.filterwarnings("ignore::rookery.runner.run_state.DivergenceWarning")
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 def test_mlflow(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -350,4 +353,4 @@ def test_mlflow(tmp_path, monkeypatch):
     experiment = client.get_experiment_by_name("another")
     (run,) = client.search_runs([experiment.experiment_id])
     assert (run.info.status, run.data.tags["rookery.status"]) == ("FAILED", "diverged")
-    assert np.isinf(result.history.last("size/x")) and np.isnan(run.data.metrics["size/x"])
+    assert not np.isfinite(result.history.last("size/x")) and np.isnan(run.data.metrics["size/x"])
