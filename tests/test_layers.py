@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "runner": BASE | {"engines", "program", "clients", "runner"},
     "remote": BASE
     | {"engines", "program", "clients", "remote", "runner.describe", "runner.run_record"},
-    "report": {"report", "runner.history"},
+    "report": {"report", "runner.history", "runner.run_record"},
     "tracking": {"tracking", "runner.tracker"},
     "tasks": BASE | {"models", "problem", "clients", "runner", "tasks"},
 }

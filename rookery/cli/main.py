@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +16,11 @@ from rich.table import Table
 
 from rookery.cli import flare
 from rookery.clients import datasets
-from rookery.experiment import config, execution, registry, report_io
+from rookery.experiment import config, execution, registry
 from rookery.remote.study import JobFailed
-from rookery.report.comparison import Comparison
-from rookery.report.tables import cost_table, final_table, paired_table
+from rookery.report.comparison import Comparison, joined
+from rookery.report.read import read_plot_settings, read_runs
+from rookery.report.write import PlotSettings, print_tables, write_only_page, write_report
 
 app = tyro.extras.SubcommandApp()
 Overrides = Annotated[
@@ -157,28 +159,39 @@ def show(experiment: tyro.conf.Positional[Path], overrides: Overrides = ()) -> N
 def report(
     runs: tyro.conf.Positional[tuple[Path, ...]],
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report"),
-    title: str = "Comparison",
+    title: str | None = None,
+    metric: tuple[str, ...] = (),
+    axes: tuple[str, ...] = (),
+    target: float | None = None,
+    higher_is_better: bool | None = None,
 ) -> None:
-    """Make one self-contained page and a picture from finished or unfinished runs.
+    """Print tables, and write a self-contained page and a figure, from runs finished or not.
+
+    Without options it shows what the [plot] table of the runs' experiment asks for.
 
     Args:
         runs: run directories, or folders of them.
-        out: folder for report.html and curves.png; a name ending in .html gives the page alone.
-        title: headline of the page.
+        out: folder for report.html and curves.png; a name ending in .html writes only the page.
+        title: headline; by default that of the experiment.
+        metric: metrics to draw; tables use the first. By default accuracy, or the first measured.
+        axes: costs to draw against: round, exchanges, megabytes, megabytes_up, megabytes_down,
+            gradients, hessian_vectors, seconds.
+        target: value of the first metric; a table shows what it cost to reach it.
+        higher_is_better: True or False: whether the first metric has to rise; by default a guess.
     """
     if not runs:
         raise ValueError("name at least one run directory.")
-    comparison = report_io.read_runs(runs, Console(stderr=True))
-    comparison = Comparison(
-        title, comparison.curves, comparison.settings, comparison.versions, comparison.notes
-    )
-    if out.suffix == ".html":
-        out.parent.mkdir(parents=True, exist_ok=True)
-        report_io.write_page(comparison, out)
-        Console().print(f"The page: {out}")
-        return
-    page, picture = report_io.write_report(comparison, out, {})
-    Console().print(f"The page: {page}\nThe picture: {picture}")
+    comparison = read_runs(runs, Console(stderr=True))
+    if title is not None:
+        comparison = replace(comparison, title=title)
+    settings = read_plot_settings(runs, comparison)
+    if metric:
+        settings = settings.for_metrics(metric)
+    given = {"axes": axes or None, "target": target, "higher_is_better": higher_is_better}
+    settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
+    console = Console()
+    print_tables(comparison, settings, console)
+    _write(comparison, out, settings, console)
 
 
 @app.command(name="list")
@@ -224,17 +237,21 @@ def _run(experiments: list[config.Experiment], out: Path | None, data, overwrite
         )
         for e in experiments
     ]  # fmt: skip
-    comparison = done[0] if len(done) == 1 else report_io.joined(done)
-    shown: Mapping[str, Any] = experiments[0].plot
-    console.print(final_table(comparison, metrics=shown.get("metrics")))
-    better = shown.get("higher_is_better", True)
-    metric = shown.get("metrics", report_io.default_metrics(comparison))[0]
-    if len(comparison.curves) > 1:
-        console.print(paired_table(comparison, metric, higher_is_better=better))
-    if "target" in shown:
-        console.print(cost_table(comparison, metric, shown["target"], higher_is_better=better))
-    page, picture = report_io.write_report(comparison, folder, shown)
-    console.print(f"The page: {page}\nThe picture: {picture}")
+    comparison = done[0] if len(done) == 1 else joined(done)
+    settings = PlotSettings(**experiments[0].plot)
+    print_tables(comparison, settings, console)
+    _write(comparison, folder, settings, console)
+
+
+def _write(comparison: Comparison, out: Path, settings: PlotSettings, console: Console) -> None:
+    """Write the report and say where it is."""
+    if out.suffix == ".html":
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_only_page(comparison, out, settings)
+        page, figure = out, None
+    else:
+        page, figure = write_report(comparison, out, settings)
+    console.print(f"The page: {page}", *([f"The figure: {figure}"] if figure else []), sep="\n")
 
 
 def _spread(values: list) -> str:

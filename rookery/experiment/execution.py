@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -21,7 +21,7 @@ from rookery.experiment import config
 from rookery.program.aggregate import Mean
 from rookery.program.algorithm import first_state
 from rookery.program.ledger import Ledger
-from rookery.report.comparison import Comparison, Curve
+from rookery.report.comparison import Comparison, Curve, Trace
 from rookery.runner.history import replace_file, to_json
 from rookery.runner.run_record import versions
 from rookery.runner.run_state import Result, Run
@@ -58,7 +58,13 @@ def run_experiment(
 
 
 def _curve(label: str, results: Sequence[Result], seeds: list[int]) -> Curve:
-    return Curve(label, [r.history for r in results], seeds, results[0].diaries)
+    return Curve(
+        label,
+        [r.history for r in results],
+        seeds,
+        cast(Mapping[str, Trace], results[0].diaries),
+        {seed: r.rounds for seed, r in zip(seeds, results, strict=True) if r.status == "diverged"},
+    )
 
 
 def _run_curves(

@@ -12,7 +12,7 @@ class Ledger:
 
     >>> Ledger(exchanges=1, bytes_up=8) + Ledger(exchanges=2)
     Ledger(exchanges=3, messages=0, bytes_down=0, bytes_up=8, gradients=0, hessian_vectors=0, seconds=0.0)
-    """  # noqa: E501
+    """
 
     exchanges: int = 0
     messages: int = 0

@@ -1,9 +1,9 @@
-"""Runs side by side: means over seeds, what it costs to reach a target, paired tests."""
+"""Runs side by side: means over seeds, the cost of reaching a target, paired tests."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -12,7 +12,11 @@ from rookery.runner.history import History
 
 
 class Axis(NamedTuple):
-    """A cost that a metric can be drawn against."""
+    """A cost that a metric can be drawn against.
+
+    >>> AXES["megabytes_up"].label
+    'megabytes up'
+    """
 
     label: str
     values: Callable[[History], np.ndarray]
@@ -35,77 +39,147 @@ _COSTS = set(
 )
 
 
+class Trace(TypedDict):
+    """The first jobs of an asynchronous run and the staleness of all, as ``AsyncTrace.as_dict``."""
+
+    client: list[int]
+    began: list[float]
+    ended: list[float]
+    taken: list[float]
+    version: list[int]
+    used_in: list[int]
+    received: int
+    staleness: list[int]
+
+
 @dataclass(frozen=True)
 class Curve:
     """One algorithm in one setting, run once for every seed.
 
     Attributes:
-        name: what the legend says.
+        name: the label in legends and tables.
         runs: one history per seed.
         seeds: the seeds, in the same order; 0, 1, ... if not given.
-        diaries: of an asynchronous algorithm's first run, by kind of jobs: who worked when.
+        traces: for an asynchronous algorithm, the trace of its first run, by kind of job.
+        diverged: for each seed whose run diverged, after how many rounds.
+
+    >>> Curve("FedAvg", [History([{"round": 0, "loss": 1.0}])]).metrics
+    ['loss']
     """
 
     name: str
     runs: list[History]
     seeds: list[int] = field(default_factory=list)
-    diaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    traces: Mapping[str, Trace] = field(default_factory=dict)
+    diverged: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self):
         if not self.runs or not all(len(run) for run in self.runs):
-            raise ValueError(f"curve {self.name!r} needs one run or more, none of them empty.")
+            raise ValueError(f"curve {self.name!r} needs at least one run, and none may be empty.")
         if not self.seeds:
             object.__setattr__(self, "seeds", list(range(len(self.runs))))
         if len(self.seeds) != len(self.runs) or len(set(self.seeds)) != len(self.seeds):
-            raise ValueError(f"curve {self.name!r} needs a seed for every run, got {self.seeds}.")
+            raise ValueError(
+                f"curve {self.name!r} has {len(self.runs)} runs and needs a different seed for "
+                f"each, got {self.seeds}."
+            )
+        if unknown := sorted(set(self.diverged) - set(self.seeds)):
+            raise ValueError(
+                f"curve {self.name!r}: diverged names the seeds {unknown}, its seeds are "
+                f"{self.seeds}."
+            )
 
     @property
     def metrics(self) -> list[str]:
-        """What every run has measured, costs apart."""
+        """The metrics that every run has measured."""
         shared = set.intersection(*(set(run.names) for run in self.runs))
         return [name for name in self.runs[0].names if name in shared - _COSTS]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Curves to be shown together.
+    """Curves to show together.
 
     Attributes:
         title: the headline.
         curves: in the order in which to show them.
-        settings: for the name of a curve, how its runs were made: nested and fit for JSON.
+        settings: for the name of a curve, how its runs were made: nested, and fit for JSON.
         versions: of the software that ran.
         notes: plain text to print below the headline.
+
+    >>> curve = Curve("FedAvg", [History([{"round": 0, "loss": 1.0}])])
+    >>> Comparison("One curve", [curve]).metrics
+    ['loss']
     """
 
     title: str
     curves: list[Curve]
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
     notes: str = ""
 
     def __post_init__(self):
         names = [curve.name for curve in self.curves]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a comparison needs curves with different names, got {names}.")
-        if strangers := set(self.settings) - set(names):
-            raise ValueError(f"settings for {sorted(strangers)}, but the curves are {names}.")
+        if unknown := set(self.settings) - set(names):
+            raise ValueError(f"settings for {sorted(unknown)}, but the curves are {names}.")
 
     @property
     def metrics(self) -> list[str]:
-        """What any of the curves has measured."""
+        """The metrics that at least one curve has measured."""
         return list(dict.fromkeys(name for curve in self.curves for name in curve.metrics))
+
+    def require_metric(self, metric: str) -> str:
+        """Return the metric, or raise if no curve has measured it."""
+        if metric not in self.metrics:
+            known = ", ".join(self.metrics) or "none"
+            raise ValueError(f"no curve has measured {metric!r}; there are {known}.")
+        return metric
+
+
+def joined(comparisons: Sequence[Comparison]) -> Comparison:
+    """Merge comparisons; a curve whose name occurs twice is prefixed with its title.
+
+    >>> run = History([{"round": 0, "loss": 1.0}])
+    >>> both = joined([Comparison(title, [Curve("FedAvg", [run])]) for title in ("A", "B")])
+    >>> both.title, [curve.name for curve in both.curves]
+    ('A / B', ['A: FedAvg', 'B: FedAvg'])
+    """
+    names = [curve.name for c in comparisons for curve in c.curves]
+    curves, settings = [], {}
+    for comparison in comparisons:
+        for curve in comparison.curves:
+            is_unique = names.count(curve.name) == 1
+            name = curve.name if is_unique else f"{comparison.title}: {curve.name}"
+            curves.append(Curve(name, curve.runs, curve.seeds, curve.traces, curve.diverged))
+            settings[name] = comparison.settings.get(curve.name, {})
+    title = " / ".join(dict.fromkeys(c.title for c in comparisons))
+    return Comparison(title, curves, settings, comparisons[0].versions)
+
+
+def require_axis(axis: str) -> str:
+    """Return the name of an axis, or raise if there is none of that name."""
+    if axis not in AXES:
+        raise ValueError(f"unknown axis {axis!r}; choose one of {', '.join(AXES)}.")
+    return axis
 
 
 def axis_values(run: History, axis: str) -> np.ndarray:
-    """What a run had spent at each of its evaluations."""
-    if axis not in AXES:
-        raise ValueError(f"unknown axis {axis!r}; choose one of {', '.join(AXES)}.")
-    return AXES[axis].values(run)
+    """What a run had spent at each of its evaluations.
+
+    >>> axis_values(History([{"round": 0}, {"round": 10}]), "round").tolist()
+    [0.0, 10.0]
+    """
+    return AXES[require_axis(axis)].values(run)
 
 
 def metric_values(run: History, metric: str) -> np.ndarray:
-    """What a run measured at each of its evaluations; NaN where that was not finite."""
+    """What a run measured at each of its evaluations, with NaN for whatever is not finite.
+
+    >>> metric_values(History([{"loss": 1.0}, {"loss": None}]), "loss").tolist()
+    [1.0, nan]
+    """
     values = run[metric]
     return np.where(np.isfinite(values), values, np.nan)
 
@@ -125,7 +199,7 @@ def mean_and_interval(curve: Curve, axis: str, metric: str) -> Band:
     Seeds that were evaluated at the same costs are averaged row by row. If the costs differ, as
     when the number of exchanges is random, each seed is interpolated linearly at all the costs
     at which any seed was evaluated, within the range that all seeds reach. A seed that ended
-    early therefore ends the curve. NaN in one seed leaves a gap in the mean.
+    early, or diverged, therefore ends the curve. NaN in one seed leaves a gap in the mean.
     """
     xs = [axis_values(run, axis) for run in curve.runs]
     ys = [metric_values(run, metric) for run in curve.runs]
@@ -138,18 +212,52 @@ def mean_and_interval(curve: Curve, axis: str, metric: str) -> Band:
 
 
 def final_values(curve: Curve, metric: str) -> list[float]:
-    """The last measured value of every seed."""
-    return [float(metric_values(run, metric)[-1]) for run in curve.runs]
+    """The last measured value of every seed; NaN for a seed that diverged."""
+    return [
+        math.nan if seed in curve.diverged else float(metric_values(run, metric)[-1])
+        for seed, run in zip(curve.seeds, curve.runs, strict=True)
+    ]
+
+
+def divergence(curve: Curve) -> str:
+    """Which seeds of a curve diverged, and when; empty if none did.
+
+    >>> run = History([{"round": 0, "loss": 1.0}])
+    >>> divergence(Curve("FedAvg", [run, run], diverged={1: 12}))
+    'diverged at round 12, seed 1'
+    """
+    return "; ".join(
+        f"diverged at round {curve.diverged[seed]}, seed {seed}"
+        for seed in curve.seeds
+        if seed in curve.diverged
+    )
+
+
+def is_rising(curves: Sequence[Curve], metric: str) -> bool:
+    """Whether the metric rose from first to last values: a guess at whether higher is better.
+
+    Only finite values count, and seeds that diverged do not.
+    """
+    change = 0.0
+    for curve in curves:
+        if metric not in curve.metrics:
+            continue
+        for seed, run in zip(curve.seeds, curve.runs, strict=True):
+            values = metric_values(run, metric)
+            values = values[np.isfinite(values)]
+            if len(values) and seed not in curve.diverged:
+                change += values[-1] - values[0]
+    return change >= 0
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What it cost to reach a target.
+    """The cost of reaching a target.
 
     Attributes:
-        per_seed: the cost for every seed, None if the seed never got there.
+        per_seed: the cost for every seed, None if the seed never reached the target.
         interval: mean and bounds over the seeds that did; NaN if none did.
-        reached: how many did.
+        reached: how many seeds did.
         total: how many seeds there are.
     """
 
@@ -165,6 +273,10 @@ def cost_to_reach(
     """The cost at which each seed first reaches a target, interpolated between evaluations.
 
     The mean is over the seeds that reach it, so read it together with their number.
+
+    >>> run = History([{"round": 0, "loss": 2.0}, {"round": 10, "loss": 1.0}])
+    >>> cost_to_reach(Curve("c", [run]), "loss", 1.5, "round", higher_is_better=False).per_seed
+    [5.0]
     """
     sign = 1 if higher_is_better else -1
     per_seed = [
@@ -186,7 +298,7 @@ def _first_reach(x: np.ndarray, y: np.ndarray, target: float) -> float | None:
 
 
 def best_curve(curves: Sequence[Curve], metric: str, higher_is_better: bool = True) -> Curve:
-    """The curve with the best mean of its last values; one that is not finite is never it."""
+    """The curve with the best mean of its last values; never one whose mean is not finite."""
     sign = 1 if higher_is_better else -1
     means = [sign * np.mean(final_values(curve, metric)) for curve in curves]
     return curves[int(np.argmax(np.where(np.isnan(means), -np.inf, means)))]
@@ -197,13 +309,14 @@ class PairedTest:
     """Final values of two curves compared seed by seed, the first minus the second.
 
     Attributes:
-        seeds: those that both curves have.
+        seeds: the seeds that both curves have.
         differences: one per seed.
         interval: mean difference and its bounds.
-        p_student: two-sided, of the paired t-test; NaN with one seed.
-        p_flips: two-sided and exact: the share of all sign flips of the differences whose mean
-            is as far from zero. With n seeds it cannot be less than 2 / 2^n. NaN if a difference
-            is, or with more than 20 seeds.
+        p_student: two-sided, of the paired t-test. NaN with one seed, and if all differences are
+            equal but not zero, as the test divides by their spread.
+        p_flips: two-sided and exact: the fraction of all sign flips of the differences whose mean
+            is as far from zero. With n seeds it is at least 2 / 2^n. NaN if a difference is NaN,
+            or with more than 20 seeds.
     """
 
     seeds: list[int]
@@ -214,31 +327,41 @@ class PairedTest:
 
 
 def paired_test(curve_a: Curve, curve_b: Curve, metric: str) -> PairedTest:
-    """Whether two curves end at different values, judged over the seeds that both have."""
+    """Whether two curves end at different values, over the seeds that both have.
+
+    >>> ends = [0.1, 0.2], [0.4, 0.3]
+    >>> a, b = (Curve("c", [History([{"round": 9, "f": v}]) for v in values]) for values in ends)
+    >>> paired_test(a, b, "f").differences.round(3).tolist()
+    [-0.3, -0.1]
+    """
     last_a = dict(zip(curve_a.seeds, final_values(curve_a, metric), strict=True))
     last_b = dict(zip(curve_b.seeds, final_values(curve_b, metric), strict=True))
     seeds = [seed for seed in last_a if seed in last_b]
     if not seeds:
         raise ValueError(f"{curve_a.name!r} and {curve_b.name!r} have no seed in common.")
     differences = np.array([last_a[seed] - last_b[seed] for seed in seeds])
-    p_student, p_flips = _p_student(differences), _p_flips(differences)
+    # metrics are often in single precision: smaller differences than this are rounding
+    rounding = 1e-7 * max(abs(last[seed]) for last in (last_a, last_b) for seed in seeds)
+    p_student, p_flips = _p_student(differences, rounding), _p_flips(differences)
     return PairedTest(seeds, differences, interval(differences), p_student, p_flips)
 
 
-def _p_student(differences: np.ndarray) -> float:
+def _p_student(differences: np.ndarray, rounding: float) -> float:
     n, mean = len(differences), differences.mean()
     if n == 1 or np.isnan(mean):
         return math.nan
-    error = differences.std(ddof=1) / math.sqrt(n)
-    return float(mean == 0) if error == 0 else 2 * student_cdf(-abs(mean / error), n - 1)
+    spread = differences.std(ddof=1)
+    if spread <= rounding:
+        return 1.0 if abs(mean) <= rounding else math.nan
+    return 2 * student_cdf(-abs(mean / spread) * math.sqrt(n), n - 1)
 
 
 def _p_flips(differences: np.ndarray) -> float:
     if len(differences) > 20 or np.isnan(differences).any():
-        return math.nan  # every seed more doubles the number of flips
+        return math.nan  # each further seed doubles the number of flips
     sums = np.zeros(1)
     for difference in differences:
         sums = np.concatenate([sums + difference, sums - difference])
-    # rounding must not make a flip differ from the same sum in another order
+    # equal sums in another order differ by rounding
     slack = 1e-12 * np.abs(differences).sum()
     return float(np.mean(np.abs(sums) >= abs(differences.sum()) - slack))

@@ -1,6 +1,6 @@
 """Learning curves as a figure: one column of panels per cost, one row per metric."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 
@@ -10,10 +10,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from rookery.report.comparison import AXES, Band, Comparison, mean_and_interval
+from rookery.report.comparison import AXES, Band, Comparison, mean_and_interval, require_axis
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
-"""Okabe and Ito's, which colour-blind readers can tell apart; then they return in other strokes."""
+"""Okabe and Ito's palette, safe for colour-blind readers; further curves repeat it in the next stroke."""
 STROKES = ("-", (0, (4, 1.6)), (0, (1, 1.4)), (0, (6, 1.6, 1, 1.6)))
 
 _INK, _FAINT = "#333333", "#E3E3E3"
@@ -30,17 +30,19 @@ def plot(
     panel_size: tuple[float, float] = (4.6, 3.3),
     dpi: int = 160,
 ) -> None:
-    """Draw the means over seeds with their 95 % intervals into a file.
+    """Save the means over seeds with their 95 % intervals as a figure.
+
+    A cross marks where a curve ends because a seed diverged.
 
     Args:
-        comparison: what to draw. Curves that have not measured a metric are left out of its row.
-        path: where to; the suffix says what: ``.png``, ``.svg`` or ``.pdf``.
+        comparison: the curves. A curve that lacks a metric is left out of that metric's row.
+        path: the file; its suffix chooses the format: ``.png``, ``.svg`` or ``.pdf``.
         metrics: one row of panels for each.
         axes: names out of ``AXES``, one column of panels for each.
-        log_x: logarithmic costs; what was measured before the first cost is then not seen.
+        log_x: logarithmic costs; rows without any cost, such as the start, are then hidden.
         log_y: logarithmic metrics.
         panel_size: width and height of a panel in inches.
-        dpi: of a ``.png``.
+        dpi: resolution of a ``.png``.
     """
     figure = draw(
         comparison, metrics=metrics, axes=axes, log_x=log_x, log_y=log_y, panel_size=panel_size
@@ -59,11 +61,9 @@ def draw(
 ) -> Figure:
     """The figure that :func:`plot` saves, for a notebook or for changes by hand."""
     metrics = [metrics] if isinstance(metrics, str) else list(metrics)
-    axes = [axes] if isinstance(axes, str) else list(axes)
+    axes = [require_axis(axis) for axis in ([axes] if isinstance(axes, str) else axes)]
     for metric in metrics:
-        if metric not in comparison.metrics:
-            known = ", ".join(comparison.metrics)
-            raise ValueError(f"no curve has measured {metric!r}; there are {known}.")
+        comparison.require_metric(metric)
     width, height = panel_size
     figure = Figure(figsize=(width * len(axes), height * len(metrics) + 0.8), layout="constrained")
     FigureCanvasAgg(figure)
@@ -88,22 +88,6 @@ def _draw_panel(
     }
     if log_x:
         bands = {i: Band(*(part[band.axis > 0] for part in band)) for i, band in bands.items()}
-    floor = _smallest_positive(list(bands.values())) if log_y else -np.inf
-    for i, band in bands.items():
-        style = {"color": COLOURS[i % len(COLOURS)], "zorder": 3 + i / 100}
-        # a bound below zero has no place on a logarithmic axis
-        low, high = np.maximum(band.low, floor), np.maximum(band.high, floor)
-        panel.fill_between(band.axis, low, high, alpha=0.16, linewidth=0, **style)
-        panel.plot(
-            band.axis,
-            band.mean,
-            linewidth=1.8,
-            linestyle=STROKES[i // len(COLOURS) % len(STROKES)],
-            label=comparison.curves[i].name,
-            solid_capstyle="round",
-            **style,
-        )
-    if log_x:
         panel.set_xscale("log")
     else:
         panel.xaxis.set_major_locator(MaxNLocator(6))
@@ -111,6 +95,17 @@ def _draw_panel(
     if log_y:
         panel.set_yscale("log")
     panel.margins(x=0.02)
+    floor = _smallest_positive(list(bands.values())) if log_y else -np.inf
+    for i, band in bands.items():
+        # a bound below zero has no place on a logarithmic axis
+        shown = Band(
+            band.axis, band.mean, np.maximum(band.low, floor), np.maximum(band.high, floor)
+        )
+        name, is_diverged = comparison.curves[i].name, bool(comparison.curves[i].diverged)
+        # one point makes no line; a cross will mark it if the curve diverged
+        marker = "o" if np.isfinite(band.mean).sum() == 1 and not is_diverged else None
+        _draw_band(panel, shown, i, f"{name} (diverged)" if is_diverged else name, marker)
+    _mark_divergence(panel, comparison, bands, floor)
     panel.grid(color=_FAINT, linewidth=0.8)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
@@ -119,20 +114,71 @@ def _draw_panel(
     panel.tick_params(length=0, which="minor")
 
 
+def _draw_band(panel: Axes, band: Band, i: int, label: str, marker: str | None) -> None:
+    style = {"color": COLOURS[i % len(COLOURS)], "zorder": 3 + i / 100}
+    panel.fill_between(band.axis, band.low, band.high, alpha=0.16, linewidth=0, **style)
+    panel.plot(
+        band.axis,
+        band.mean,
+        linewidth=1.8,
+        linestyle=STROKES[i // len(COLOURS) % len(STROKES)],
+        label=label,
+        solid_capstyle="round",
+        marker=marker,
+        markersize=4,
+        **style,
+    )
+
+
+def _mark_divergence(
+    panel: Axes, comparison: Comparison, bands: Mapping[int, Band], floor: float
+) -> None:
+    """Put a cross at the end of every diverged curve, inside the limits of the other curves."""
+    finite = {i: np.isfinite(band.mean) for i, band in bands.items()}
+    healthy = [i for i in bands if not comparison.curves[i].diverged and finite[i].any()]
+    if len(healthy) < len(bands) and healthy:
+        low = min(np.nanmin(np.maximum(bands[i].low, floor)) for i in healthy)
+        high = max(np.nanmax(np.maximum(bands[i].high, floor)) for i in healthy)
+        panel.set_ylim(*_with_margin(low, high, panel.get_yscale() == "log"))
+    bottom, top = sorted(panel.get_ylim())
+    for i, band in bands.items():
+        if comparison.curves[i].diverged and finite[i].any():
+            end = np.flatnonzero(finite[i])[-1]
+            y = float(np.clip(band.mean[end], bottom, top))
+            panel.plot(
+                [band.axis[end]],
+                [y],
+                marker="X",
+                markersize=8,
+                color=COLOURS[i % len(COLOURS)],
+                markeredgecolor="white",
+                clip_on=False,
+                zorder=6,
+            )
+
+
+def _with_margin(low: float, high: float, is_log: bool) -> tuple[float, float]:
+    if is_log:
+        factor = (high / low) ** 0.05 if high > low else 2.0
+        return low / factor, high * factor
+    margin = 0.05 * (high - low) or 0.05 * abs(low) or 0.5
+    return low - margin, high + margin
+
+
 def _smallest_positive(bands: Sequence[Band]) -> float:
-    """The lowest mean that a logarithmic axis can show, and some room below it."""
+    """Half the lowest mean that a logarithmic axis can show."""
     means = np.concatenate([band.mean for band in bands])
     return means[means > 0].min() / 2 if (means > 0).any() else 1e-12
 
 
 def _draw_heading(figure: Figure, comparison: Comparison, panels: np.ndarray) -> None:
-    """The title, and below it one legend for all panels."""
+    """Put the title at the top, and below it one legend for all panels."""
     entries = {
         label: handle
         for panel in panels.flat
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
-    # a letter of the title takes about 0.1 inch, a letter of the legend about 0.08
+    # a character of the title takes about 0.1 inch, one of the legend about 0.08
     width = figure.get_figwidth()
     columns = int(width / (0.08 * max(map(len, entries)) + 0.6))
     legend = figure.legend(
@@ -151,4 +197,4 @@ def _draw_heading(figure: Figure, comparison: Comparison, panels: np.ndarray) ->
     )
     legend.get_title().set_color(_INK)
     for text in (legend.get_title(), *legend.get_texts()):
-        text.set_parse_math(False)  # a dollar in a name is a dollar
+        text.set_parse_math(False)  # names may contain dollar signs

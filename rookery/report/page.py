@@ -3,12 +3,13 @@
 import html
 import json
 import math
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from rookery.report.asynchrony import shown, strip_end
 from rookery.report.comparison import (
     AXES,
     Comparison,
@@ -16,9 +17,10 @@ from rookery.report.comparison import (
     axis_values,
     metric_values,
     paired_test,
+    require_axis,
 )
 from rookery.report.statistics import student_quantile
-from rookery.report.work import shown, strip_end
+from rookery.runner.history import History
 
 
 def write_page(
@@ -27,21 +29,44 @@ def write_page(
     *,
     metric: str | None = None,
     axis: str = "exchanges",
+    target: float | None = None,
+    higher_is_better: bool | None = None,
 ) -> None:
     """Write the interactive page: charts, tables, settings and versions in one file.
 
     Args:
-        comparison: what to show.
+        comparison: the curves.
         path: the HTML file to write.
-        metric: what the chart shows at first; the first that was measured if not given.
-        axis: against what it shows it at first, a name out of ``AXES``.
+        metric: the metric that the chart shows first; by default the first that was measured.
+        axis: the axis that the chart shows first, a name out of ``AXES``.
+        target: the target that the table of costs shows first; by default the page guesses one.
+        higher_is_better: whether the metric has to rise to the target; by default a guess.
     """
-    Path(path).write_text(render(comparison, metric=metric, axis=axis), encoding="utf-8")
+    text = render(
+        comparison, metric=metric, axis=axis, target=target, higher_is_better=higher_is_better
+    )
+    Path(path).write_text(text, encoding="utf-8")
 
 
-def render(comparison: Comparison, *, metric: str | None = None, axis: str = "exchanges") -> str:
-    """The text of the page that :func:`write_page` writes."""
-    content = json.dumps(_content(comparison, metric, axis), allow_nan=False, default=str)
+def render(
+    comparison: Comparison,
+    *,
+    metric: str | None = None,
+    axis: str = "exchanges",
+    target: float | None = None,
+    higher_is_better: bool | None = None,
+) -> str:
+    """The text of the page that :func:`write_page` writes.
+
+    >>> from rookery.runner.history import History
+    >>> run = History([{"round": 0, **dict.fromkeys(["exchanges", "bytes_up", "bytes_down",
+    ...     "gradients", "hessian_vectors", "seconds"], 0), "loss": 1.0}])
+    >>> "<title>Losses</title>" in render(Comparison("Losses", [Curve("FedAvg", [run])]))
+    True
+    """
+    direction = None if higher_is_better is None else 1 if higher_is_better else -1
+    data = {**_content(comparison, metric, axis), "target": target, "direction": direction}
+    content = json.dumps(data, allow_nan=False, default=str)
     # inside a script element only these characters could end it or start a comment
     for character in "<>&":
         content = content.replace(character, f"\\u{ord(character):04x}")
@@ -50,43 +75,48 @@ def render(comparison: Comparison, *, metric: str | None = None, axis: str = "ex
     return head.replace("__TITLE__", html.escape(comparison.title)) + content + tail
 
 
-def _content(comparison: Comparison, metric: str | None, axis: str) -> dict[str, Any]:
-    """All that the page knows; its script works out means, intervals and costs from the runs."""
+def _content(comparison: Comparison, metric: str | None, axis: str) -> dict[str, object]:
+    """The data of the page; its script computes means, intervals and costs from the runs."""
     metrics = comparison.metrics
-    if not metrics:
-        raise ValueError("the runs have measured nothing; pass evaluate= to rookery.run.")
-    if metric is not None and metric not in metrics:
-        raise ValueError(f"no curve has measured {metric!r}; there are {', '.join(metrics)}.")
-    if axis not in AXES:
-        raise ValueError(f"unknown axis {axis!r}; choose one of {', '.join(AXES)}.")
+    if metric is not None:
+        comparison.require_metric(metric)
+    require_axis(axis)
+    runs = [run for curve in comparison.curves for run in curve.runs]
+    # a cost that no run has had, such as seconds without a clock, is no axis
+    axes = [name for name in AXES if name in ("round", axis) or _is_spent(runs, name)]
     most = max(len(curve.runs) for curve in comparison.curves)
     return {
         "title": comparison.title,
         "notes": comparison.notes,
-        "metric": metric or metrics[0],
+        "metric": metric or next(iter(metrics), None),
         "axis": axis,
-        "axes": {name: axis.label for name, axis in AXES.items()},
+        "axes": {name: AXES[name].label for name in axes},
         "metrics": metrics,
-        # by the number of seeds: standard errors to either side of the mean
+        # by the number of seeds: half the width of a 95 % interval in standard errors
         "reach": [0.0, 0.0, *(student_quantile(n - 1) for n in range(2, most + 1))],
-        "curves": [_curve(curve, comparison) for curve in comparison.curves],
+        "curves": [_curve(curve, comparison, axes) for curve in comparison.curves],
         "tests": {metric: _tests(comparison.curves, metric) for metric in metrics},
         "versions": _plain(comparison.versions),
     }
 
 
-def _curve(curve: Curve, comparison: Comparison) -> dict[str, Any]:
+def _is_spent(runs: Sequence[History], axis: str) -> bool:
+    return any(np.any(axis_values(run, axis) != 0) for run in runs)
+
+
+def _curve(curve: Curve, comparison: Comparison, axes: Sequence[str]) -> dict[str, object]:
     return {
         "name": curve.name,
         "seeds": _plain(curve.seeds),
         "settings": _plain(comparison.settings.get(curve.name, {})),
-        "diaries": {
-            kind: {**diary, "end": strip_end(curve.diaries)}
-            for kind, diary in shown(curve.diaries).items()
+        "diverged": _plain(curve.diverged),
+        "traces": {
+            kind: {**trace, "end": strip_end(curve.traces)}
+            for kind, trace in shown(curve.traces).items()
         },
         "runs": [
             {
-                "axes": {name: _numbers(axis_values(run, name)) for name in AXES},
+                "axes": {name: _numbers(axis_values(run, name)) for name in axes},
                 "metrics": {name: _numbers(metric_values(run, name)) for name in curve.metrics},
             }
             for run in curve.runs
@@ -109,13 +139,13 @@ def _tests(curves: list[Curve], metric: str) -> list[list[list[float | None] | N
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:
-    """Nine digits, which tell any two single precision numbers apart; None for a gap."""
+    """Nine digits, enough to distinguish any two single-precision numbers; None for a gap."""
     return [float(f"{value:.9g}") if math.isfinite(value) else None for value in values]
 
 
-def _plain(value: Any) -> Any:
-    """The same with numbers that JSON lacks, infinity and NaN, as text."""
-    if isinstance(value, dict):
+def _plain(value: object) -> object:
+    """Settings fit for JSON, which lacks infinity and NaN: they become text."""
+    if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]

@@ -1,4 +1,4 @@
-"""Means with confidence intervals, and Student's distribution that they rest on."""
+"""Confidence intervals of means, and the Student t distribution behind them."""
 
 import math
 from collections.abc import Sequence
@@ -9,8 +9,13 @@ import numpy as np
 
 
 class Interval(NamedTuple):
-    """A mean over seeds and its 95 % confidence bounds, or arrays of them."""
+    """A mean over seeds and its 95 % confidence bounds: three numbers, or three arrays.
 
+    >>> Interval(0.5, 0.4, 0.6).high
+    0.6
+    """
+
+    # Any: numbers for numbers, arrays for arrays
     mean: Any
     low: Any
     high: Any
@@ -19,7 +24,7 @@ class Interval(NamedTuple):
 def interval(values: np.ndarray | Sequence[float]) -> Interval:
     """Mean over the first dimension ± Student's quantile times the standard error.
 
-    A NaN makes its mean NaN: no seed is left out in silence. One single value bounds itself.
+    A NaN makes the mean NaN: no seed is dropped silently. With one value the interval has no width.
 
     >>> interval([1.0, 2.0, 3.0]).high.round(3)
     np.float64(4.484)
@@ -33,19 +38,23 @@ def interval(values: np.ndarray | Sequence[float]) -> Interval:
 
 
 def student_cdf(t: float, df: int) -> float:
-    """Student's distribution function with ``df`` degrees of freedom."""
+    """Distribution function of Student's t with ``df`` degrees of freedom.
+
+    >>> student_cdf(0.0, df=3)
+    0.5
+    """
     tail = _incomplete_beta(df / 2, 0.5, df / (df + t * t), t * t / (df + t * t)) / 2
     return 1 - tail if t > 0 else tail
 
 
 @lru_cache
 def student_quantile(df: int) -> float:
-    """How many standard errors a 95 % interval reaches to either side.
+    """Half the width of a 95 % interval, in standard errors.
 
     >>> round(student_quantile(2), 4)
     4.3027
     """
-    low, high = 0.0, 16.0  # it is 12.7 for one degree of freedom and less for more
+    low, high = 0.0, 16.0  # 12.7 for one degree of freedom, less for more
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if student_cdf(middle, df) < 0.975 else (low, middle)
@@ -56,7 +65,7 @@ def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
     """The regularised incomplete beta function at x = 1 - rest, by its continued fraction."""
     if x == 0 or rest == 0:
         return float(rest == 0)
-    if x > (a + 1) / (a + b + 2):  # here the fraction of the mirror image converges faster
+    if x > (a + 1) / (a + b + 2):  # the fraction of the reflected argument converges faster
         return 1 - _incomplete_beta(b, a, rest, x)
     scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     front = math.exp(scale + a * math.log(x) + b * math.log(rest)) / a

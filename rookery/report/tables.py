@@ -1,4 +1,4 @@
-"""Tables for the terminal: where the curves end, and what it cost to reach a target."""
+"""Tables for the terminal: final values, the cost of reaching a target, paired tests."""
 
 import math
 from collections.abc import Sequence
@@ -14,13 +14,15 @@ from rookery.report.comparison import (
     axis_values,
     best_curve,
     cost_to_reach,
+    divergence,
     final_values,
     interval,
     paired_test,
+    require_axis,
 )
 
 COSTS = ("exchanges", "megabytes_up", "megabytes_down", "seconds")
-"""The axes that a table shows if it is not told otherwise."""
+"""The axes that a table shows by default."""
 
 
 def final_table(
@@ -31,13 +33,24 @@ def final_table(
 ) -> Table:
     """The last measured values, mean ± 95 % interval over seeds, and what the runs cost.
 
+    If a run diverged, a further column says which and when; its curve has no final value.
+
     Args:
-        comparison: what to show.
-        metrics: one column for each; all of them if not given.
+        comparison: the curves, one row for each.
+        metrics: one column for each; by default all that were measured.
         axes: names out of ``AXES``, one column for each.
+
+    >>> from rookery.runner.history import History
+    >>> run = History([{"round": 10, "loss": 0.5}])
+    >>> table = final_table(Comparison("Losses", [Curve("FedAvg", [run])]), axes=["round"])
+    >>> [column.header.plain for column in table.columns[1:]]
+    ['seeds', 'loss', 'rounds']
     """
     metrics = comparison.metrics if metrics is None else metrics
-    table = _table(comparison.title, ["seeds", *metrics, *(AXES[axis].label for axis in axes)])
+    has_diverged = any(curve.diverged for curve in comparison.curves)
+    labels = [AXES[require_axis(axis)].label for axis in axes]
+    last = ["diverged"] if has_diverged else []
+    table = _table(comparison.title, ["seeds", *metrics, *labels, *last])
     for curve in comparison.curves:
         values = [_final(curve, metric) for metric in metrics]
         costs = [interval([axis_values(run, a)[-1] for run in curve.runs]) for a in axes]
@@ -46,6 +59,7 @@ def final_table(
             str(len(curve.runs)),
             *(plus_minus(value) for value in values),
             *(number(cost.mean) for cost in costs),
+            *([divergence(curve).replace("; ", "\n") or "no"] if has_diverged else []),
         )
     return table
 
@@ -60,15 +74,17 @@ def cost_table(
 ) -> Table:
     """What each curve paid until its metric first reached the target.
 
-    Means are over the seeds that got there; the second column says how many did.
+    Means are over the seeds that reached it; the second column counts them, and says so if a seed
+    diverged: it may have passed the target on its way.
 
     Args:
-        comparison: what to show.
+        comparison: the curves, one row for each.
         metric: the metric that has to reach the target.
-        target: its value.
-        higher_is_better: whether reaching means to rise to the target, or to fall to it.
+        target: the value to reach.
+        higher_is_better: whether the metric has to rise to the target or to fall to it.
         axes: names out of ``AXES``, one column for each.
     """
+    comparison.require_metric(metric)
     sign = "≥" if higher_is_better else "≤"
     title = f"{comparison.title}: cost of {metric} {sign} {target:g}"
     table = _table(title, ["reached", *(AXES[axis].label for axis in axes)])
@@ -79,24 +95,28 @@ def cost_table(
         costs = [cost_to_reach(curve, metric, target, axis, higher_is_better) for axis in axes]
         table.add_row(
             Text(curve.name),
-            f"{costs[0].reached}/{costs[0].total}" if costs else "—",
+            f"{costs[0].reached}/{costs[0].total}{', diverged' if curve.diverged else ''}"
+            if costs
+            else "—",
             *(plus_minus(cost.interval) for cost in costs),
         )
     return table
 
 
 def paired_table(comparison: Comparison, metric: str, *, higher_is_better: bool = True) -> Table:
-    """Every curve against the one that ends best, seed by seed: is the difference real?
+    """Every curve against the one with the best final value, seed by seed.
 
-    The differences are of the last measured values, this curve minus the best one, over the seeds
-    that both have. A paired t-test and an exact test by flipping signs say how likely so large a
-    mean difference would be by chance; with n seeds the exact one cannot go below 2 / 2^n.
+    A difference is the last measured value of this curve minus that of the best one, over the seeds
+    that both have. The p-values are those of a paired t-test and of an exact sign-flip test; with n
+    seeds the exact one is at least 2 / 2^n. A dash stands for a test that is undefined: one seed, a
+    diverged seed, or (t-test) differences that are all equal.
 
     Args:
-        comparison: what to show.
-        metric: the metric that is compared.
-        higher_is_better: which end of the metric is the best.
+        comparison: the curves, one row for each but the best.
+        metric: the metric to compare.
+        higher_is_better: whether the largest or the smallest final value is the best.
     """
+    comparison.require_metric(metric)
     measured = [curve for curve in comparison.curves if metric in curve.metrics]
     best = best_curve(measured, metric, higher_is_better)
     table = _table(
@@ -140,7 +160,7 @@ def plus_minus(value: Interval) -> str:
     '0.877 ± 0.012'
     """
     half = value.high - value.mean
-    if math.isnan(half) or half == 0:
+    if math.isnan(half) or half <= 1e-12 * abs(value.mean):  # equal up to rounding
         return number(value.mean)
     if max(abs(value.mean), half) < 1e-3:
         return f"{value.mean:.3g} ± {half:.2g}"

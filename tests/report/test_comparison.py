@@ -10,7 +10,11 @@ from rookery.report.comparison import (
     Comparison,
     Curve,
     axis_values,
+    best_curve,
     cost_to_reach,
+    divergence,
+    final_values,
+    is_rising,
     mean_and_interval,
     metric_values,
     paired_test,
@@ -161,12 +165,33 @@ def test_paired_test_pairs_by_seed():
 def test_paired_test_at_its_limits():
     same = paired_test(ending_at(1, 1), ending_at(1, 1), "accuracy")
     assert (same.p_student, same.p_flips) == (1, 1)
-    apart = paired_test(ending_at(2, 2), ending_at(1, 1), "accuracy")
-    assert (apart.p_student, apart.p_flips) == (0, 0.5)
+    # equal differences have no spread, up to rounding in single precision: no t-test
+    for a, b in (
+        ((2, 2), (1, 1)),
+        ((0.9, 0.7), (0.8, 0.6)),
+        ((0.9 + 3e-8, 0.7 - 3e-8), (0.8, 0.6)),
+    ):
+        apart = paired_test(ending_at(*a), ending_at(*b), "accuracy")
+        assert math.isnan(apart.p_student) and apart.p_flips == 0.5
     broken = paired_test(ending_at(2, math.nan), ending_at(1, 1), "accuracy")
     assert all(map(math.isnan, (broken.p_student, broken.p_flips, broken.interval.mean)))
     many = paired_test(ending_at(*range(21)), ending_at(*[0] * 21), "accuracy")
     assert many.p_student < 1e-4 and math.isnan(many.p_flips)
+
+
+def test_a_diverged_seed_has_no_final_value_and_is_never_the_best():
+    runs = [history([0, 1], [0.0, value]) for value in (0.5, 0.9)]
+    curve = Curve("c", runs, [3, 4], diverged={4: 12})
+    np.testing.assert_equal(final_values(curve, "accuracy"), [0.5, math.nan])
+    assert divergence(curve) == "diverged at round 12, seed 4"
+    assert divergence(Curve("c", runs)) == ""
+    assert best_curve([curve, ending_at(0.1)], "accuracy").runs[0]["accuracy"][-1] == 0.1
+
+
+def test_the_direction_is_guessed_from_runs_that_did_not_diverge():
+    falling, exploded = history([0, 1], [2.0, 1.0]), history([0, 1], [2.0, 1e9])
+    assert not is_rising([Curve("c", [falling, exploded], diverged={1: 1})], "accuracy")
+    assert is_rising([Curve("c", [falling, exploded])], "accuracy")
 
 
 def test_metrics_are_what_is_not_a_cost():
@@ -177,12 +202,13 @@ def test_metrics_are_what_is_not_a_cost():
 
 def test_wrong_constructions_say_so():
     run = history([0], [1])
-    with pytest.raises(ValueError, match="one run or more"):
-        Curve("c", [])
-    with pytest.raises(ValueError, match="none of them empty"):
-        Curve("c", [History()])
-    with pytest.raises(ValueError, match="a seed for every run"):
+    for runs in ([], [History()], [run, History()]):
+        with pytest.raises(ValueError, match=r"curve 'c'.*at least one run"):
+            Curve("c", runs)
+    with pytest.raises(ValueError, match=r"curve 'c'.*seed.*\[1, 1\]"):
         Curve("c", [run, run], [1, 1])
+    with pytest.raises(ValueError, match=r"curve 'c'.*seeds \[7\]"):
+        Curve("c", [run], [1], diverged={7: 3})
     with pytest.raises(ValueError, match="different names"):
         Comparison("t", [Curve("c", [run]), Curve("c", [run])])
     with pytest.raises(ValueError, match=r"settings for \['d'\]"):

@@ -86,3 +86,42 @@ def test_gaps_missing_metrics_and_many_curves(tmp_path):
 def test_an_unknown_metric_says_what_there_is(comparison):
     with pytest.raises(ValueError, match="no curve has measured 'loss'; there are accuracy"):
         draw(comparison, metrics="loss")
+
+
+def marks(panel):
+    """Where the crosses are."""
+    crosses = [line for line in panel.lines if line.get_marker() == "X"]
+    return [
+        (float(c.get_path().vertices[0, 0]), float(c.get_path().vertices[0, 1])) for c in crosses
+    ]
+
+
+def test_a_cross_marks_where_a_curve_diverged():
+    steady, wild = curve("steady", 1), curve("wild", 1)
+    for row in wild.runs[2].rows[2:]:
+        row["accuracy"] = 1e20 if row["round"] == 2 else math.nan
+    wild = Curve("wild", wild.runs, diverged={2: 3})
+    figure = draw(Comparison("t", [steady, wild]), axes="round")
+    (panel,), (legend,) = figure.axes, figure.legends
+    # at the last finite mean, and at the edge of the panel
+    assert marks(panel) == [(2, panel.get_ylim()[1])]
+    assert panel.get_ylim()[0] < 0 < 0.4 < panel.get_ylim()[1] < 1  # the steady curve's limits
+    assert [text.get_text() for text in legend.get_texts()] == ["steady", "wild (diverged)"]
+
+
+@pytest.mark.parametrize("log_y", [False, True])
+def test_a_run_that_diverged_before_its_second_evaluation_can_be_seen(log_y, tmp_path):
+    row = dict.fromkeys("exchanges bytes_down bytes_up".split(), 0)
+    run = History([{"round": 0, **row, "loss": 2.0}, {"round": 3, **row, "loss": None}])
+    comparison = Comparison("t", [Curve("wild", [run], diverged={0: 3})])
+    (panel,) = draw(comparison, metrics="loss", axes="round", log_y=log_y).axes
+    assert marks(panel) == [(0, 2)]
+    plot(comparison, tmp_path / "f.png", metrics="loss", axes=["round", "exchanges"])
+
+
+def test_a_curve_that_was_never_finite_is_in_the_legend(tmp_path):
+    run = History([{"round": 0, "loss": None}])
+    comparison = Comparison("t", [Curve("wild", [run], diverged={0: 0})])
+    figure = draw(comparison, metrics="loss", axes="round", log_y=True)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["wild (diverged)"]
+    figure.savefig(tmp_path / "f.png")

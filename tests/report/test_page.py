@@ -58,6 +58,9 @@ document.body.append(Object.assign(document.createElement("pre"), {
 </script>"""
 
 
+SPENT = [name for name in AXES if name != "hessian_vectors"]  # these runs need none
+
+
 def curve(name, cost, top, metrics=("accuracy", "loss")):
     runs = []
     for seed in range(3):
@@ -96,9 +99,9 @@ def test_the_page_holds_the_runs_and_gaps_are_null(comparison):
         "round",
         ["accuracy", "loss"],
     )
-    assert data["axes"] == {name: axis.label for name, axis in AXES.items()}
+    assert data["axes"] == {name: AXES[name].label for name in SPENT}
     run = data["curves"][0]["runs"][1]
-    assert set(run["axes"]) == set(AXES)
+    assert set(run["axes"]) == set(SPENT)
     assert run["axes"]["exchanges"] == [0, 99, 198, 297, 396, 495]
     assert run["metrics"]["accuracy"] == [
         pytest.approx(0.18 * k + 0.013) if k != 3 else None for k in range(6)
@@ -126,12 +129,50 @@ def test_the_page_needs_no_network(comparison):
 
 
 def test_wrong_choices_say_so(comparison):
-    with pytest.raises(ValueError, match="no curve has measured 'f1'; there are accuracy, loss"):
+    with pytest.raises(ValueError, match=r"'f1'.*accuracy, loss"):
         render(comparison, metric="f1")
-    with pytest.raises(ValueError, match="unknown axis 'bytes'"):
+    with pytest.raises(ValueError, match="axis 'bytes'"):
         render(comparison, axis="bytes")
-    with pytest.raises(ValueError, match="measured nothing"):
-        render(Comparison("t", [curve("c", 1, 1, ())]))
+
+
+def test_a_cost_that_no_run_had_is_an_axis_only_on_request(comparison):
+    assert "hessian_vectors" not in content(render(comparison))["axes"]
+    assert "hessian_vectors" in content(render(comparison, axis="hessian_vectors"))["axes"]
+
+
+def test_runs_without_metrics_make_a_page_of_costs(tmp_path, browse):
+    write_page(Comparison("t", [curve("c", 1, 1, ()), curve("d", 2, 1, ())]), tmp_path / "p.html")
+    document, console = browse(tmp_path / "p.html")
+    assert console == []
+    assert "measured no metric" in document and "<svg" in document
+    (final,) = re.findall(r'<table id="final">(.*?)</table>', document, re.S)
+    assert "exchanges" in final and "<td>55</td>" in final  # 5 rounds of 10, 11 and 12
+    assert 'id="chart-section"' not in document and 'id="paired-section"' not in document
+
+
+def test_the_declared_target_is_the_first_that_the_page_shows(comparison, tmp_path, browse):
+    text = render(comparison, metric="accuracy", target=0.123, higher_is_better=False)
+    show = "<script>document.body.append($('target').value + '|' + $('direction').value)</script>"
+    (tmp_path / "p.html").write_text(text.replace("</body>", show + "</body>"), encoding="utf-8")
+    assert "0.123|-1" in browse(tmp_path / "p.html")[0]
+
+
+def test_the_page_shows_what_diverged(comparison, tmp_path, browse):
+    good, wild = comparison.curves[0], curve("wild", 3, 0.5)
+    for row in wild.runs[1].rows[1:]:
+        row["accuracy"] = 1e30 if row["round"] < 4 else None
+    wild = Curve("wild", wild.runs, wild.seeds, diverged={6: 4})
+    write_page(Comparison("t", [good, wild]), tmp_path / "p.html")
+    document, console = browse(tmp_path / "p.html")
+    assert console == []
+    assert document.count('class="cross"') == 1
+    (note,) = re.findall(r'<p id="diverged">(.*?)</p>', document, re.S)
+    assert note == "wild: diverged at round 4, seed 6."
+    (final,) = re.findall(r'<table id="final">(.*?)</table>', document, re.S)
+    assert "<td>diverged at round 4, seed 6</td>" in final and "<td>no</td>" in final
+    # the others set the limits: the highest tick is about 1, not 1e30
+    ticks = re.findall(r'text-anchor="end">([^<]*)<', document)
+    assert max(float(tick.replace(",", "")) for tick in ticks) <= 1.2
 
 
 def test_a_browser_draws_the_page(comparison, tmp_path, browse):
@@ -168,9 +209,9 @@ def test_the_controls_of_the_page_work(comparison, tmp_path, browse):
     np.testing.assert_allclose(np.array(got, float).T, expected, rtol=1e-6, atol=1e-9)
 
     header, *rows = out["cost"]
-    assert header == ["curve", "reached", *(axis.label for axis in AXES.values())]
+    assert header == ["curve", "reached", *(AXES[name].label for name in SPENT)]
     for row, one in zip(rows, comparison.curves, strict=True):
-        costs = [cost_to_reach(one, "accuracy", 0.55, axis) for axis in AXES]
+        costs = [cost_to_reach(one, "accuracy", 0.55, axis) for axis in SPENT]
         assert row[1] == f"{costs[0].reached}/{costs[0].total}"
         assert row[2:] == [plus_minus(cost.interval) for cost in costs]
     for row, one in zip(out["final"][1:], comparison.curves, strict=True):

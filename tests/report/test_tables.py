@@ -113,3 +113,27 @@ def test_differences_are_taken_seed_by_seed_against_the_best():
     assert rows[2] == ["c", "1", "-0.5", "—", "1"]
     title, rows = cells(paired_table(Comparison("t", curves), "accuracy", higher_is_better=False))
     assert "against 'c'" in title
+
+
+def test_the_final_table_says_what_diverged():
+    wild = curve("wild", [0.5, 0.6, 0.7], 1)
+    wild = Curve("wild", wild.runs, [4, 5, 6], diverged={4: 12, 6: 3})
+    _, rows = cells(final_table(Comparison("t", [wild, curve("calm", [0.1], 1)]), axes=["round"]))
+    assert rows[0] == ["curve", "seeds", "accuracy", "rounds", "diverged"]
+    assert rows[1] == ["wild", "3", "—", "1", "diverged at round 12, seed 4"]
+    assert rows[2][-1] == "diverged at round 3, seed 6"
+    assert rows[3] == ["calm", "1", "0.1", "1", "no"]
+    _, rows = cells(cost_table(Comparison("t", [wild]), "accuracy", 0.55))
+    assert rows[1][1] == "2/3, diverged"
+
+
+def test_an_unmeasured_metric_is_an_error_that_names_it(comparison):
+    for table in (lambda: paired_table(comparison, "f1"), lambda: cost_table(comparison, "f1", 1)):
+        with pytest.raises(ValueError, match=r"'f1'.*accuracy"):
+            table()
+
+
+def test_equal_differences_have_no_t_test():
+    curves = [curve("a", [0.5, 0.6, 0.7], 1), curve("b", [0.6, 0.7, 0.8], 1)]
+    _, rows = cells(paired_table(Comparison("t", curves), "accuracy"))
+    assert rows[1] == ["a", "3", "-0.1", "—", "0.25"]

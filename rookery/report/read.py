@@ -1,0 +1,136 @@
+"""Run directories read back as a comparison."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from rookery.report.comparison import Comparison, Curve, Trace
+from rookery.report.write import RESULTS, PlotSettings
+from rookery.runner.history import History, HistoryFile
+from rookery.runner.run_record import read_config
+
+
+@dataclass
+class _Runs:
+    """The runs of one setting, found so far."""
+
+    histories: dict[int, History] = field(default_factory=dict)
+    diverged: dict[int, int] = field(default_factory=dict)
+    traces: dict[int, dict[str, Trace]] = field(default_factory=dict)
+
+    def curve(self, name: str) -> Curve:
+        seeds = sorted(self.histories)
+        traces = self.traces[min(self.traces)] if self.traces else {}
+        return Curve(name, [self.histories[s] for s in seeds], seeds, traces, self.diverged)
+
+
+def read_runs(directories: Iterable[Path], console: Console | None = None) -> Comparison:
+    """Read run directories, at any depth; runs that differ only in their seed form one curve.
+
+    A run without measurements is left out with a warning. Title, claim and the order of curves come
+    from the experiment's own results, where the first directory has them; otherwise curves are in
+    the order of their directories, numbers in names counting as numbers.
+    """
+    directories = list(directories)
+    found: dict[str, _Runs] = {}
+    settings: dict[str, dict[str, object]] = {}
+    versions: dict[str, str] = {}
+    empty: list[Path] = []
+    for path in _run_directories(directories):
+        content = read_config(path)
+        history, broken = HistoryFile(path / "history.jsonl").read()
+        if broken:
+            _warn(console, broken)
+        if not len(history):
+            empty.append(path)
+            continue
+        seed = content["run"]["seed"]
+        common = {k: v for k, v in content["run"].items() if k not in ("seed", "start")}
+        name = _curve_name(content["title"], common, settings)
+        settings[name] = common
+        versions |= content["versions"]
+        runs = found.setdefault(name, _Runs())
+        if seed in runs.histories:
+            raise ValueError(
+                f"{path} is a second run of {name!r} with seed {seed}; name only one of them."
+            )
+        runs.histories[seed] = history
+        summary = _read_json(path / "summary.json")
+        if summary.get("status") == "diverged":
+            runs.diverged[seed] = summary["rounds"]
+        if traces := _read_json(path / "diary.json"):
+            runs.traces[seed] = traces
+    if not found:
+        raise ValueError(
+            f"{', '.join(map(str, empty))}: no measurements yet. Wait for the first evaluation, or "
+            "run again."
+        )
+    for path in empty:
+        _warn(console, f"{path} holds no measurements yet; it is left out.")
+    results = _results(directories)
+    order = {name: i for i, name in enumerate(results.get("curves", {}))}
+    names = sorted(found, key=lambda name: order.get(name, len(order)))
+    return Comparison(
+        title=results.get("title", "Comparison"),
+        curves=[found[name].curve(name) for name in names],
+        settings=settings,
+        versions=versions,
+        notes=results.get("claim", ""),
+    )
+
+
+def read_plot_settings(directories: Iterable[Path], comparison: Comparison) -> PlotSettings:
+    """The ``[plot]`` table of the first directory's experiment, without metrics it lacks now."""
+    declared = PlotSettings(**_results(list(directories)).get("plot", {}))
+    return declared.for_metrics([m for m in declared.metrics if m in comparison.metrics])
+
+
+def _results(directories: list[Path]) -> dict:
+    return _read_json(directories[0] / RESULTS)
+
+
+def _run_directories(directories: Iterable[Path]) -> list[Path]:
+    found = []
+    for directory in directories:
+        inside = [path.parent for path in directory.rglob("config.json")]
+        if not inside:
+            raise ValueError(f"{directory} holds no run: there is no config.json in it.")
+        found += sorted(inside, key=natural_order)
+    return found
+
+
+def natural_order(path: Path) -> list[list[str | float]]:
+    """A sort key under which numbers in names compare as numbers.
+
+    >>> sorted([Path("lr=10"), Path("lr=9"), Path("lr=0.5")], key=natural_order)[0].name
+    'lr=0.5'
+    """
+    number = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
+    return [
+        [float(piece) if i % 2 else piece for i, piece in enumerate(number.split(part))]
+        for part in path.parts
+    ]
+
+
+def _curve_name(
+    title: str, common: Mapping[str, object], known: Mapping[str, Mapping[str, object]]
+) -> str:
+    """The title, numbered if another setting has it already."""
+    name, number = title, 1
+    while name in known and known[name] != common:
+        number += 1
+        name = f"{title} ({number})"
+    return name
+
+
+def _read_json(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _warn(console: Console | None, text: str) -> None:
+    if console is not None:
+        console.print(f"Warning: {text}", markup=False, highlight=False)

@@ -1,0 +1,155 @@
+"""A comparison written as a folder: numbers, figures and a page. Its tables printed."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from rookery.report.asynchrony import has_traces, plot_traces
+from rookery.report.comparison import Comparison, is_rising
+from rookery.report.curves import plot
+from rookery.report.page import write_page
+from rookery.report.tables import cost_table, final_table, paired_table
+from rookery.runner.history import History, replace_file, to_json
+
+RESULTS = "results.json"
+"""The file with all measurements that a report folder holds."""
+
+
+@dataclass(frozen=True)
+class PlotSettings:
+    """What a report shows first: the ``[plot]`` table of an experiment.
+
+    Attributes:
+        metrics: rows of the figure, the first one also that of the page and of paired tests. By
+            default accuracy if it was measured, otherwise the first metric.
+        axes: columns of the figure, names out of ``AXES``; the first one also that of the page.
+        log_x: logarithmic costs.
+        log_y: logarithmic metrics.
+        target: a value of the first metric whose cost is shown.
+        higher_is_better: whether the first metric has to rise; by default a guess from the curves.
+
+    >>> PlotSettings(metrics=["loss"], target=0.1).axes
+    ('exchanges', 'megabytes')
+    """
+
+    metrics: Sequence[str] = ()
+    axes: Sequence[str] = ("exchanges", "megabytes")
+    log_x: bool = False
+    log_y: bool = False
+    target: float | None = None
+    higher_is_better: bool | None = None
+
+    def for_metrics(self, metrics: Sequence[str]) -> "PlotSettings":
+        """The same with other metrics; the target stays with the metric that it was set for.
+
+        >>> PlotSettings(metrics=["loss"], target=0.1).for_metrics(["accuracy"]).target is None
+        True
+        """
+        if list(metrics[:1]) == list(self.metrics[:1]):
+            return replace(self, metrics=metrics)
+        return replace(self, metrics=metrics, target=None, higher_is_better=None)
+
+    def resolved(self, comparison: Comparison) -> "PlotSettings":
+        """The settings with the defaults for a comparison filled in.
+
+        If nothing was measured there are no metrics, and nothing to be better in.
+        """
+        measured = comparison.metrics
+        default = ["accuracy"] if "accuracy" in measured else measured[:1]
+        metrics = [comparison.require_metric(m) for m in self.metrics] or default
+        better = self.higher_is_better
+        if better is None and metrics:
+            better = is_rising(comparison.curves, metrics[0])
+        return replace(self, metrics=metrics, higher_is_better=better)
+
+
+def write_report(
+    comparison: Comparison, out: Path, settings: PlotSettings | None = None
+) -> tuple[Path, Path | None]:
+    """Write the numbers, the page and the figures into a folder.
+
+    Returns the page, and the figure of the curves: None if the runs have measured nothing.
+    """
+    declared = settings or PlotSettings()
+    settings = declared.resolved(comparison)
+    out.mkdir(parents=True, exist_ok=True)
+    page, figure = out / "report.html", out / "curves.png"
+    write_results(comparison, out / RESULTS, declared)
+    write_only_page(comparison, page, settings)
+    if has_traces(comparison):
+        plot_traces(comparison, out / "asynchrony.png")
+    if not settings.metrics:
+        return page, None
+    plot(
+        comparison,
+        figure,
+        metrics=settings.metrics,
+        axes=settings.axes,
+        log_x=settings.log_x,
+        log_y=settings.log_y,
+    )
+    return page, figure
+
+
+def write_only_page(comparison: Comparison, path: Path, settings: PlotSettings) -> None:
+    """Write the page with the settings chosen at first."""
+    settings = settings.resolved(comparison)
+    write_page(
+        comparison,
+        path,
+        metric=next(iter(settings.metrics), None),
+        axis=settings.axes[0],
+        target=settings.target,
+        higher_is_better=settings.higher_is_better,
+    )
+
+
+def print_tables(
+    comparison: Comparison, settings: PlotSettings, console: Console, *, most_metrics: int = 4
+) -> None:
+    """Print final values and costs, paired tests, and the cost of reaching the target if there is one.
+
+    The first table shows the metrics of the settings, otherwise the first few that were measured.
+    """
+    chosen = settings.resolved(comparison)
+    others = [] if settings.metrics else [m for m in comparison.metrics if m not in chosen.metrics]
+    console.print(final_table(comparison, metrics=[*chosen.metrics, *others][:most_metrics]))
+    if not chosen.metrics:
+        console.print("The runs have measured no metric; pass evaluate= to rookery.run.")
+        return
+    metric, better = chosen.metrics[0], bool(chosen.higher_is_better)
+    if len([curve for curve in comparison.curves if metric in curve.metrics]) > 1:
+        console.print(paired_table(comparison, metric, higher_is_better=better))
+    if chosen.target is not None:
+        console.print(cost_table(comparison, metric, chosen.target, higher_is_better=better))
+
+
+def write_results(comparison: Comparison, path: Path, settings: PlotSettings | None = None) -> None:
+    """Write all measurements with their settings and versions as one JSON file."""
+    content = {
+        "title": comparison.title,
+        "claim": comparison.notes,
+        "versions": comparison.versions,
+        "settings": comparison.settings,
+        "plot": {} if settings is None else asdict(settings),
+        "curves": {
+            curve.name: {
+                str(seed): _columns(history)
+                for seed, history in zip(curve.seeds, curve.runs, strict=True)
+            }
+            for curve in comparison.curves
+        },
+        "diverged": {c.name: dict(c.diverged) for c in comparison.curves if c.diverged},
+        "traces": {c.name: dict(c.traces) for c in comparison.curves if c.traces},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, (json.dumps(content) + "\n").encode())
+
+
+def _columns(history: History) -> dict[str, list[object]]:
+    """By name, the values at all evaluations: a quarter of the size of a list of rows."""
+    rows = [to_json(row) for row in history]
+    return {name: [row.get(name) for row in rows] for name in history.names}

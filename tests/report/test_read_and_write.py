@@ -1,0 +1,143 @@
+"""Reports from run directories that are written by hand."""
+
+import json
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from rookery.cli.main import report
+from rookery.report.comparison import Comparison, Curve
+from rookery.report.read import read_plot_settings, read_runs
+from rookery.report.write import PlotSettings, print_tables, write_report
+from rookery.runner.history import History
+
+COSTS = "exchanges messages bytes_down bytes_up gradients hessian_vectors seconds".split()
+
+
+def row(k, **metrics):
+    return {"round": k, **dict.fromkeys(COSTS, 3 * k), **metrics}
+
+
+def write_run(path, title, rows, *, seed=0, setting=1.0, diverged=None):
+    path.mkdir(parents=True)
+    config = {"format": 1, "title": title, "run": {"seed": seed, "setting": setting},
+              "versions": {"jax": "0.10"}}  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    if rows is not None:
+        (path / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    status = {"status": "finished", "rounds": 10} if diverged is None else {
+        "status": "diverged", "rounds": diverged}  # fmt: skip
+    (path / "summary.json").write_text(json.dumps(status))
+
+
+LEARNS = [row(0, loss=2.0, accuracy=0.1), row(10, loss=1.0, accuracy=0.8)]
+
+
+@pytest.fixture
+def said(monkeypatch, capsys):
+    """What commands have printed since the last call, on a terminal of 200 columns."""
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda: capsys.readouterr().out
+
+
+def test_curves_are_sorted_by_their_numbers(tmp_path):
+    for size in (10, 200, 50, 0.5, 0.25):
+        write_run(tmp_path / f"n={size}", f"n={size}", LEARNS, setting=size)
+    names = [curve.name for curve in read_runs([tmp_path]).curves]
+    assert names == ["n=0.25", "n=0.5", "n=10", "n=50", "n=200"]
+
+
+def test_directories_stay_in_the_order_given(tmp_path):
+    for name in "ab":
+        write_run(tmp_path / name / "seed-0", name, LEARNS)
+    names = [curve.name for curve in read_runs([tmp_path / "b", tmp_path / "a"]).curves]
+    assert names == ["b", "a"]
+
+
+def test_runs_of_one_setting_are_one_curve_with_its_divergence(tmp_path):
+    for seed in (10, 2):
+        write_run(tmp_path / f"seed-{seed}", "c", LEARNS, seed=seed)
+    write_run(tmp_path / "seed-3", "c", [LEARNS[0], row(4, loss=None, accuracy=None)], seed=3,
+              diverged=4)  # fmt: skip
+    (curve,) = read_runs([tmp_path]).curves
+    assert (curve.seeds, curve.diverged) == ([2, 3, 10], {3: 4})
+    with pytest.raises(ValueError, match="seed 2"):
+        read_runs([tmp_path, tmp_path / "seed-2"])
+
+
+def test_an_empty_run_among_others_is_left_out_with_a_warning(tmp_path):
+    write_run(tmp_path / "a", "a", LEARNS)
+    write_run(tmp_path / "b", "b", None, setting=2)
+    write_run(tmp_path / "c", "a", [], seed=1)
+    console = Console(file=StringIO(), width=300)
+    (curve,) = read_runs([tmp_path], console).curves
+    assert (curve.name, curve.seeds) == ("a", [0])
+    warnings = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert str(tmp_path / "b") in warnings and str(tmp_path / "c") in warnings
+    with pytest.raises(ValueError, match=r"b.*no measurements"):
+        read_runs([tmp_path / "b"])
+
+
+def test_the_report_of_runs_without_metrics(tmp_path, said):
+    write_run(tmp_path / "runs", "c", [row(0), row(10)])
+    report((tmp_path / "runs",), out=tmp_path / "out")
+    assert (tmp_path / "out" / "report.html").exists()
+    assert not (tmp_path / "out" / "curves.png").exists()
+    text = said()
+    assert "30" in text and "measured no metric" in text
+
+
+def test_the_report_prints_its_tables(tmp_path, said):
+    for i, name in enumerate("ab"):
+        write_run(tmp_path / "runs" / name, name, LEARNS, setting=i)
+    report((tmp_path / "runs",), out=tmp_path / "out.html", title="My title")
+    text = said()
+    assert "My title" in text and "sign flips" in text and "0.8" in text and "reached" not in text
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["out.html"]
+
+
+def test_options_of_the_report_choose_metric_axes_and_target(tmp_path, said):
+    write_run(tmp_path / "runs", "c", LEARNS)
+    report((tmp_path / "runs",), out=tmp_path / "out", metric=("loss",), axes=("seconds",),
+               target=1.5)  # fmt: skip
+    assert "loss ≤ 1.5" in said()  # the loss falls, so lower is better
+    page = (tmp_path / "out" / "report.html").read_text()
+    shown = ('"metric": "loss"', '"axis": "seconds"', '"target": 1.5', '"direction": -1')
+    assert all(part in page for part in shown)
+    with pytest.raises(ValueError, match=r"'f1'.*loss, accuracy"):
+        report((tmp_path / "runs",), out=tmp_path / "out", metric=("f1",))
+    with pytest.raises(ValueError, match="axis 'bytes'"):
+        report((tmp_path / "runs",), out=tmp_path / "out", axes=("bytes",))
+
+
+def test_the_report_keeps_to_the_experiments_plot_table(tmp_path, said):
+    for name in "ab":
+        write_run(tmp_path / name, name, LEARNS)
+    first = read_runs([tmp_path])
+    experiment = Comparison("The experiment", first.curves[::-1], notes="It learns.")
+    declared = PlotSettings(["loss", "gone"], ["seconds"], target=1.25, log_y=True)
+    with pytest.raises(ValueError, match="'gone'"):
+        write_report(experiment, tmp_path, declared)
+    write_report(experiment, tmp_path, declared.for_metrics(["loss"]))
+    again = read_runs([tmp_path])
+    assert (again.title, again.notes) == ("The experiment", "It learns.")
+    assert [curve.name for curve in again.curves] == ["b", "a"]
+    settings = read_plot_settings([tmp_path], again)
+    assert (settings.target, settings.log_y) == (1.25, True)
+    report((tmp_path,), out=tmp_path / "out")
+    assert "loss ≤ 1.25" in said()
+    assert '"target": 1.25' in (tmp_path / "out" / "report.html").read_text()
+    report((tmp_path,), out=tmp_path / "out", metric=("accuracy",))  # another metric's target
+    assert '"target": null' in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_terminal_is_not_flooded_with_metrics():
+    run = History([row(0, **{f"m{i}": 1.0 for i in range(30)})])
+    console = Console(file=StringIO(), width=300)
+    comparison = Comparison("t", [Curve("c", [run])])
+    print_tables(comparison, PlotSettings(), console)
+    text = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "m3" in text and "m4" not in text
+    print_tables(comparison, PlotSettings(metrics=["m7", "m8"]), console)
+    assert "m8" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
