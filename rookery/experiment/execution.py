@@ -62,7 +62,7 @@ def _curve(label: str, results: Sequence[Result], seeds: list[int]) -> Curve:
         label,
         [r.history for r in results],
         seeds,
-        cast(Mapping[str, Trace], results[0].diaries),
+        cast(Mapping[str, Trace], results[0].async_traces),
         {seed: r.rounds for seed, r in zip(seeds, results, strict=True) if r.status == "diverged"},
     )
 

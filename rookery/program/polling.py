@@ -191,7 +191,7 @@ def later(state: Tree, seconds: jax.Array) -> Tree:
     return jax.tree.map(move, state, is_leaf=_is_jobs)
 
 
-def diaries(state: Tree) -> dict[str, dict[str, Any]]:
+def async_traces(state: Tree) -> dict[str, dict[str, Any]]:
     """What the server has received, for every kind of jobs in a state; empty if it has none."""
     leaves = jax.tree.leaves(state, is_leaf=_is_jobs)
     return {jobs.kind: jobs.diary.as_dict() for jobs in leaves if isinstance(jobs, InFlight)}

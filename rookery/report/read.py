@@ -62,7 +62,7 @@ def read_runs(directories: Iterable[Path], console: Console | None = None) -> Co
         summary = _read_json(path / "summary.json")
         if summary.get("status") == "diverged":
             runs.diverged[seed] = summary["rounds"]
-        if traces := _read_json(path / "diary.json"):
+        if traces := _read_json(path / "async_traces.json"):
             runs.traces[seed] = traces
     if not found:
         raise ValueError(

@@ -23,7 +23,7 @@ from rookery.types import Tree
 FORMAT = 1
 """Version of the run directory; raised when older directories can no longer be read."""
 LINES = ("history", "per_client", "timing", "events")
-DOCUMENTS = ("config", "summary", "diary")
+DOCUMENTS = ("config", "summary", "async_traces")
 
 
 @dataclass
@@ -205,7 +205,7 @@ class RunRecord:
             save(self.directory / "checkpoints", now)
 
     def close(
-        self, status: str, done: int, message: str, diaries: dict[str, dict[str, Any]]
+        self, status: str, done: int, message: str, async_traces: dict[str, dict[str, Any]]
     ) -> None:
         """Write the summary and, for an asynchronous run, who worked when."""
         self.status = status
@@ -220,8 +220,8 @@ class RunRecord:
         }
         path = self.directory / "summary.json"
         replace_file(path, json.dumps(summary, indent=2).encode())
-        if diaries:
-            replace_file(self.directory / "diary.json", json.dumps(diaries).encode())
+        if async_traces:
+            replace_file(self.directory / "async_traces.json", json.dumps(async_traces).encode())
 
     def _file(self, name: str = "history") -> HistoryFile:
         assert self.directory is not None

@@ -8,7 +8,7 @@ from typing import Any
 from rookery.engines.engine import Event
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.ledger import Ledger
-from rookery.program.polling import diaries
+from rookery.program.polling import async_traces
 from rookery.runner.checkpoint import Checkpoint
 from rookery.runner.finite import not_finite_in_state
 from rookery.runner.history import ClientHistory, History
@@ -73,7 +73,7 @@ class Result:
         ledger: the total costs.
         message: for a run that diverged: in which round, which values, and what to try.
         events: client failures, on engines that have them.
-        diaries: for asynchronous algorithms: who worked when, and on which version.
+        async_traces: for asynchronous algorithms: which client worked when, and on which version.
         per_client: measurements per client, from evaluations with ``per_client=True``.
     """
 
@@ -86,7 +86,7 @@ class Result:
     message: str = ""
     events: tuple[Event, ...] = ()
     # the traces of asynchronous work are JSON documents, see rookery.program.async_trace
-    diaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    async_traces: dict[str, dict[str, Any]] = field(default_factory=dict)
     per_client: ClientHistory = field(default_factory=ClientHistory)
 
 
@@ -175,7 +175,7 @@ class RunState:
 
     def close(self) -> None:
         """Write the summary."""
-        self.record.close(self.status, self.round, self.message, diaries(self.state))
+        self.record.close(self.status, self.round, self.message, async_traces(self.state))
 
     def snapshot(self) -> Snapshot:
         """The present state, for a callback."""
@@ -195,6 +195,6 @@ class RunState:
             ledger=self.record.ledger,
             message=self.message,
             events=tuple(self.record.events),
-            diaries=diaries(self.state),
+            async_traces=async_traces(self.state),
             per_client=self.record.per_client,
         )

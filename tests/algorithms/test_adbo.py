@@ -202,7 +202,7 @@ def test_resuming_in_mid_flight_is_exact(tmp_path):
     resumed, whole = go(8, tmp_path), go(8)
     assert not bool(resumed.state.jobs.is_idle.all())
     jax.tree.map(np.testing.assert_array_equal, resumed.state, whole.state)
-    assert (resumed.ledger, resumed.diaries) == (whole.ledger, whole.diaries)
+    assert (resumed.ledger, resumed.async_traces) == (whole.ledger, whole.async_traces)
 
 
 @pytest.mark.slow

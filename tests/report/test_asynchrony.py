@@ -97,7 +97,7 @@ def test_a_run_keeps_its_trace_and_the_report_shows_it(tmp_path, browse):
             algorithm, zoo.problem, population, zoo.start,
             directory=tmp_path / name, title=name, evaluate=[size], **settings,
         )  # fmt: skip
-        assert (tmp_path / name / "diary.json").exists() == bool(result.diaries)
+        assert (tmp_path / name / "async_traces.json").exists() == bool(result.async_traces)
     comparison = read_runs([tmp_path])
     first = next(c for c in comparison.curves if c.name == "AFL")
     assert sum(first.traces["inner"]["staleness"]) == first.traces["inner"]["received"] >= 4
