@@ -35,7 +35,7 @@ from rookery.algorithms.perfedavg import PerFedAvg as PerFedAvg
 from rookery.algorithms.prometheus import Prometheus as Prometheus
 from rookery.algorithms.qfedavg import QFedAvg as QFedAvg
 from rookery.algorithms.scaffold import Scaffold as Scaffold
-from rookery.algorithms.scaffold import ScaffoldS as ScaffoldS
+from rookery.algorithms.scaffold_s import ScaffoldS as ScaffoldS
 from rookery.algorithms.sgda import FedAvgS as FedAvgS
 from rookery.algorithms.stochastic_approximation import SOBA as SOBA
 from rookery.algorithms.stochastic_approximation import STSA as STSA

@@ -11,30 +11,30 @@ H. Yang, X. Zhang, P. Khanduri, J. Liu. Anarchic federated learning. ICML 2022, 
     m       wait_for                    results that the server waits for
     τ       staleness                   largest staleness, 0 for a fresh result
 
-A client begins when it likes with the model of then, takes as many local steps as it likes and
-returns the mean of their gradients. AFA-CD steps along the mean of what has just arrived, so a
-client counts as often as it delivers: where clients differ, the fast ones pull w beside the
-minimiser. AFA-CS keeps the latest result of every client and steps along the mean of all; with one
-local step each it ends at the minimiser, however unequal the delays.
+A client starts whenever it likes with the current model, takes as many local steps as it likes and
+returns the mean of their gradients. AFA-CD steps along the mean of the results that have just
+arrived, so a client counts as often as it delivers: with heterogeneous clients it converges to a
+point biased towards the fast ones. AFA-CS keeps the latest result of every client and steps along
+the mean of all; with one local step each it converges to the minimiser, however unequal the delays.
 
-Cost of a round of either: 1 exchange, w down to who begins and G_i up from who arrives. Departures
-from the paper: clients count by their weights; results that are ready at the same moment arrive
-together, so that there may be more than were waited for; before its first step the server of AFA-CS
-waits for everyone. The pseudo-code is reconstructed from the idea of the paper.
+Cost of a round of either: 1 exchange, w down to the clients that start a job and G_i up from those
+that deliver. Departures from the paper: clients count by their weights; results that finish at the
+same moment arrive together, so there may be more than ``wait_for``; before its first step the server
+of AFA-CS waits for every client. The pseudo-code is reconstructed from the idea of the paper.
 
-Anarchic papers compare with AFL on bilevel problems and do not say how. Here, :class:`AFLBilevel`,
-AFA-CS learns y along inner gradients and x along every client's own hypergradient
-f_x - g_xy [g_yy]^{-1} f_y,  by a Neumann series on the client. The mean of these is not the
-hypergradient of the means, so it comes to rest beside the solution where clients differ. Cost of a
-round: K + 1 exchanges. It is :class:`AFBO` with :class:`LocalHessians`.
+Anarchic papers compare with AFL on bilevel problems and do not say how. Here, in
+:func:`AFLBilevel`, AFA-CS learns y along inner gradients and x along every client's own
+hypergradient  f_x - g_xy [g_yy]^{-1} f_y,  by a Neumann series on the client. The mean of these is
+not the hypergradient of the means, so with heterogeneous clients it converges to a biased point.
+Cost of a round: K + 1 exchanges. It is :class:`AFBO` with :class:`LocalHessians`.
 """
 
+import abc
 from dataclasses import KW_ONLY
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.afbo import AFBO, AFBOState
@@ -42,10 +42,10 @@ from rookery.algorithms.parts.aphe import AbstractAPHE, APHESum
 from rookery.algorithms.parts.hessians import LocalHessians
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.lipschitz import REMEDY
-from rookery.algorithms.shared.model import AsyncModelState, check_single_level
+from rookery.algorithms.shared.model import AsyncModelState
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.single_level import SingleLevel
-from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.algorithm import AbstractAlgorithm, PolledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.polling import InFlight, PollRules
 from rookery.types import Key, Tree
@@ -59,35 +59,52 @@ class AFACSState(NamedTuple):
     jobs: InFlight
 
 
-class AFACD(AbstractAlgorithm):
-    """AFA-CD: steps of the server along the mean of the results that have just arrived.
+class AbstractAFA(PolledAlgorithm):
+    """Jobs of local steps; the server's step, a subclass says.
 
     Args:
         lr: η_L, of every local step, or of a whole job (:class:`PerCall`).
         server_lr: η.
         local_steps: K_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.
-        wait_for: how many results the server waits for at least; None is half of the clients.
-        staleness: the largest of a result, in steps of the server; None is any.
-        batch_size: rows per local step; None is all.
+        staleness: the largest staleness of a result, in steps of the server; None is no bound.
     """
 
     _: KW_ONLY
     lr: local.LearningRate = eqx.field(converter=local.number)
     server_lr: float = eqx.field(converter=local.number)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    wait_for: int | None = None
     staleness: int | None = None
-    batch_size: int | None = None
 
     def __check_init__(self):
-        _check_settings(self)
+        local.check_fields(self, may_be_drawn=True)
+        if self.staleness is not None:
+            check.count("staleness", self.staleness, least=0)
+
+    @abc.abstractmethod
+    def rules(self, n_clients: int) -> PollRules:
+        """When the server stops waiting."""
 
     def check(self, problem: SingleLevel, n_clients: int) -> None:
-        """Raise unless the problem is single-level and enough clients are there to wait for."""
-        _check_fits(self, problem, n_clients)
+        """Raise unless the problem is single-level and the settings fit the clients."""
+        check_kind(self, problem, SingleLevel)
+        local.check_fields(self, n_clients, may_be_drawn=True)
+        self.rules(n_clients).check(n_clients)
+
+
+class AFACD(AbstractAFA):
+    """AFA-CD: steps of the server along the mean of the results that have just arrived.
+
+    >>> import rookery as rk
+    >>> rk.AFACD(lr=0.1, server_lr=0.5, local_steps=rk.parts.RandomSteps(1, 5), wait_for=3).wait_for
+    3
+    """
+
+    def rules(self, n_clients: int) -> PollRules:
+        """When the server stops waiting."""
+        return PollRules(self.results_needed(n_clients), staleness=self.staleness)
 
     def init(self, problem: SingleLevel, w: Tree) -> AsyncModelState:
-        """The given model; no job has begun."""
+        """The given model; no job has started."""
         return AsyncModelState(w, InFlight.of("inner", (w,), tree.zeros_like(w)))
 
     def round(
@@ -96,48 +113,42 @@ class AFACD(AbstractAlgorithm):
         """One step of the server."""
         w, jobs = state
         settings = {"problem": problem, "algorithm": self}
-        rules = PollRules(wait_for=_usual(self, fed), staleness=self.staleness)
-        news = fed.poll(jobs, mean_gradient, w, rules=rules, key=key, settings=settings)
-        w = tree.axpy(-self.server_lr / news.weight, news.sum, w)  # -------- down  w  up  G_i
-        return AsyncModelState(w, news.jobs)
+        rules = self.rules(fed.n_clients)
+        arrived = fed.poll(jobs, local_steps, w, rules=rules, key=key, settings=settings)
+        w = tree.axpy(-self.server_lr / arrived.weight, arrived.sum, w)  # -- down  w  up  G_i
+        return AsyncModelState(w, arrived.jobs)
 
     def solution(self, state: AsyncModelState) -> tuple[Tree]:
         """(w,)."""
         return (state.w,)
 
 
-class AFACS(AbstractAlgorithm):
+class AFACS(AbstractAFA):
     """AFA-CS: steps of the server along the mean of all clients' latest results, however old.
 
+    >>> import rookery as rk
+    >>> rk.AFACS(lr=0.1, server_lr=0.5, local_steps=5, staleness=10).staleness
+    10
+
     Args:
-        lr: η_L, of every local step, or of a whole job (:class:`PerCall`).
-        server_lr: η.
-        local_steps: K_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.
-        wait_for: how many results the server waits for at least; None is half of the clients.
-        first_wait_for: the same before its first step; None is everyone. What has not come then
-            counts as zero.
-        staleness: the largest of a result, in steps of the server; None is any.
-        batch_size: rows per local step; None is all.
+        first_wait_for: how many results the server waits for before its first step; None is one from
+            every client. A result that has not arrived by then counts as zero.
     """
 
     _: KW_ONLY
-    lr: local.LearningRate = eqx.field(converter=local.number)
-    server_lr: float = eqx.field(converter=local.number)
-    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    wait_for: int | None = None
     first_wait_for: int | None = None
-    staleness: int | None = None
-    batch_size: int | None = None
 
     def __check_init__(self):
-        _check_settings(self)
+        if self.first_wait_for is not None:
+            check.count("first_wait_for", self.first_wait_for)
 
-    def check(self, problem: SingleLevel, n_clients: int) -> None:
-        """Raise unless the problem is single-level and enough clients are there to wait for."""
-        _check_fits(self, problem, n_clients)
+    def rules(self, n_clients: int) -> PollRules:
+        """When the server stops waiting."""
+        first = self.first_wait_for or n_clients
+        return PollRules(self.results_needed(n_clients), first, self.staleness)
 
     def init(self, problem: SingleLevel, w: Tree) -> AFACSState:
-        """The given model; no result has been delivered, no job begun."""
+        """The given model; no result has arrived, no job has started."""
         g = tree.zeros_like(w)
         return AFACSState(w, g, InFlight.of("inner", (w,), g))
 
@@ -147,57 +158,26 @@ class AFACS(AbstractAlgorithm):
         """One step of the server."""
         w, g, jobs = state
         settings = {"problem": problem, "algorithm": self}
-        rules = PollRules(
-            wait_for=_usual(self, fed),
-            first_wait_for=self.first_wait_for or fed.n_clients,
-            staleness=self.staleness,
-        )
-        news = fed.poll(jobs, mean_gradient, w, rules=rules, key=key, settings=settings)
-        g = tree.add(g, news.change)  # ------------------------------------- down  w  up  G_i
-        return AFACSState(tree.axpy(-self.server_lr, g, w), g, news.jobs)
+        rules = self.rules(fed.n_clients)
+        arrived = fed.poll(jobs, local_steps, w, rules=rules, key=key, settings=settings)
+        g = tree.add(g, arrived.change)  # ---------------------------------- down  w  up  G_i
+        return AFACSState(tree.axpy(-self.server_lr, g, w), g, arrived.jobs)
 
     def solution(self, state: AFACSState) -> tuple[Tree]:
         """(w,)."""
         return (state.w,)
 
 
-def mean_gradient(
-    client: Client, w: Tree, *, problem: SingleLevel, algorithm: AFACD | AFACS
-) -> Tree:
+def local_steps(client: Client, w: Tree, *, problem: SingleLevel, algorithm: AbstractAFA) -> Tree:
     """G_i, the mean of the gradients along the client's local steps from w."""
     count_key, key = jax.random.split(client.key)
     steps = local.steps_of(client, algorithm.local_steps, count_key)
     size = local.step_size(algorithm.lr, steps)
 
-    def step(k, carry):
-        w_i, total = carry
-        sample = client.draw(problem.split, algorithm.batch_size, jax.random.fold_in(key, k))
-        g = problem.gradient(w_i, sample)
-        return tree.axpy(-size, g, w_i), tree.add(total, g)
+    def gradient(w, key):
+        return problem.gradient(w, client.draw(problem.split, algorithm.batch_size, key))
 
-    _, total = client.repeat(steps, step, (w, tree.zeros_like(w)))
-    return tree.scale(1 / jnp.asarray(steps).astype(float), total)
-
-
-def _usual(algorithm: AFACD | AFACS, fed: AbstractFederation) -> int:
-    return algorithm.wait_for or -(-fed.n_clients // 2)
-
-
-def _check_settings(algorithm: Any) -> None:
-    local.check_fields(algorithm, may_be_drawn=True)
-    for name, least in (("wait_for", 1), ("first_wait_for", 1), ("staleness", 0)):
-        if getattr(algorithm, name, None) is not None:
-            check.count(name, getattr(algorithm, name), least=least)
-
-
-def _check_fits(algorithm: Any, problem: Any, n_clients: int) -> None:
-    check_single_level(type(algorithm).__name__, problem)
-    local.check_fields(algorithm, n_clients, may_be_drawn=True)
-    for name in ("wait_for", "first_wait_for"):
-        if (getattr(algorithm, name, None) or 1) > n_clients:
-            raise ValueError(
-                f"{name}={getattr(algorithm, name)} results cannot come from {n_clients} clients."
-            )
+    return local.mean_gradient(client, gradient, w, size, steps, key)
 
 
 class AFLBilevel(AbstractAlgorithm):

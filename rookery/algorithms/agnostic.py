@@ -1,4 +1,4 @@
-"""Agnostic federated learning: the mixture of clients that is worst is learned along.
+"""Agnostic federated learning: the model for the worst mixture of clients.
 
 M. Mohri, G. Sivek, A. T. Suresh. Agnostic federated learning. ICML 2019, arXiv:1902.00146.
 
@@ -8,10 +8,10 @@ M. Mohri, G. Sivek, A. T. Suresh. Agnostic federated learning. ICML 2019, arXiv:
     γ_w, γ_λ    lr, ascent_lr   step sizes
     L_k         losses          the clients' losses
 
-w - γ_w Σ λ_k grad L_k(w)  and, at the old w,  the projection of  λ + γ_λ L(w)  to the simplex. Cost
-of a round: 1 exchange with all clients, w down, w and a number up. Departures from the paper: the
-output is the last iterate, not the mean of all; λ ranges over the whole simplex, begins equal and
-takes the place of the population's weights in the run's rule of aggregation.
+A round sets  w <- w - γ_w Σ λ_k grad L_k(w)  and, with the losses at the old w, projects
+λ + γ_λ L(w)  onto the simplex. Cost of a round: 1 exchange with all clients, w down, w and a number
+up. Departures from the paper: the output is the last iterate, not the mean of all; λ ranges over the
+whole simplex, starts uniform and replaces the population's weights in the run's aggregation rule.
 """
 
 from dataclasses import KW_ONLY
@@ -21,38 +21,38 @@ import jax
 
 from rookery import check, tree
 from rookery.algorithms.shared import local, simplex
-from rookery.algorithms.shared.model import RobustState, check_single_level
+from rookery.algorithms.shared.model import RobustState
 from rookery.problem.single_level import SingleLevel
-from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.algorithm import BatchedAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Probabilities
 from rookery.program.participation import Everyone
 from rookery.types import Key, Tree
 
 
-class AgnosticFL(AbstractAlgorithm):
+class AgnosticFL(BatchedAlgorithm):
     """One step of descent in w and one of projected ascent in λ, along all clients' gradients.
+
+    >>> import rookery as rk
+    >>> rk.AgnosticFL(lr=0.1, ascent_lr=0.01).ascent_lr
+    0.01
 
     Args:
         lr: γ_w.
         ascent_lr: γ_λ.
-        batch_size: rows per evaluation; None is all.
     """
 
     _: KW_ONLY
     lr: float = eqx.field(converter=local.number)
     ascent_lr: float = eqx.field(converter=local.number)
-    batch_size: int | None = None
 
     def __check_init__(self):
         check.positive("lr", self.lr)
         check.positive("ascent_lr", self.ascent_lr)
-        if self.batch_size is not None:
-            check.count("batch_size", self.batch_size)
 
     def check(self, problem: SingleLevel, n_clients: int) -> None:
         """Raise unless the problem is single-level."""
-        check_single_level("AgnosticFL", problem)
+        check_kind(self, problem, SingleLevel)
 
     def init(self, problem: SingleLevel, w: Tree) -> RobustState:
         """The given model; λ is equal for all."""

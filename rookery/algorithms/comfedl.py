@@ -53,9 +53,9 @@ import equinox as eqx
 import jax
 
 from rookery import check, tree
-from rookery.algorithms.parts.hessian import AbstractHessian, ExactHessian, meta_gradient
 from rookery.algorithms.parts.weighting import AbstractWeighting, NormalisedWeights
 from rookery.algorithms.shared import local
+from rookery.algorithms.shared.meta_hessian import AbstractHessian, ExactHessian, meta_gradient
 from rookery.problem.composition import LocalComposition
 from rookery.problem.meta import Meta
 from rookery.problem.single_level import SingleLevel

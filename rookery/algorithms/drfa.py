@@ -5,7 +5,7 @@ arXiv:2102.12660.
 
     paper   code            meaning
     w       w               the model
-    λ       shares          weights of the clients in the simplex, raised where losses are large
+    λ       shares          weights of the clients, in the simplex; they grow where losses are large
     η, γ    lr, ascent_lr   step sizes of w and of λ
     τ       local_steps     local steps between two averages
     t'      at              the local step whose iterate the losses are taken at, uniform on 1 .. τ
@@ -14,17 +14,17 @@ arXiv:2102.12660.
 
 1. m clients, drawn from λ with replacement, take τ local steps; the server averages their last
    iterates to w and their iterates after t' steps to w'.
-2. m clients, drawn uniformly, some perhaps the same as before, send their losses at w'. With
+2. m clients, drawn uniformly and independently of the first m, send their losses at w'. With
    u_i = (N / m) f_i(w') for them and zero for the others, E[u_i] = f_i(w'); λ becomes the
    projection of λ + τ γ u to the simplex.
 
                 exchanges   down                    up
     round       2           c (w + 4 bytes) + m w   2 m w + m numbers
 
-where c is the number of different clients among those drawn from λ. Departures from the paper: λ
-begins equal, never in proportion to the clients' rows, and the population's weights count nowhere.
-The released code multiplies γ by 0.9 every round, ``Decay(γ, 0.9)``, and raises every λ_i to 0.001
-before it divides λ by its sum, ``floor``; neither is in the paper, and neither is the default.
+where c is the number of distinct clients among those drawn from λ. Departures from the paper: λ
+starts uniform, never in proportion to the clients' rows, and the population's weights are not used.
+The released code multiplies γ by 0.9 every round (``Decay(γ, 0.9)``) and raises every λ_i to at
+least 0.001 before it normalises λ (``floor``); neither is in the paper, and neither is the default.
 """
 
 from dataclasses import KW_ONLY
@@ -35,10 +35,10 @@ import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.shared import local, simplex
-from rookery.algorithms.shared.model import RobustState, check_single_level
+from rookery.algorithms.shared.model import RobustState
 from rookery.algorithms.shared.schedule import Rate, check_rates, size_at
 from rookery.problem.single_level import SingleLevel
-from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.algorithm import BatchedAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Probabilities
 from rookery.program.participation import Uniform, Weighted
@@ -46,18 +46,21 @@ from rookery.rng import below
 from rookery.types import Key, Tree
 
 
-class DRFA(AbstractAlgorithm):
+class DRFA(BatchedAlgorithm):
     """Local steps on clients drawn from λ, and a projected step of ascent in λ.
+
+    >>> import rookery as rk
+    >>> rk.DRFA(lr=0.1, ascent_lr=rk.parts.Decay(0.1, 0.9), local_steps=5, clients=10).clients
+    10
 
     Args:
         lr: η, of every local step.
         ascent_lr: γ, a number or a schedule such as :class:`Decay`; a step of λ has size τ γ.
         local_steps: τ, the same for all clients.
         clients: m, how many are drawn in each exchange; None is as many as there are.
-        batch_size: rows per local step; None is all.
         loss_batch_size: rows that a loss is taken on; None is all.
-        floor: what every λ_i is raised to at least, before λ is divided by its sum, which can leave
-            it a little below; less than one over the number of clients.
+        floor: the least λ_i before λ is divided by its sum, which can leave it a little below; less
+            than one over the number of clients.
     """
 
     _: KW_ONLY
@@ -65,7 +68,6 @@ class DRFA(AbstractAlgorithm):
     ascent_lr: Rate = eqx.field(converter=local.number)
     local_steps: int = 1
     clients: int | None = None
-    batch_size: int | None = None
     loss_batch_size: int | None = None
     floor: float = eqx.field(converter=local.number, default=0.0)
 
@@ -74,18 +76,18 @@ class DRFA(AbstractAlgorithm):
         check_rates("ascent_lr", self.ascent_lr)
         check.count("local_steps", self.local_steps)
         check.not_negative("floor", self.floor)
-        for name in ("clients", "batch_size", "loss_batch_size"):
+        for name in ("clients", "loss_batch_size"):
             if getattr(self, name) is not None:
                 check.count(name, getattr(self, name))
 
     def check(self, problem: SingleLevel, n_clients: int) -> None:
         """Raise unless the problem is single-level and there are enough clients."""
-        check_single_level("DRFA", problem)
+        check_kind(self, problem, SingleLevel)
         Uniform(self.clients or n_clients).check(n_clients)
         if self.floor >= 1 / n_clients:
             raise ValueError(
                 f"floor must be below one over the number of clients, 1/{n_clients}, got "
-                f"{self.floor}: all λ_i would be equal for ever."
+                f"{self.floor}: otherwise all λ_i would stay equal."
             )
 
     def init(self, problem: SingleLevel, w: Tree) -> RobustState:

@@ -12,16 +12,16 @@ buffered asynchronous aggregation. AISTATS 2022, arXiv:2106.06639.
     Δ_i     jobs.results    how a job has moved its model; here w_i - w, the paper's is w - w_i
     s(τ)    discount        what a result of staleness τ counts:  (1 + τ)^-discount
 
-The server goes on when its buffer is full, along the mean of the buffer, in which a stale result
+The server steps as soon as its buffer is full, along the mean of the buffer, in which a stale result
 counts  s(τ) = 1 / sqrt(1 + τ);  the mean is over K, not over the sum of the s(τ). Without delays
-and with room for everyone it is FedAvg.
+and with a buffer for all clients it is FedAvg.
 
-Cost of a round: 1 exchange, w down to who begins and Δ_i up from who arrives. A client counts as
-often as it delivers: where clients differ, the fast ones pull w beside the minimiser, and so do
-several local steps. Departures from the paper: all clients are at work, and one that has delivered
-begins again when the server has gone on, so that it is in a buffer once at most; results that are
-ready at the same moment arrive together, so that there may be more than K; clients count by their
-weights; batches are drawn with replacement.
+Cost of a round: 1 exchange, w down to the clients that start a job and Δ_i up from those that
+deliver. A client counts as often as it delivers, so with heterogeneous clients the method converges
+to a point biased towards the fast ones; several local steps add a bias of their own. Departures from
+the paper: all clients work all the time, and one that has delivered starts again after the server's
+step, so it is in a buffer at most once; results that finish at the same moment arrive together, so
+there may be more than K; clients count by their weights; batches are drawn with replacement.
 """
 
 from dataclasses import KW_ONLY
@@ -32,16 +32,20 @@ import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.shared import local
-from rookery.algorithms.shared.model import AsyncModelState, check_single_level, gradient_steps
+from rookery.algorithms.shared.model import AsyncModelState, gradient_steps
 from rookery.problem.single_level import SingleLevel
-from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.algorithm import BatchedAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.polling import InFlight, PollRules
 from rookery.types import Key, Tree
 
 
-class FedBuff(AbstractAlgorithm):
+class FedBuff(BatchedAlgorithm):
     """Steps of the server along the mean of a buffer of results, the stale ones discounted.
+
+    >>> import rookery as rk
+    >>> rk.FedBuff(lr=0.1, buffer_size=10, local_steps=5).discount
+    0.5
 
     Args:
         lr: η_ℓ, of every local step, or of a whole job (:class:`PerCall`).
@@ -49,8 +53,7 @@ class FedBuff(AbstractAlgorithm):
         local_steps: Q, one number or one per client.
         server_lr: η_g.
         discount: the power in s(τ); a half is the paper's, 0 counts all results alike.
-        staleness: the largest of a result, in steps of the server; None is any.
-        batch_size: rows per local step; None is all.
+        staleness: the largest staleness of a result, in steps of the server; None is no bound.
     """
 
     _: KW_ONLY
@@ -60,7 +63,6 @@ class FedBuff(AbstractAlgorithm):
     server_lr: float = eqx.field(converter=local.number, default=1.0)
     discount: float = eqx.field(converter=local.number, default=0.5)
     staleness: int | None = None
-    batch_size: int | None = None
 
     def __check_init__(self):
         local.check_fields(self)
@@ -71,12 +73,12 @@ class FedBuff(AbstractAlgorithm):
 
     def check(self, problem: SingleLevel, n_clients: int) -> None:
         """Raise unless the problem is single-level and the clients can fill the buffer."""
-        check_single_level("FedBuff", problem)
+        check_kind(self, problem, SingleLevel)
         local.check_fields(self, n_clients)
         if self.buffer_size > n_clients:
             raise ValueError(
                 f"{n_clients} clients cannot fill a buffer_size of {self.buffer_size}: each is in "
-                f"the buffer once at most. Use at most {n_clients}."
+                f"the buffer at most once. Use at most {n_clients}."
             )
 
     def init(self, problem: SingleLevel, w: Tree) -> AsyncModelState:
@@ -90,9 +92,9 @@ class FedBuff(AbstractAlgorithm):
         w, jobs = state
         settings = {"problem": problem, "algorithm": self}
         rules = PollRules(self.buffer_size, staleness=self.staleness, discount=self.factor)
-        news = fed.poll(jobs, model_change, w, rules=rules, key=key, settings=settings)
-        w = tree.axpy(self.server_lr / news.weight, news.sum, w)  # --------- down  w  up  Δ_i
-        return AsyncModelState(w, news.jobs)
+        arrived = fed.poll(jobs, model_change, w, rules=rules, key=key, settings=settings)
+        w = tree.axpy(self.server_lr / arrived.weight, arrived.sum, w)  # --------- down  w  up  Δ_i
+        return AsyncModelState(w, arrived.jobs)
 
     def factor(self, staleness: jax.Array) -> jax.Array:
         """s(τ)."""

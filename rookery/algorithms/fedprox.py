@@ -15,51 +15,37 @@ weights; the paper draws them by weight (``Weighted``) and averages them as equa
 """
 
 from dataclasses import KW_ONLY
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 
 from rookery import check, tree
 from rookery.algorithms.shared import local
-from rookery.algorithms.shared.model import ModelState, check_single_level
+from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState
 from rookery.problem.single_level import SingleLevel
-from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.participation import AbstractParticipation, participation
 from rookery.types import Key, Tree
 
 
-class FedProx(AbstractAlgorithm):
+class FedProx(AbstractLocalSGD):
     """Local steps on the client's loss and a proximal term; the models are averaged.
 
+    >>> import rookery as rk
+    >>> rk.FedProx(lr=0.1, mu=0.5, local_steps=5).mu
+    0.5
+
     Args:
-        lr: η, of every local step, or of the whole round (:class:`PerCall`).
         mu: μ.
-        local_steps: one number or one per client.
-        clients: how many take part in an exchange, a rule that draws them, or None for everyone.
-        batch_size: rows per local step; None is all.
     """
 
+    kind: ClassVar[type] = SingleLevel
+
     _: KW_ONLY
-    lr: local.LearningRate = eqx.field(converter=local.number)
     mu: float = eqx.field(converter=local.number)
-    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    clients: AbstractParticipation = eqx.field(converter=participation, default=None)
-    batch_size: int | None = None
 
     def __check_init__(self):
-        local.check_fields(self)
         check.not_negative("mu", self.mu)
-
-    def check(self, problem: SingleLevel, n_clients: int) -> None:
-        """Raise unless the problem is single-level and the settings fit the clients."""
-        check_single_level("FedProx", problem)
-        local.check_fields(self, n_clients)
-        self.clients.check(n_clients)
-
-    def init(self, problem: SingleLevel, w: Tree) -> ModelState:
-        """The given model."""
-        return ModelState(w)
 
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: ModelState, key: Key
@@ -70,10 +56,6 @@ class FedProx(AbstractAlgorithm):
         w = fed.broadcast(cohort, state.w)  # -------------------------------- down  w
         own = fed.map(proximal_steps, w, key=local_key, problem=problem, algorithm=self)
         return ModelState(fed.mean(own))  # ---------------------------------- up    w
-
-    def solution(self, state: ModelState) -> tuple[Tree]:
-        """(w,)."""
-        return (state.w,)
 
 
 def proximal_steps(

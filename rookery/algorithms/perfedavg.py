@@ -18,51 +18,36 @@ paper: none. ComFedL takes the Hessian on D itself; with whole batches the two a
 """
 
 from dataclasses import KW_ONLY
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 
-from rookery.algorithms.parts.hessian import AbstractHessian, ExactHessian, meta_gradient
 from rookery.algorithms.shared import local
-from rookery.algorithms.shared.model import ModelState
+from rookery.algorithms.shared.meta_hessian import AbstractHessian, ExactHessian, meta_gradient
+from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState
 from rookery.problem.meta import Meta
-from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.participation import AbstractParticipation, participation
 from rookery.types import Key, Tree
 
 
-class PerFedAvg(AbstractAlgorithm):
+class PerFedAvg(AbstractLocalSGD):
     """Local steps along the gradient of the adapted loss; the models are averaged.
 
+    Each of the three batches of a local step has ``batch_size`` rows.
+
+    >>> import rookery as rk
+    >>> rk.PerFedAvg(lr=0.1, local_steps=2, hessian=rk.parts.FirstOrder()).hessian
+    FirstOrder()
+
     Args:
-        lr: β, of every local step, or of the whole round (:class:`PerCall`).
-        local_steps: τ, one number or one per client.
         hessian: :class:`ExactHessian`, :class:`FirstOrder` or :class:`HessianFree`.
-        clients: how many take part in an exchange, a rule that draws them, or None for everyone.
-        batch_size: rows in each of the three batches of a local step; None is all.
     """
 
+    kind: ClassVar[type] = Meta
+
     _: KW_ONLY
-    lr: local.LearningRate = eqx.field(converter=local.number)
-    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     hessian: AbstractHessian = eqx.field(default_factory=ExactHessian)
-    clients: AbstractParticipation = eqx.field(converter=participation, default=None)
-    batch_size: int | None = None
-
-    def __check_init__(self):
-        local.check_fields(self)
-
-    def check(self, problem: Meta, n_clients: int) -> None:
-        """Raise unless the problem is one of meta-learning and the settings fit the clients."""
-        if not isinstance(problem, Meta):
-            raise TypeError(f"PerFedAvg solves Meta problems, got {type(problem).__name__}.")
-        local.check_fields(self, n_clients)
-        self.clients.check(n_clients)
-
-    def init(self, problem: Meta, w: Tree) -> ModelState:
-        """The given model."""
-        return ModelState(w)
 
     def round(
         self, fed: AbstractFederation, problem: Meta, state: ModelState, key: Key
@@ -73,10 +58,6 @@ class PerFedAvg(AbstractAlgorithm):
         w = fed.broadcast(cohort, state.w)  # -------------------------------- down  w
         own = fed.map(adapted_steps, w, key=local_key, problem=problem, algorithm=self)
         return ModelState(fed.mean(own))  # ---------------------------------- up    w
-
-    def solution(self, state: ModelState) -> tuple[Tree]:
-        """(w,)."""
-        return (state.w,)
 
 
 def adapted_steps(client: Client, w: Tree, *, problem: Meta, algorithm: PerFedAvg) -> Tree:

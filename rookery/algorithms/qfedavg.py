@@ -18,6 +18,7 @@ place of drawing clients by weight; 1e-10 is added to losses, as in the released
 """
 
 from dataclasses import KW_ONLY
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -25,47 +26,32 @@ import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.shared import local
-from rookery.algorithms.shared.model import ModelState, check_single_level, gradient_steps
+from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState, gradient_steps
 from rookery.problem.single_level import SingleLevel
-from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.participation import AbstractParticipation, participation
 from rookery.types import Key, Tree
 
 
-class QFedAvg(AbstractAlgorithm):
-    """Local gradient steps, joined by weights that grow with the clients' losses.
+class QFedAvg(AbstractLocalSGD):
+    """Local gradient steps, combined with weights that grow with the clients' losses.
 
     Losses must not be negative.
 
+    >>> import rookery as rk
+    >>> rk.QFedAvg(lr=0.1, q=0.2, local_steps=5).q
+    0.2
+
     Args:
-        lr: of every local step, or of the whole round (:class:`PerCall`).
-        q: how much larger losses count.
-        local_steps: one number or one per client.
-        clients: how many take part in an exchange, a rule that draws them, or None for everyone.
-        batch_size: rows per local step; None is all.
+        q: how much larger losses count; 0 is FedAvg.
     """
 
+    kind: ClassVar[type] = SingleLevel
+
     _: KW_ONLY
-    lr: local.LearningRate = eqx.field(converter=local.number)
     q: float = eqx.field(converter=local.number)
-    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    clients: AbstractParticipation = eqx.field(converter=participation, default=None)
-    batch_size: int | None = None
 
     def __check_init__(self):
-        local.check_fields(self)
         check.not_negative("q", self.q)
-
-    def check(self, problem: SingleLevel, n_clients: int) -> None:
-        """Raise unless the problem is single-level and the settings fit the clients."""
-        check_single_level("QFedAvg", problem)
-        local.check_fields(self, n_clients)
-        self.clients.check(n_clients)
-
-    def init(self, problem: SingleLevel, w: Tree) -> ModelState:
-        """The given model."""
-        return ModelState(w)
 
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: ModelState, key: Key
@@ -78,15 +64,11 @@ class QFedAvg(AbstractAlgorithm):
         push, weight = fed.mean(both)  # ------------------------------------- up    Δ, h
         return ModelState(tree.axpy(-1 / weight, push, state.w))
 
-    def solution(self, state: ModelState) -> tuple[Tree]:
-        """(w,)."""
-        return (state.w,)
-
     def remedy(self) -> str:
         """Losses of the right sign, or a smaller step."""
         return (
-            "q-FedAvg takes powers of the losses, which must not be negative. If they are not, a "
-            "smaller step size is the usual remedy."
+            "q-FedAvg takes powers of the losses, so check that none is negative; otherwise use a "
+            "smaller step size."
         )
 
 

@@ -117,6 +117,14 @@ class PolledAlgorithm(BatchedAlgorithm):
         return n_clients if self.wait_for == "all" else -(-n_clients // 2)
 
 
+def check_kind(algorithm: AbstractAlgorithm, problem: Any, kind: type) -> None:
+    """Raise unless a problem is of the kind that an algorithm solves."""
+    if not isinstance(problem, kind):
+        raise TypeError(
+            f"{algorithm.name} solves {kind.__name__} problems, got {type(problem).__name__}."
+        )
+
+
 def first_state(
     algorithm: AbstractAlgorithm, problem: Any, n_clients: int, start: tuple[Tree, ...]
 ) -> Tree:

@@ -140,6 +140,25 @@ def plain_steps(
     return client.repeat(own_steps, step, start)
 
 
+def mean_gradient(
+    client: Client,
+    gradient: Callable[[Tree, Key], Tree],
+    start: Tree,
+    size: Any,
+    steps: Any,
+    key: Key,
+) -> Tree:
+    """The mean of the gradients along local steps of a given size and number, with a key each."""
+
+    def step(k, carry):
+        w, total = carry
+        g = gradient(w, jax.random.fold_in(key, k))
+        return tree.axpy(-size, g, w), tree.add(total, g)
+
+    _, total = client.repeat(steps, step, (start, tree.zeros_like(start)))
+    return tree.scale(1 / jnp.asarray(steps).astype(float), total)
+
+
 def corrected_steps(
     client: Client,
     draw: Callable[[Key], Sample],

@@ -1,9 +1,13 @@
-"""What the algorithms with one variable w have in common."""
+"""What the algorithms that learn one model w have in common."""
 
-from typing import Any, NamedTuple
+from dataclasses import KW_ONLY
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
 
 from rookery.algorithms.shared import local
 from rookery.problem.single_level import SingleLevel
+from rookery.program.algorithm import SampledAlgorithm, check_kind
 from rookery.program.federation import Client
 from rookery.program.memory import Probabilities
 from rookery.program.polling import InFlight
@@ -11,39 +15,65 @@ from rookery.types import Tree
 
 
 class ModelState(NamedTuple):
-    """The iterate."""
+    """The model."""
 
     w: Tree
 
 
 class AsyncModelState(NamedTuple):
-    """The iterate, and the jobs whose results move it."""
+    """The model, and the jobs whose results move it."""
 
     w: Tree
     jobs: InFlight
 
 
 class RobustState(NamedTuple):
-    """The model, and the weights λ of the clients."""
+    """The model, and the weights λ of the clients, in the simplex."""
 
     w: Tree
     shares: Probabilities
 
 
-def check_single_level(name: str, problem: Any) -> None:
-    """Raise unless a problem is single-level."""
-    if not isinstance(problem, SingleLevel):
-        raise TypeError(f"{name} solves SingleLevel problems, got {type(problem).__name__}.")
+class AbstractLocalSGD(SampledAlgorithm):
+    """Local steps of a cohort from the server's model; a subclass says which, and how they combine.
+
+    Args:
+        lr: size of a local step, or of all steps of a round together (:class:`PerCall`).
+        local_steps: steps between two averages, one number or one per client.
+    """
+
+    kind: ClassVar[type]  # of the problems that a subclass solves
+
+    _: KW_ONLY
+    lr: local.LearningRate = eqx.field(converter=local.number)
+    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
+
+    def __check_init__(self):
+        local.check_fields(self)
+
+    def check(self, problem: Any, n_clients: int) -> None:
+        """Raise unless the problem is of the right kind and the settings fit the clients."""
+        check_kind(self, problem, self.kind)
+        local.check_fields(self, n_clients)
+        self.clients.check(n_clients)
+
+    def init(self, problem: Any, w: Tree) -> ModelState:
+        """The given model."""
+        return ModelState(w)
+
+    def solution(self, state: ModelState) -> tuple[Tree]:
+        """(w,)."""
+        return (state.w,)
 
 
 def gradient_steps(client: Client, w: Tree, *, problem: SingleLevel, algorithm: Any) -> Tree:
-    """The client's model after its local steps.
+    """The client's model after its local gradient steps from w.
 
     Args:
         client: who takes them.
-        w: where they begin.
-        problem: of the loss.
-        algorithm: of ``lr``, ``local_steps`` and ``batch_size``.
+        w: where they start.
+        problem: the loss.
+        algorithm: any with ``lr``, ``local_steps`` and ``batch_size``.
     """
 
     def gradient(w, key):

@@ -1,4 +1,4 @@
-"""Gradients of meta-learning problems, and three ways with the Hessian in them.
+"""The gradient of a meta-learning problem, and three ways to treat the Hessian in it.
 
     (I - a Hess f(w; D'')) g,   g = grad f(w - a grad f(w; D); D')
 
@@ -24,35 +24,38 @@ from rookery.types import Sample, Tree
 
 
 class AbstractHessian(eqx.Module):
-    """What is done with the Hessian of a meta-learning problem."""
+    """How the Hessian of a meta-learning problem is treated."""
 
     @abc.abstractmethod
     def __call__(self, problem: Meta, w: Tree, g: Tree, sample: Sample) -> Tree:
-        """(I - a Hess f(w)) g, or what stands for it."""
+        """(I - a Hess f(w)) g, or an approximation of it."""
 
 
 class ExactHessian(AbstractHessian):
-    """One Hessian-vector product by differentiation."""
+    """One exact Hessian-vector product, by automatic differentiation."""
 
     def __call__(self, problem, w, g, sample):
-        """The vector g - a Hess f(w) g."""
+        """g - a Hess f(w) g."""
         return problem.pull_back(w, g, sample)
 
 
 class FirstOrder(AbstractHessian):
-    """The Hessian is left out: cheapest, and biased by about adapt_lr times its norm."""
+    """Drops the Hessian: cheapest, and biased by about adapt_lr times its norm."""
 
     def __call__(self, problem, w, g, sample):
-        """The vector g itself."""
+        """g itself."""
         return g
 
 
 class HessianFree(AbstractHessian):
     """Central differences of gradients.
 
+    >>> HessianFree(epsilon=1e-4).epsilon
+    0.0001
+
     Args:
-        epsilon: how far to step, as a multiple of g. The error falls with its square, until in
-            float32 rounding takes over.
+        epsilon: the step, as a multiple of g. The error falls with its square until rounding
+            dominates, early in float32.
     """
 
     _: KW_ONLY
@@ -62,7 +65,7 @@ class HessianFree(AbstractHessian):
         check.positive("HessianFree.epsilon", self.epsilon)
 
     def __call__(self, problem, w, g, sample):
-        """The vector g, less a times a difference of gradients."""
+        """g minus a times a difference of gradients."""
         above = problem.loss_gradient(tree.axpy(self.epsilon, g, w), sample)
         below = problem.loss_gradient(tree.axpy(-self.epsilon, g, w), sample)
         factor = -problem.adapt_lr / (2 * self.epsilon)
