@@ -64,6 +64,7 @@ def _curve(label: str, results: Sequence[Result], seeds: list[int]) -> Curve:
         seeds,
         cast(Mapping[str, Trace], results[0].async_traces),
         {seed: r.rounds for seed, r in zip(seeds, results, strict=True) if r.status == "diverged"},
+        [r.per_client for r in results],
     )
 
 

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypedDict
 
 import numpy as np
 
 from rookery.report.statistics import Interval, interval, student_cdf
-from rookery.runner.history import History
+from rookery.runner.history import ClientHistory, History
 
 
 class Axis(NamedTuple):
@@ -62,6 +62,7 @@ class Curve:
         seeds: the seeds, in the same order; 0, 1, ... if not given.
         traces: for an asynchronous algorithm, the trace of its first run, by kind of job.
         diverged: for each seed whose run diverged, after how many rounds.
+        per_client: for each run, what was measured of every client; empty if nothing was.
 
     >>> Curve("FedAvg", [History([{"round": 0, "loss": 1.0}])]).metrics
     ['loss']
@@ -72,6 +73,7 @@ class Curve:
     seeds: list[int] = field(default_factory=list)
     traces: Mapping[str, Trace] = field(default_factory=dict)
     diverged: Mapping[int, int] = field(default_factory=dict)
+    per_client: Sequence[ClientHistory] = ()
 
     def __post_init__(self):
         if not self.runs or not all(len(run) for run in self.runs):
@@ -88,12 +90,25 @@ class Curve:
                 f"curve {self.name!r}: diverged names the seeds {unknown}, its seeds are "
                 f"{self.seeds}."
             )
+        if self.per_client and len(self.per_client) != len(self.runs):
+            raise ValueError(
+                f"curve {self.name!r} has {len(self.runs)} runs, but {len(self.per_client)} "
+                "histories per client."
+            )
 
     @property
     def metrics(self) -> list[str]:
         """The metrics that every run has measured."""
         shared = set.intersection(*(set(run.names) for run in self.runs))
         return [name for name in self.runs[0].names if name in shared - _COSTS]
+
+    @property
+    def client_metrics(self) -> list[str]:
+        """The metrics that every run has measured of every client."""
+        if not self.per_client:
+            return []
+        shared = set.intersection(*(set(run.metrics) for run in self.per_client))
+        return [name for name in self.per_client[0].metrics if name in shared]
 
 
 @dataclass(frozen=True)
@@ -130,6 +145,11 @@ class Comparison:
         """The metrics that at least one curve has measured."""
         return list(dict.fromkeys(name for curve in self.curves for name in curve.metrics))
 
+    @property
+    def client_metrics(self) -> list[str]:
+        """The metrics that at least one curve has measured of every client."""
+        return list(dict.fromkeys(name for curve in self.curves for name in curve.client_metrics))
+
     def require_metric(self, metric: str) -> str:
         """Return the metric, or raise if no curve has measured it."""
         if metric not in self.metrics:
@@ -152,7 +172,7 @@ def joined(comparisons: Sequence[Comparison]) -> Comparison:
         for curve in comparison.curves:
             is_unique = names.count(curve.name) == 1
             name = curve.name if is_unique else f"{comparison.title}: {curve.name}"
-            curves.append(Curve(name, curve.runs, curve.seeds, curve.traces, curve.diverged))
+            curves.append(replace(curve, name=name))
             settings[name] = comparison.settings.get(curve.name, {})
     title = " / ".join(dict.fromkeys(c.title for c in comparisons))
     return Comparison(title, curves, settings, comparisons[0].versions)
@@ -217,6 +237,23 @@ def final_values(curve: Curve, metric: str) -> list[float]:
         math.nan if seed in curve.diverged else float(metric_values(run, metric)[-1])
         for seed, run in zip(curve.seeds, curve.runs, strict=True)
     ]
+
+
+def client_values(curve: Curve, metric: str) -> dict[str, list[float]]:
+    """By the name of a client, the last values of a metric, one per seed; NaN if not finite.
+
+    >>> of_clients = ClientHistory([{"round": 9, "metric": "f", "clients": {"Lund": 1.0}}])
+    >>> run = History([{"round": 9, "f": 1.0}])
+    >>> client_values(Curve("FedAvg", [run], per_client=[of_clients]), "f")
+    {'Lund': [1.0]}
+    """
+    last = [run.last(metric) for run in curve.per_client]
+    names = dict.fromkeys(name for values in last for name in values)
+    return {name: [_finite(values.get(name)) for values in last] for name in names}
+
+
+def _finite(value: float | None) -> float:
+    return math.nan if value is None or not math.isfinite(value) else value
 
 
 def divergence(curve: Curve) -> str:

@@ -15,6 +15,7 @@ from rookery.report.comparison import (
     Comparison,
     Curve,
     axis_values,
+    client_values,
     metric_values,
     paired_test,
     require_axis,
@@ -92,6 +93,7 @@ def _content(comparison: Comparison, metric: str | None, axis: str) -> dict[str,
         "axis": axis,
         "axes": {name: AXES[name].label for name in axes},
         "metrics": metrics,
+        "client_metrics": comparison.client_metrics,
         # by the number of seeds: half the width of a 95 % interval in standard errors
         "reach": [0.0, 0.0, *(student_quantile(n - 1) for n in range(2, most + 1))],
         "curves": [_curve(curve, comparison, axes) for curve in comparison.curves],
@@ -110,6 +112,13 @@ def _curve(curve: Curve, comparison: Comparison, axes: Sequence[str]) -> dict[st
         "seeds": _plain(curve.seeds),
         "settings": _plain(comparison.settings.get(curve.name, {})),
         "diverged": _plain(curve.diverged),
+        "clients": {
+            metric: {
+                client: _numbers(np.array(values))
+                for client, values in client_values(curve, metric).items()
+            }
+            for metric in curve.client_metrics
+        },
         "traces": {
             kind: {**trace, "end": strip_end(curve.traces)}
             for kind, trace in shown(curve.traces).items()

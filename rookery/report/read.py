@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rookery.report.comparison import Comparison, Curve, Trace
 from rookery.report.write import RESULTS, PlotSettings
-from rookery.runner.history import History, HistoryFile
+from rookery.runner.history import ClientHistory, History, HistoryFile
 from rookery.runner.run_record import read_config
 
 
@@ -21,11 +21,19 @@ class _Runs:
     histories: dict[int, History] = field(default_factory=dict)
     diverged: dict[int, int] = field(default_factory=dict)
     traces: dict[int, dict[str, Trace]] = field(default_factory=dict)
+    per_client: dict[int, ClientHistory] = field(default_factory=dict)
 
     def curve(self, name: str) -> Curve:
         seeds = sorted(self.histories)
         traces = self.traces[min(self.traces)] if self.traces else {}
-        return Curve(name, [self.histories[s] for s in seeds], seeds, traces, self.diverged)
+        return Curve(
+            name,
+            runs=[self.histories[seed] for seed in seeds],
+            seeds=seeds,
+            traces=traces,
+            diverged=self.diverged,
+            per_client=[self.per_client[seed] for seed in seeds],
+        )
 
 
 def read_runs(directories: Iterable[Path], console: Console | None = None) -> Comparison:
@@ -59,6 +67,10 @@ def read_runs(directories: Iterable[Path], console: Console | None = None) -> Co
                 f"{path} is a second run of {name!r} with seed {seed}; name only one of them."
             )
         runs.histories[seed] = history
+        clients, broken = HistoryFile(path / "per_client.jsonl").read()
+        if broken:
+            _warn(console, broken)
+        runs.per_client[seed] = ClientHistory(clients.rows)
         summary = _read_json(path / "summary.json")
         if summary.get("status") == "diverged":
             runs.diverged[seed] = summary["rounds"]

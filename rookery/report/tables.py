@@ -13,6 +13,7 @@ from rookery.report.comparison import (
     Interval,
     axis_values,
     best_curve,
+    client_values,
     cost_to_reach,
     divergence,
     final_values,
@@ -140,6 +141,30 @@ def paired_table(comparison: Comparison, metric: str, *, higher_is_better: bool 
     return table
 
 
+def client_table(comparison: Comparison, metric: str, *, most: int = 20) -> Table:
+    """The last values of a metric of every client, mean ± 95 % interval over seeds.
+
+    Args:
+        comparison: the curves, one column for each that has measured the metric per client.
+        metric: one of ``comparison.client_metrics``.
+        most: how many clients to list; the title says if there are more.
+    """
+    if metric not in comparison.client_metrics:
+        known = ", ".join(comparison.client_metrics) or "none"
+        raise ValueError(f"no curve has measured {metric!r} of every client; there are {known}.")
+    measured = [curve for curve in comparison.curves if metric in curve.client_metrics]
+    values = [client_values(curve, metric) for curve in measured]
+    clients = list(dict.fromkeys(name for one in values for name in one))
+    title = f"{comparison.title}: {metric} of each client"
+    if len(clients) > most:
+        title += f", the first {most} of {len(clients)}"
+    table = _table(title, [curve.name for curve in measured], first="client")
+    for client in clients[:most]:
+        cells = [plus_minus(interval(one[client])) if client in one else "—" for one in values]
+        table.add_row(Text(client), *cells)
+    return table
+
+
 def number(value: float) -> str:
     """A number in few digits, a dash for NaN.
 
@@ -174,9 +199,12 @@ def _final(curve: Curve, metric: str) -> Interval:
     return interval(final_values(curve, metric))
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=Text(title, style="bold"), title_justify="left")
-    table.add_column("curve", overflow="fold")
+def _table(title: str, columns: Sequence[str], first: str = "curve") -> Table:
+    # wide enough for most titles, so that a narrow table does not break them
+    table = Table(
+        title=Text(title, style="bold"), title_justify="left", min_width=min(len(title), 70)
+    )
+    table.add_column(first, overflow="fold")
     for column in columns:
         table.add_column(Text(column), justify="right", overflow="fold")
     return table

@@ -11,7 +11,7 @@ from rookery.report.asynchrony import has_traces, plot_traces
 from rookery.report.comparison import Comparison, is_rising
 from rookery.report.curves import plot
 from rookery.report.page import write_page
-from rookery.report.tables import cost_table, final_table, paired_table
+from rookery.report.tables import client_table, cost_table, final_table, paired_table
 from rookery.runner.history import History, replace_file, to_json
 
 RESULTS = "results.json"
@@ -110,13 +110,15 @@ def write_only_page(comparison: Comparison, path: Path, settings: PlotSettings) 
 def print_tables(
     comparison: Comparison, settings: PlotSettings, console: Console, *, most_metrics: int = 4
 ) -> None:
-    """Print final values and costs, paired tests, and the cost of reaching the target if there is one.
+    """Print final values and costs, paired tests, the cost of a target, and values of each client.
 
     The first table shows the metrics of the settings, otherwise the first few that were measured.
     """
     chosen = settings.resolved(comparison)
     others = [] if settings.metrics else [m for m in comparison.metrics if m not in chosen.metrics]
     console.print(final_table(comparison, metrics=[*chosen.metrics, *others][:most_metrics]))
+    for name in comparison.client_metrics[:most_metrics]:
+        console.print(client_table(comparison, name))
     if not chosen.metrics:
         console.print("The runs have measured no metric; pass evaluate= to rookery.run.")
         return
@@ -141,6 +143,14 @@ def write_results(comparison: Comparison, path: Path, settings: PlotSettings | N
                 for seed, history in zip(curve.seeds, curve.runs, strict=True)
             }
             for curve in comparison.curves
+        },
+        "per_client": {
+            curve.name: {
+                str(seed): [to_json(row) for row in clients]
+                for seed, clients in zip(curve.seeds, curve.per_client, strict=True)
+            }
+            for curve in comparison.curves
+            if curve.per_client
         },
         "diverged": {c.name: dict(c.diverged) for c in comparison.curves if c.diverged},
         "traces": {c.name: dict(c.traces) for c in comparison.curves if c.traces},

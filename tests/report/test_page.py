@@ -1,6 +1,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from html import unescape
 from itertools import pairwise
 
@@ -19,7 +20,7 @@ from rookery.report.comparison import (
 from rookery.report.page import render, write_page
 from rookery.report.statistics import interval
 from rookery.report.tables import number, plus_minus
-from rookery.runner.history import History
+from rookery.runner.history import ClientHistory, History
 
 EVIL = "</script><!--<b onclick='x'>&amp;\u2028 __DATA__ __TITLE__ \\u003c"
 
@@ -155,6 +156,19 @@ def test_the_declared_target_is_the_first_that_the_page_shows(comparison, tmp_pa
     show = "<script>document.body.append($('target').value + '|' + $('direction').value)</script>"
     (tmp_path / "p.html").write_text(text.replace("</body>", show + "</body>"), encoding="utf-8")
     assert "0.123|-1" in browse(tmp_path / "p.html")[0]
+
+
+def test_the_page_lists_the_clients_by_name(comparison, tmp_path, browse):
+    rows = [{"round": 5, "metric": "loss/each", "clients": {EVIL: 0.25, "Oslo": None}}]
+    own = replace(comparison.curves[0], per_client=[ClientHistory(rows)] * 3)
+    write_page(Comparison("t", [own, comparison.curves[2]]), tmp_path / "p.html")
+    document, console = browse(tmp_path / "p.html")
+    assert console == []
+    (table,) = re.findall(r'<table id="clients">(.*?)</table>', document, re.S)
+    texts = [unescape(cell) for cell in re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", table, re.S)]
+    assert texts == ["client", "FedNest", EVIL, "0.25", "Oslo", "—"]
+    write_page(comparison, tmp_path / "p.html")
+    assert 'id="clients"' not in browse(tmp_path / "p.html")[0]
 
 
 def test_the_page_shows_what_diverged(comparison, tmp_path, browse):

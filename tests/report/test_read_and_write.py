@@ -66,6 +66,17 @@ def test_runs_of_one_setting_are_one_curve_with_its_divergence(tmp_path):
         read_runs([tmp_path, tmp_path / "seed-2"])
 
 
+def test_values_of_clients_are_read_and_printed(tmp_path, said):
+    write_run(tmp_path / "run", "c", LEARNS)
+    line = {"round": 10, "metric": "loss/each", "clients": {"Lund": 0.125, "Oslo": 0.375}}
+    (tmp_path / "run" / "per_client.jsonl").write_text(json.dumps(line) + "\n")
+    report((tmp_path / "run",), out=tmp_path / "out")
+    text = said()
+    assert all(part in text for part in ("loss/each of each client", "Lund", "0.125", "Oslo"))
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["per_client"]["c"]["0"] == [line]
+
+
 def test_an_empty_run_among_others_is_left_out_with_a_warning(tmp_path):
     write_run(tmp_path / "a", "a", LEARNS)
     write_run(tmp_path / "b", "b", None, setting=2)

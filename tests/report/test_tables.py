@@ -5,8 +5,15 @@ from rich.console import Console
 
 from rookery.report.comparison import Comparison, Curve
 from rookery.report.statistics import Interval
-from rookery.report.tables import cost_table, final_table, number, paired_table, plus_minus
-from rookery.runner.history import History
+from rookery.report.tables import (
+    client_table,
+    cost_table,
+    final_table,
+    number,
+    paired_table,
+    plus_minus,
+)
+from rookery.runner.history import ClientHistory, History
 
 
 def curve(name, ends, megabytes):
@@ -131,6 +138,27 @@ def test_an_unmeasured_metric_is_an_error_that_names_it(comparison):
     for table in (lambda: paired_table(comparison, "f1"), lambda: cost_table(comparison, "f1", 1)):
         with pytest.raises(ValueError, match=r"'f1'.*accuracy"):
             table()
+
+
+def of_clients(**values):
+    return ClientHistory(
+        [{"round": k, "metric": "loss/each", "clients": {n: v - k for n, v in values.items()}}
+         for k in range(2)]
+    )  # fmt: skip
+
+
+def test_a_row_for_every_client_by_name():
+    runs = curve("c", [0.5, 0.6], 1).runs
+    both = Curve("c", runs, per_client=[of_clients(Lund=2, Oslo=3), of_clients(Lund=3, Oslo=3)])
+    one = Curve("d", runs[:1], per_client=[of_clients(Lund=5)])
+    comparison = Comparison("t", [both, one, Curve("e", runs)])
+    title, rows = cells(client_table(comparison, "loss/each"))
+    assert title == "t: loss/each of each client"
+    assert rows == [["client", "c", "d"], ["Lund", "1.5 ± 6.4", "4"], ["Oslo", "2", "—"]]
+    title, rows = cells(client_table(comparison, "loss/each", most=1))
+    assert title.endswith("the first 1 of 2") and len(rows) == 2
+    with pytest.raises(ValueError, match=r"'accuracy'.*loss/each"):
+        client_table(comparison, "accuracy")
 
 
 def test_equal_differences_have_no_t_test():
