@@ -8,6 +8,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("e*/**/*.md")]
+DOCS = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+SOURCES = [p for room in ("rookery", "tests", "benchmarks") for p in (ROOT / room).rglob("*.py")]
+PROSE = {
+    "fedgrad",
+    "FedGrad",
+    "study",
+    "rows_of",
+    "scan",
+    "in_flight",
+}  # names that a page makes up
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -15,6 +25,18 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert "://" in target or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", DOCS, ids=[p.name for p in DOCS])
+def test_names_in_backticks_exist(page):
+    text = "\n".join(f"{p.stem}\n{p.read_text()}" for p in [*SOURCES, ROOT / "pyproject.toml"])
+    known = set(re.findall(r"[A-Za-z_]\w*", text))
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for code in re.findall(r"`([^`]+)`", prose):
+        if code.startswith(("make ", "rookery ", ".", "-", "[")) or "/" in code:
+            continue  # commands, options and paths
+        for name in re.findall(r"[A-Za-z_]\w*", re.sub(r"\"[^\"]*\"", "", code)):
+            assert name in known or name in PROSE, f"`{code}` names {name}"
 
 
 def test_make_targets_that_are_named_exist():
