@@ -54,7 +54,7 @@ def step_seconds(loss, local_steps: int, repeats: int) -> tuple[float, float]:
     )
     rng = np.random.default_rng(0)
     start = models.cnn_init(rng, (SIDE, SIDE, CHANNELS), WIDTHS, CLASSES)
-    problem, people = rk.Meta(loss, 0.05), population()
+    problem, people = rk.Meta(loss, adapt_lr=0.05), population()
 
     def round(people, state, key):
         program = Program(problem, people, rk.delays.Clock(), rk.aggregate.Mean())

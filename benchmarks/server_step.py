@@ -75,7 +75,7 @@ def loss(x, y, row):
     return jax.nn.logsumexp(logits) - logits[row["labels"]]
 
 
-PROBLEM = rk.Bilevel(loss, loss, "train", "train")
+PROBLEM = rk.Bilevel(loss, loss, outer_split="train")
 
 
 def population(n_clients: int) -> rk.Population:

@@ -1,31 +1,59 @@
-"""Names for the kinds of values that cross module borders."""
+"""Types that several packages share: trees, keys, losses, samples and problems."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
+from jaxtyping import Array, Float, PyTree
 
-Tree = Any
+Tree = PyTree
 """A pytree of arrays: parameters, gradients, rows of data."""
 
 Key = jax.Array
 """A typed JAX random key."""
 
-Loss = Callable[..., jax.Array]
+Scalar = Float[Array, ""]
+"""One floating-point number."""
+
+Loss = Callable[..., Scalar]
 """A scalar loss of the problem's variables and, last, of one example."""
 
 
+@runtime_checkable
 class Sample(Protocol):
     """A handle to some rows of data, drawn once and usable at several points.
 
-    Two oracles called with the same handle see the same rows. That is what variance reduction
-    needs. Fresh rows are had by drawing another handle.
+    Two oracles called with the same handle see the same rows, as variance reduction needs. Draw
+    another handle for fresh rows.
     """
 
-    def average(self, fn: Callable[[Tree, jax.Array], Tree], /) -> Tree:
+    def average(self, fn: Callable[[Tree, Float[Array, " rows"]], Tree], /) -> Tree:
         """Sum of ``fn(rows, weights)`` over the blocks of the sample; all weights sum to one."""
         ...
 
     def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
-        """Note that so many evaluations were made on every row of the sample."""
+        """Bill this many evaluations on every row of the sample."""
+        ...
+
+
+@runtime_checkable
+class Problem(Protocol):
+    """What the runner and the engines need of a problem, whatever its class.
+
+    The classes of :mod:`rookery.problem` have it; an algorithm asks for one of them by name. A
+    problem of your own needs these three and an algorithm that knows it.
+    """
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names of its variables, in the order of the initial values."""
+        ...
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits of the clients' data that it reads, each once."""
+        ...
+
+    def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree], /) -> None:
+        """Raise unless the initial values suit it and its losses suit one row of each split."""
         ...

@@ -3,16 +3,15 @@
 from collections.abc import Callable
 
 import equinox as eqx
-import jax
 
-from rookery.problem import oracles
-from rookery.types import Loss, Sample, Tree
+from rookery.problem import oracles, validation
+from rookery.types import Loss, Sample, Scalar, Tree
 
 
 class Bilevel(eqx.Module):
     """min over x of  mean outer(x, y*(x))  where  y*(x) = argmin over y of  mean inner(x, y).
 
-    Both losses take ``(x, y, example)`` and give one number; ``x``, ``y`` and the example are any
+    Both losses take ``(x, y, example)`` and return one number; ``x``, ``y`` and the example are any
     pytrees. Means run over the examples of a client, then over clients. The inner loss must be
     strongly convex in ``y``. With v solving  inner_yy v = outer_y,  the hypergradient is
     outer_x - inner_xy v.
@@ -20,30 +19,50 @@ class Bilevel(eqx.Module):
     Args:
         outer: loss of the outer level.
         inner: loss of the inner level.
-        outer_split: which part of a client's data the outer loss is averaged over.
-        inner_split: the same for the inner loss.
+        outer_split: the split of a client's data that the outer loss is averaged over.
+        inner_split: the split that the inner loss is averaged over.
+
+    >>> import jax.numpy as jnp
+    >>> from rookery.problem.sample import Rows
+    >>> problem = Bilevel(
+    ...     outer=lambda x, y, row: (y - row) ** 2 / 2,
+    ...     inner=lambda x, y, row: (y - x) ** 2 / 2,
+    ... )
+    >>> x, y, rows = jnp.array(1.0), jnp.array(3.0), Rows(jnp.array([0.0, 2.0]))
+    >>> float(problem.outer_grad_y(x, y, rows)), float(problem.inner_grad_y(x, y, rows))
+    (2.0, 2.0)
     """
 
     outer: Loss
     inner: Loss
-    outer_split: str = eqx.field(static=True, default="validation")
-    inner_split: str = eqx.field(static=True, default="train")
+    outer_split: str = eqx.field(static=True, default="validation", kw_only=True)
+    inner_split: str = eqx.field(static=True, default="train", kw_only=True)
 
     def __check_init__(self):
-        for name in ("outer", "inner"):
-            if not callable(getattr(self, name)):
-                raise TypeError(f"{name} must be a function, got {getattr(self, name)!r}.")
+        validation.check_function("outer", self.outer)
+        validation.check_function("inner", self.inner)
 
-    def check(self, variables: tuple[Tree, Tree], example: Callable[[str], Tree]) -> None:
-        """Raise unless both losses give one number at ``variables`` for an example of a split."""
-        oracles.check_scalar_loss("outer", self.outer, variables, example(self.outer_split))
-        oracles.check_scalar_loss("inner", self.inner, variables, example(self.inner_split))
+    @property
+    def variables(self) -> tuple[str, str]:
+        """x and y."""
+        return "x", "y"
 
-    def outer_value(self, x: Tree, y: Tree, sample: Sample) -> jax.Array:
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits of the outer and of the inner loss."""
+        return tuple(dict.fromkeys((self.outer_split, self.inner_split)))
+
+    def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
+        """Raise unless both losses return one number at ``start`` for an example of their split."""
+        validation.check_start(self, start)
+        validation.check_scalar_loss("outer", self.outer, start, example(self.outer_split))
+        validation.check_scalar_loss("inner", self.inner, start, example(self.inner_split))
+
+    def outer_value(self, x: Tree, y: Tree, sample: Sample) -> Scalar:
         """The mean outer loss, f."""
         return oracles.value(self.outer, (x, y), sample)
 
-    def inner_value(self, x: Tree, y: Tree, sample: Sample) -> jax.Array:
+    def inner_value(self, x: Tree, y: Tree, sample: Sample) -> Scalar:
         """The mean inner loss, g."""
         return oracles.value(self.inner, (x, y), sample)
 

@@ -1,31 +1,39 @@
-"""Compositional problems: a loss of a mean of a mean ..., and its client-local cousin."""
+"""Compositional problems: nested means, over all clients or within each client."""
 
 from collections.abc import Callable
 
 import equinox as eqx
-import jax
 
-from rookery.problem import oracles
-from rookery.types import Sample, Tree
+from rookery.problem import oracles, validation
+from rookery.types import Loss, Sample, Scalar, Tree
 
 
 class Composition(eqx.Module):
     """min over x of  F_N( ... F_1( F_0(x) )),  every F_n a mean over all clients' examples.
 
     Layer n takes ``(z, example)``, where z is the value of layer n - 1 (x itself for layer 0), and
-    gives any pytree; the last gives one number. The mean is *inside* at every level, so no client
-    alone has an unbiased gradient.
+    returns any pytree; the last returns one number. The mean is *inside* at every level, so no
+    client alone has an unbiased gradient.
 
     Args:
         layers: F_0 to F_N, innermost first, at least two.
-        split: which part of a client's data the layers are averaged over.
-        starts: where algorithms that follow the values of F_0 to F_{N-1} begin, one each and shaped
-            like it, zeros if nothing better is known; None leaves it to the algorithm's settings.
+        split: the split of a client's data that the layers are averaged over.
+        starts: initial estimates of the values of F_0 to F_{N-1}, for algorithms that track them;
+            one each, of its shape (zeros will do). None leaves it to the algorithm's settings.
+
+    >>> import jax.numpy as jnp
+    >>> from rookery.problem.sample import Rows
+    >>> problem = Composition([lambda x, row: x * row, lambda z, row: z**2])
+    >>> rows = Rows(jnp.array([1.0, 3.0]))
+    >>> float(problem.layer(0, jnp.array(2.0), rows))
+    4.0
+    >>> float(problem.layer_vjp(1, jnp.array(4.0), jnp.array(1.0), rows))
+    8.0
     """
 
     layers: tuple[Callable[..., Tree], ...] = eqx.field(converter=tuple)
-    split: str = eqx.field(static=True, default="train")
-    starts: tuple[Tree, ...] | None = None
+    split: str = eqx.field(static=True, default="train", kw_only=True)
+    starts: tuple[Tree, ...] | None = eqx.field(default=None, kw_only=True)
 
     def __check_init__(self):
         if len(self.layers) < 2:
@@ -34,24 +42,35 @@ class Composition(eqx.Module):
                 "One layer is an ordinary loss."
             )
         for n, layer in enumerate(self.layers):
-            if not callable(layer):
-                raise TypeError(f"layers[{n}] must be a function, got {layer!r}.")
+            validation.check_function(f"layers[{n}]", layer)
         if self.starts is not None and len(self.starts) != len(self.layers) - 1:
             raise ValueError(
-                f"starts has one value per layer but the last: {len(self.layers) - 1}, "
+                f"starts must have one value per layer but the last: {len(self.layers) - 1}, "
                 f"got {len(self.starts)}."
             )
 
-    def check(self, variables: tuple[Tree], example: Callable[[str], Tree]) -> None:
+    @property
+    def variables(self) -> tuple[str]:
+        """x alone."""
+        return ("x",)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The split of the layers."""
+        return (self.split,)
+
+    def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
         """Raise unless every layer accepts the value of the one before and the last is a scalar."""
-        oracles.check_one_variable("a composition", variables)
-        z, row = variables[0], example(self.split)
+        validation.check_start(self, start)
+        z, row = start[0], example(self.split)
         for n, layer in enumerate(self.layers[:-1]):
-            z = oracles.check_map(f"layers[{n}]", layer, z, row)
+            z = validation.check_map(f"layers[{n}]", layer, z, row)
             if self.starts is not None:
-                oracles.check_like(f"starts[{n}]", self.starts[n], f"the value of layers[{n}]", z)
+                validation.check_like(
+                    f"starts[{n}]", self.starts[n], f"the value of layers[{n}]", z
+                )
         last = len(self.layers) - 1
-        oracles.check_scalar_loss(f"layers[{last}]", self.layers[last], (z,), row)
+        validation.check_scalar_loss(f"layers[{last}]", self.layers[last], (z,), row)
 
     def layer(self, n: int, z: Tree, sample: Sample) -> Tree:
         """The mean of layer n at z."""
@@ -65,34 +84,52 @@ class Composition(eqx.Module):
 class LocalComposition(eqx.Module):
     """min over w of  mean over clients of  outer_i( inner_i(w) ), both levels the client's own.
 
-    ``inner(w, example)`` gives any pytree u and is averaged over the client's examples before
-    ``outer(u, example)`` gives one number. Nothing nested is averaged across clients, which is
-    what sets this class apart from :class:`Composition`.
+    ``inner(w, example)`` returns any pytree u and is averaged over the client's examples before
+    ``outer(u, example)`` returns one number. Unlike in :class:`Composition`, nothing nested is
+    averaged across clients.
 
     Args:
         inner: the map whose client mean is composed.
         outer: the loss of that mean.
-        inner_split: which part of a client's data the inner map is averaged over.
-        outer_split: the same for the outer loss.
+        inner_split: the split of a client's data that the inner map is averaged over.
+        outer_split: the split that the outer loss is averaged over.
+
+    >>> import jax.numpy as jnp
+    >>> from rookery.problem.sample import Rows
+    >>> problem = LocalComposition(inner=lambda w, row: w * row, outer=lambda u, row: u**2)
+    >>> rows = Rows(jnp.array([1.0, 3.0]))
+    >>> float(problem.value(jnp.array(2.0), rows, rows))
+    16.0
+    >>> float(problem.gradient(jnp.array(2.0), rows, rows))
+    16.0
     """
 
     inner: Callable[..., Tree]
-    outer: Callable[..., jax.Array]
-    inner_split: str = eqx.field(static=True, default="train")
-    outer_split: str = eqx.field(static=True, default="train")
+    outer: Loss
+    inner_split: str = eqx.field(static=True, default="train", kw_only=True)
+    outer_split: str = eqx.field(static=True, default="train", kw_only=True)
 
     def __check_init__(self):
-        for name in ("inner", "outer"):
-            if not callable(getattr(self, name)):
-                raise TypeError(f"{name} must be a function, got {getattr(self, name)!r}.")
+        validation.check_function("inner", self.inner)
+        validation.check_function("outer", self.outer)
 
-    def check(self, variables: tuple[Tree], example: Callable[[str], Tree]) -> None:
+    @property
+    def variables(self) -> tuple[str]:
+        """w alone."""
+        return ("w",)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits of the inner map and of the outer loss."""
+        return tuple(dict.fromkeys((self.inner_split, self.outer_split)))
+
+    def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
         """Raise unless the levels fit together and the outer one is a scalar."""
-        oracles.check_one_variable("a composition", variables)
-        u = oracles.check_map("inner", self.inner, variables[0], example(self.inner_split))
-        oracles.check_scalar_loss("outer", self.outer, (u,), example(self.outer_split))
+        validation.check_start(self, start)
+        u = validation.check_map("inner", self.inner, start[0], example(self.inner_split))
+        validation.check_scalar_loss("outer", self.outer, (u,), example(self.outer_split))
 
-    def value(self, w: Tree, inner_sample: Sample, outer_sample: Sample) -> jax.Array:
+    def value(self, w: Tree, inner_sample: Sample, outer_sample: Sample) -> Scalar:
         """The client's composed loss."""
         u = oracles.map_value(self.inner, (w,), inner_sample)
         return oracles.value(self.outer, (u,), outer_sample)

@@ -1,12 +1,11 @@
-"""Minimax problems: minimise in x what is greatest in y."""
+"""Minimax problems: minimise over x the maximum over y."""
 
 from collections.abc import Callable
 
 import equinox as eqx
-import jax
 
-from rookery.problem import oracles
-from rookery.types import Loss, Sample, Tree
+from rookery.problem import oracles, validation
+from rookery.types import Loss, Sample, Scalar, Tree
 
 
 class Minimax(eqx.Module):
@@ -17,21 +16,38 @@ class Minimax(eqx.Module):
 
     Args:
         loss: the payoff.
-        split: which part of a client's data it is averaged over.
+        split: the split of a client's data that it is averaged over.
+
+    >>> import jax.numpy as jnp
+    >>> from rookery.problem.sample import Rows
+    >>> problem = Minimax(lambda x, y, row: x * y - y**2 / 2 + row * x)
+    >>> x, y, rows = jnp.array(1.0), jnp.array(3.0), Rows(jnp.array([0.0, 2.0]))
+    >>> float(problem.grad_x(x, y, rows)), float(problem.grad_y(x, y, rows))
+    (4.0, -2.0)
     """
 
     loss: Loss
-    split: str = eqx.field(static=True, default="train")
+    split: str = eqx.field(static=True, default="train", kw_only=True)
 
     def __check_init__(self):
-        if not callable(self.loss):
-            raise TypeError(f"loss must be a function, got {self.loss!r}.")
+        validation.check_function("loss", self.loss)
 
-    def check(self, variables: tuple[Tree, Tree], example: Callable[[str], Tree]) -> None:
-        """Raise unless the loss gives one number at ``variables``."""
-        oracles.check_scalar_loss("loss", self.loss, variables, example(self.split))
+    @property
+    def variables(self) -> tuple[str, str]:
+        """x and y."""
+        return "x", "y"
 
-    def value(self, x: Tree, y: Tree, sample: Sample) -> jax.Array:
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The split of the loss."""
+        return (self.split,)
+
+    def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
+        """Raise unless the loss returns one number at ``start``."""
+        validation.check_start(self, start)
+        validation.check_scalar_loss("loss", self.loss, start, example(self.split))
+
+    def value(self, x: Tree, y: Tree, sample: Sample) -> Scalar:
         """The mean loss."""
         return oracles.value(self.loss, (x, y), sample)
 

@@ -47,7 +47,7 @@ def maml(
         return (network.init(np.random.default_rng(seed)),)
 
     return Task(
-        problem=Meta(Loss(network), adapt_lr),
+        problem=Meta(Loss(network), adapt_lr=adapt_lr),
         population=population_of(dataset, parts, weigh_by_rows),
         start=start,
         evaluate=evaluations(network, dataset, adapt_lr, adapt_steps),

@@ -79,8 +79,7 @@ class Curved(eqx.Module):
             - jnp.sin(x[0] * row["t"]) * y[0] * y[1]
             - x[1] * x[0] * y[1]
         ),
-        "train",
-        "train",
+        outer_split="train",
     )
 
 

@@ -295,7 +295,7 @@ def test_bad_input():
     with pytest.raises(ValueError, match="only the inner function takes rows"):
         rk.ComFedL(lr=0.1, gamma=1, outer_batch_size=2).check(LOSSES.problem, 3)
     with pytest.raises(ValueError, match="one split, and the problem has two: 'train' inside, 'a'"):
-        rk.ComFedL(lr=0.1, shared_batch=True).check(rk.Meta(sum, 0.1, outer_split="a"), 3)
+        rk.ComFedL(lr=0.1, shared_batch=True).check(rk.Meta(sum, adapt_lr=0.1, outer_split="a"), 3)
     for problem, gamma in ((LOSSES.problem, 1), (ROBUST.problem, None)):
         with pytest.raises(ValueError, match="hessian is for Meta problems; leave it out on a"):
             rk.ComFedL(lr=0.1, gamma=gamma, hessian=rk.parts.ExactHessian()).check(problem, 3)

@@ -71,7 +71,7 @@ def wide_outer(x, y, row):
 def test_a_million_inner_parameters_take_a_fixed_number_of_copies_of_the_blocks():
     """However many local steps and rows: fifty of each would show."""
     m, c, K, rows, size = 3, 1, 50, 50, 1000
-    problem = rk.Bilevel(wide_outer, wide_inner, "train", "train")
+    problem = rk.Bilevel(wide_outer, wide_inner, outer_split="train")
     rng = np.random.default_rng(0)
     data = {name: rng.normal(size=(m, rows, size)).astype(np.float32) for name in "ab"}
     algorithm = rk.FedMSA(outer_lr=1e-3, inner_lr=1e-4, local_steps=K, clients=c)

@@ -272,7 +272,7 @@ def test_a_failing_step_names_client_step_and_round():
     def broken(x, y, row):
         raise RuntimeError("no such thing")
 
-    problem = rk.Bilevel(broken, ZOO.problem.inner, "train", "train")
+    problem = rk.Bilevel(broken, ZOO.problem.inner, outer_split="train")
     fed, fedout = (
         federation(ZOO, is_eager=True),
         rk.parts.FedOut(lr=0.1, local_steps=1, adjoint=Given(jnp.ones(4))),

@@ -158,7 +158,7 @@ def test_neither_the_second_call_nor_another_step_size_compiles_again():
         traced.append(1)
         return zoo.problem.inner(x, y, row)
 
-    problem = rk.Bilevel(zoo.problem.outer, counting_inner, "train", "train")
+    problem = rk.Bilevel(zoo.problem.outer, counting_inner, outer_split="train")
     state = initial(zoo, first_algorithm)
     after_first = 0
     for rate, first in ((0.1, 0), (0.1, 5), (0.2, 0)):

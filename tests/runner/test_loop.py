@@ -124,7 +124,7 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
         go(rounds=0)
     with pytest.raises(ValueError, match="outer must give one floating-point number per example"):
-        problem = rk.Bilevel(lambda x, y, row: x, ZOO.problem.inner, "train", "train")
+        problem = rk.Bilevel(lambda x, y, row: x, ZOO.problem.inner, outer_split="train")
         rk.run(ALGORITHM, problem, POPULATION, ZOO.start, rounds=1)
     with pytest.raises(ValueError, match="outer cannot be evaluated on one example"):
         rk.run(ALGORITHM, ZOO.problem, POPULATION, (np.zeros(2), np.zeros(4)), rounds=1)
@@ -201,7 +201,7 @@ def test_two_problems_of_one_name_are_told_apart(tmp_path):
     def problem(factor):
         outer = ZOO.problem.outer
         return rk.Bilevel(
-            lambda x, y, row: factor * outer(x, y, row), ZOO.problem.inner, "train", "train"
+            lambda x, y, row: factor * outer(x, y, row), ZOO.problem.inner, outer_split="train"
         )
 
     rk.run(ALGORITHM, problem(1.0), POPULATION, ZOO.start, rounds=1, directory=tmp_path)

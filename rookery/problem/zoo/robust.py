@@ -125,7 +125,7 @@ class CubicMAML(eqx.Module):
     @property
     def problem(self) -> Meta:
         """The loss of one row, and the step size of the adaptation."""
-        return Meta(_cubic, self.adaptation_lr)
+        return Meta(_cubic, adapt_lr=self.adaptation_lr)
 
     @property
     def composition(self) -> LocalComposition:
