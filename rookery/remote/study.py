@@ -86,7 +86,7 @@ class Study:
                 f"{', '.join(NAMES)}; see rookery.remote.study."
             )
         sites = _numbered(module.sites)
-        population, start = module.population, jax.tree.map(jnp.asarray, tuple(module.start))
+        population = module.population
         n_clients = sum(map(len, sites.values()))
         if population.n_clients != n_clients:
             raise ValueError(
@@ -94,7 +94,8 @@ class Study:
                 f"{population.n_clients}."
             )
         module.algorithm.check(module.problem, n_clients)
-        module.problem.check(start, population.example)
+        module.problem.check(module.start, population.example)
+        start = jax.tree.map(jnp.asarray, tuple(module.start))
         module.algorithm.check_start(module.problem, start, population.example)
         policy = getattr(module, "policy", None)
         return cls(
