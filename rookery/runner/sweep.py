@@ -25,7 +25,6 @@ from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.delays import Clock
 from rookery.runner.batch_loop import BatchLoop, exclusive
 from rookery.runner.describe import fingerprint
-from rookery.runner.finite import check_start
 from rookery.runner.metrics import AbstractEvaluation
 from rookery.runner.progress import SILENT, RunProgress
 from rookery.runner.run_state import Callback, DivergenceWarning, Result, Run, RunState
@@ -241,8 +240,8 @@ def _checked(one: Run, problem: Any, population: Population) -> Run:
     """The run with arrays for its initial values, or an error."""
     check.count("seed", one.seed, least=0)
     one.algorithm.check(problem, population.n_clients)
-    start = check_start(one.start)
-    problem.check(start, population.example)
+    problem.check(one.start, population.example)
+    start = jax.tree.map(jnp.asarray, tuple(one.start))
     one.algorithm.check_start(problem, start, population.example)
     return replace(one, start=start)
 

@@ -123,7 +123,7 @@ def test_divergence_stops_the_run_with_a_status(tmp_path, capsys):
 def test_bad_arguments():
     with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
         go(rounds=0)
-    with pytest.raises(ValueError, match="outer must give one floating-point number per example"):
+    with pytest.raises(ValueError, match="outer must return one floating-point number"):
         problem = rk.Bilevel(lambda x, y, row: x, ZOO.problem.inner, outer_split="train")
         rk.run(ALGORITHM, problem, POPULATION, ZOO.start, rounds=1)
     with pytest.raises(ValueError, match="outer cannot be evaluated on one example"):
@@ -259,9 +259,7 @@ def test_numpy_settings_are_told_apart(tmp_path):
 def test_a_start_with_a_function_in_it_says_what_to_do():
     zoo = rk.zoo.scalar_bilevel()
     start = ({"w": zoo.start[0], "activation": np.tanh}, zoo.start[1])
-    with pytest.raises(
-        TypeError, match=r"start\[0\]\['activation'\] is a function, tanh.*equinox.partition"
-    ):
+    with pytest.raises(TypeError, match=r"x\['activation'\], tanh.*equinox.partition"):
         rk.run(
             rk.FedNest(outer_lr=0.1, inner_lr=0.1),
             zoo.problem,
