@@ -1,9 +1,9 @@
 """One paper, one file."""
 
 from rookery.algorithms import parts as parts
-from rookery.algorithms.adbo import ADBO as ADBO
-from rookery.algorithms.adbo import SDBO as SDBO
-from rookery.algorithms.afbo import AFBO as AFBO
+from rookery.algorithms.adbo.adbo import ADBO as ADBO
+from rookery.algorithms.adbo.adbo import SDBO as SDBO
+from rookery.algorithms.afbo.afbo import AFBO as AFBO
 from rookery.algorithms.afl import AFACD as AFACD
 from rookery.algorithms.afl import AFACS as AFACS
 from rookery.algorithms.afl import AFLBilevel as AFLBilevel
@@ -12,7 +12,7 @@ from rookery.algorithms.centralised import AID as AID
 from rookery.algorithms.centralised import ALSET as ALSET
 from rookery.algorithms.centralised import TTSA as TTSA
 from rookery.algorithms.centralised import StocBiO as StocBiO
-from rookery.algorithms.comfedl import ComFedL as ComFedL
+from rookery.algorithms.comfedl.comfedl import ComFedL as ComFedL
 from rookery.algorithms.compositional import NASA as NASA
 from rookery.algorithms.compositional import SCGD as SCGD
 from rookery.algorithms.compositional import ComposedSGD as ComposedSGD
@@ -32,7 +32,7 @@ from rookery.algorithms.gda import AlternatingGDA as AlternatingGDA
 from rookery.algorithms.gda import Extragradient as Extragradient
 from rookery.algorithms.nested import Nested as Nested
 from rookery.algorithms.perfedavg import PerFedAvg as PerFedAvg
-from rookery.algorithms.prometheus import Prometheus as Prometheus
+from rookery.algorithms.prometheus.prometheus import Prometheus as Prometheus
 from rookery.algorithms.qfedavg import QFedAvg as QFedAvg
 from rookery.algorithms.scaffold import Scaffold as Scaffold
 from rookery.algorithms.scaffold_s import ScaffoldS as ScaffoldS

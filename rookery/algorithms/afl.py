@@ -37,9 +37,9 @@ import equinox as eqx
 import jax
 
 from rookery import check, tree
-from rookery.algorithms.afbo import AFBO, AFBOState
-from rookery.algorithms.parts.aphe import AbstractAPHE, APHESum
-from rookery.algorithms.parts.hessians import LocalHessians
+from rookery.algorithms.afbo.afbo import AFBO, AFBOState
+from rookery.algorithms.afbo.aphe import AbstractAPHE, APHESum
+from rookery.algorithms.afbo.hessians import LocalHessians
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.lipschitz import REMEDY
 from rookery.algorithms.shared.model import AsyncModelState

@@ -9,7 +9,7 @@ from arena import advance, assert_close, federation
 from naive_adbo import NaiveADBO
 
 import rookery as rk
-from rookery.algorithms.parts.cuts import Cuts
+from rookery.algorithms.adbo.cuts import Cuts
 from rookery.engines.engine import Program
 from rookery.experiment.registry import ALGORITHMS, make_object
 from rookery.problem.zoo.quadratic import QuadraticBilevel

@@ -9,7 +9,7 @@ import pytest
 from arena import advance, assert_close, solve
 
 import rookery as rk
-from rookery.algorithms.parts.weighting import soft_maximum
+from rookery.algorithms.comfedl.weighting import soft_maximum
 
 GAMMA = 0.7
 ROBUST = rk.zoo.robust_quadratic(n_clients=3, size=2, gamma=GAMMA)

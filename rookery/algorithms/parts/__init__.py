@@ -1,5 +1,15 @@
 """Procedures that algorithms are put together from."""
 
+from rookery.algorithms.adbo.admm import ADMM as ADMM
+from rookery.algorithms.afbo.aphe import APHEPaper as APHEPaper
+from rookery.algorithms.afbo.aphe import APHERandom as APHERandom
+from rookery.algorithms.afbo.aphe import APHESum as APHESum
+from rookery.algorithms.afbo.hessians import ActiveHessians as ActiveHessians
+from rookery.algorithms.afbo.hessians import LocalHessians as LocalHessians
+from rookery.algorithms.afbo.hessians import StaleHessians as StaleHessians
+from rookery.algorithms.comfedl.weighting import NormalisedWeights as NormalisedWeights
+from rookery.algorithms.comfedl.weighting import PrintedWeights as PrintedWeights
+from rookery.algorithms.comfedl.weighting import ShiftedWeights as ShiftedWeights
 from rookery.algorithms.fednest.fedihgp import FedIHGP as FedIHGP
 from rookery.algorithms.fednest.fedihgp import FedIHGPSum as FedIHGPSum
 from rookery.algorithms.fednest.fedinn import FedInn as FedInn
@@ -8,26 +18,16 @@ from rookery.algorithms.fednest.fedout import FedOut as FedOut
 from rookery.algorithms.fednest.lfedout import LFedOut as LFedOut
 from rookery.algorithms.fednest.lfedout import LocalNeumann as LocalNeumann
 from rookery.algorithms.fednest.lfedout import LocalNeumannSum as LocalNeumannSum
-from rookery.algorithms.parts.admm import ADMM as ADMM
-from rookery.algorithms.parts.aphe import APHEPaper as APHEPaper
-from rookery.algorithms.parts.aphe import APHERandom as APHERandom
-from rookery.algorithms.parts.aphe import APHESum as APHESum
 from rookery.algorithms.parts.federatedcg import FederatedCG as FederatedCG
-from rookery.algorithms.parts.hessians import ActiveHessians as ActiveHessians
-from rookery.algorithms.parts.hessians import LocalHessians as LocalHessians
-from rookery.algorithms.parts.hessians import StaleHessians as StaleHessians
-from rookery.algorithms.parts.mixing import CompleteGraph as CompleteGraph
-from rookery.algorithms.parts.mixing import MixingMatrix as MixingMatrix
-from rookery.algorithms.parts.mixing import RingGraph as RingGraph
 from rookery.algorithms.parts.output import LastIterate as LastIterate
 from rookery.algorithms.parts.output import RandomIterate as RandomIterate
 from rookery.algorithms.parts.phe import PHE as PHE
 from rookery.algorithms.parts.phe import PHESum as PHESum
 from rookery.algorithms.parts.warmup import BilevelWarmUp as BilevelWarmUp
 from rookery.algorithms.parts.warmup import CompositionWarmUp as CompositionWarmUp
-from rookery.algorithms.parts.weighting import NormalisedWeights as NormalisedWeights
-from rookery.algorithms.parts.weighting import PrintedWeights as PrintedWeights
-from rookery.algorithms.parts.weighting import ShiftedWeights as ShiftedWeights
+from rookery.algorithms.prometheus.mixing import CompleteGraph as CompleteGraph
+from rookery.algorithms.prometheus.mixing import MixingMatrix as MixingMatrix
+from rookery.algorithms.prometheus.mixing import RingGraph as RingGraph
 from rookery.algorithms.sgda import Alternating as Alternating
 from rookery.algorithms.sgda import Simultaneous as Simultaneous
 from rookery.algorithms.shared.lipschitz import PowerIteration as PowerIteration

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import tree
-from rookery.algorithms.parts.admm import total
+from rookery.algorithms.adbo.admm import total
 from rookery.program.federation import AbstractFederation
 from rookery.program.memory import PerClient
 from rookery.types import Tree

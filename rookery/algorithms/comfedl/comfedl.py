@@ -23,7 +23,7 @@ A local step subtracts  η u,  where, with B and B~ independent batches,
     Meta              yes    weight(f_B~(v)) (I - a Hess f_B(w)) grad f_B~(v)  DAMAML, eq. (10)
 
 v = w - a grad f_B(w) is the adapted model,
-and weight is exp(f / γ) / γ in the paper; see :mod:`rookery.algorithms.parts.weighting`. The
+and weight is exp(f / γ) / γ in the paper; see :mod:`rookery.algorithms.comfedl.weighting`. The
 paper's special version, for an outer function that looks at no example, is ``shared_batch``.
 
     weighting                   exchanges   down        up
@@ -53,7 +53,7 @@ import equinox as eqx
 import jax
 
 from rookery import check, tree
-from rookery.algorithms.parts.weighting import AbstractWeighting, NormalisedWeights
+from rookery.algorithms.comfedl.weighting import AbstractWeighting, NormalisedWeights
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.meta_hessian import AbstractHessian, ExactHessian, meta_gradient
 from rookery.problem.composition import LocalComposition

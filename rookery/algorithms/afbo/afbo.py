@@ -33,8 +33,8 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.parts.aphe import AbstractAPHE, APHESum
-from rookery.algorithms.parts.hessians import AbstractHessians, ActiveHessians
+from rookery.algorithms.afbo.aphe import AbstractAPHE, APHESum
+from rookery.algorithms.afbo.hessians import AbstractHessians, ActiveHessians
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.lipschitz import REMEDY
 from rookery.problem.bilevel import Bilevel

@@ -40,7 +40,7 @@ import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.fednest.lfedout import AbstractLocalAdjoint, LocalNeumannSum, own_adjoint
-from rookery.algorithms.parts.mixing import AbstractMixing, RingGraph
+from rookery.algorithms.prometheus.mixing import AbstractMixing, RingGraph
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import own_piece
 from rookery.algorithms.shared.lipschitz import REMEDY

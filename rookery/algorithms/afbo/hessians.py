@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import tree
-from rookery.algorithms.parts.aphe import AbstractAPHE
+from rookery.algorithms.afbo.aphe import AbstractAPHE
 from rookery.algorithms.shared.adjoint import own_piece
 from rookery.algorithms.shared.lipschitz import (
     PowerIteration,

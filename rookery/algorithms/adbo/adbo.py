@@ -48,8 +48,8 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.parts.admm import ADMM, Setting, minus, total
-from rookery.algorithms.parts.cuts import Cuts, linear_part
+from rookery.algorithms.adbo.admm import ADMM, Setting, minus, total
+from rookery.algorithms.adbo.cuts import Cuts, linear_part
 from rookery.algorithms.shared import local
 from rookery.problem.bilevel import Bilevel
 from rookery.program.algorithm import AbstractAlgorithm

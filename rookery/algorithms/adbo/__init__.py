@@ -1,0 +1,1 @@
+"""ADBO: its iteration, ADMM on the inner problem, and its cutting planes."""

@@ -1,0 +1,1 @@
+"""AFBO: its round, APHE, and whose Hessians the hops of APHE meet."""

@@ -1,0 +1,1 @@
+"""ComFedL: its round, and the weights of its robust form."""

@@ -1,0 +1,1 @@
+"""Prometheus: its round, and the graphs on which its agents mix."""
