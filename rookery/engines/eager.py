@@ -1,22 +1,14 @@
-"""The eager engine: plain Python loops that define what a program means, and check it.
+"""The eager engine: plain Python loops that define what a program means, and check it."""
 
-Its books are kept on their own, with Python integers and sets, so agreement with the compiled
-engine's ledger says something.
-"""
-
-import inspect
 from collections.abc import Sequence
-from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rookery import tree
 from rookery.clients.local_client import LocalClient
-from rookery.engines import eager_poll
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
+from rookery.program.accounting import CostMeter
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.federation import (
     NO_SETTINGS,
@@ -25,30 +17,55 @@ from rookery.program.federation import (
     Placed,
     Settings,
     Step,
+    ask_as_cohort,
+    check_step,
     client_key,
     common_cohort,
+    step_name,
 )
 from rookery.program.ledger import Ledger
-from rookery.program.memory import Memory, PerClient, check_keep, check_recall
+from rookery.program.memory import Memory, check_keep, check_recall
 from rookery.program.participation import Cohort
-from rookery.program.polling import PollResult, all_finite, later
+from rookery.program.polling import (
+    PollResult,
+    all_finite,
+    begun,
+    check_poll,
+    delivered,
+    later,
+    plain_values,
+    timetable,
+)
+from rookery.program.step import python_loop
 from rookery.types import Key, Tree
 
 
 class EagerFederation(AbstractFederation):
-    """The words, one client after another."""
+    """The words, one client after another.
+
+    Attributes:
+        cohorts: the clients that replied in each exchange so far.
+    """
 
     def __init__(self, program: Program, round: int):
         weights = jnp.asarray(program.population.weights, float)
         super().__init__(program.population.n_clients, weights, round, program.aggregate)
-        self.population = program.population
-        self.clock = program.clock
-        self.ledger = Ledger()
-        self.holders: dict[int, set[int]] = {}
-        self._pending: dict[int, list[float]] = {}
-        self.now = 0.0  # seconds since the round began
+        self._population = program.population
+        self._clock = program.clock
+        self._costs = CostMeter(program.clock, round)
+        self.cohorts: list[tuple[int, ...]] = []
 
-    def map(self, step: Step, *values: Placed, key: Key | None = None, **settings: Any) -> Placed:
+    @property
+    def ledger(self) -> Ledger:
+        """What the round has cost so far."""
+        return self._costs.ledger
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the round began."""
+        return self._costs.now
+
+    def map(self, step: Step, *values: Placed, key: Key | None = None, **settings) -> Placed:
         """A loop over the cohort; a failure names the client, the step and the round."""
         cohort = common_cohort(step, values)
         check_step(step, settings)
@@ -56,28 +73,26 @@ class EagerFederation(AbstractFederation):
         for slot, id in enumerate(cohort.ids.tolist()):
             occurrence = None if cohort.occurrence is None else cohort.occurrence[slot]
             own = client_key(key, id, occurrence)
-            arguments = [
-                jax.tree.map(lambda a, s=slot: a[s], v.value) if v.is_stacked else v.value
-                for v in values
-            ]
-            reply, work = self.run(id, own, step, arguments, settings)
-            replies.append(reply)
-            if bool(cohort.active[slot]):
-                self.ledger += work
+            arguments = [_row(v.value, slot) if v.is_stacked else v.value for v in values]
+            is_billed = bool(cohort.active[slot])
+            replies.append(self._run(id, own, step, arguments, settings, is_billed=is_billed))
         shapes = {str(jax.tree.map(jnp.shape, reply)) for reply in replies}
         if len(shapes) > 1:
-            raise ValueError(f"{step.__name__}: clients replied with different shapes: {shapes}.")
+            raise ValueError(
+                f"round {self.round}, step {step_name(step)}: clients replied with different "
+                f"shapes: {shapes}. All clients of a cohort must reply alike."
+            )
         return Placed(cohort, jax.tree.map(lambda *r: jnp.stack(r), *replies), is_stacked=True)
 
     def recall(self, cohort: Cohort, memory: Memory) -> Placed:
         """One row after another."""
         check_recall(cohort, memory, self.n_clients)
-        rows = [jax.tree.map(lambda a, c=id: a[c], memory.rows) for id in cohort.ids.tolist()]
+        rows = [_row(memory.rows, id) for id in cohort.ids.tolist()]
         return Placed(cohort, jax.tree.map(lambda *r: jnp.stack(r), *rows), is_stacked=True)
 
     def keep(self, memory: Memory, placed: Placed) -> Memory:
-        """One row after another, passing over slots that are switched off."""
-        rows, cohort = self._replies(placed)
+        """One row after another; inactive slots write nothing."""
+        rows, cohort = placed.rows(), placed.cohort
         check_recall(cohort, memory, self.n_clients)
         check_keep(memory, rows)
         kept = memory.rows
@@ -89,91 +104,75 @@ class EagerFederation(AbstractFederation):
         return Memory(kept, memory.n_clients)
 
     def poll(self, jobs, step, *values, rules, key, settings=NO_SETTINGS) -> PollResult:
-        """One event after another; see :mod:`rookery.engines.eager_poll`."""
+        """One event after another."""
         check_step(step, settings)
-        return eager_poll.poll(self, jobs, step, values, rules, key, settings)
+        plain = plain_values(values)
+        check_poll(jobs, self.n_clients, plain, rules, self.aggregate)
+        nbytes_up = tree.nbytes(jobs.results) // self.n_clients
+
+        def nbytes(client: int) -> int:
+            return self._costs.unsent(client, values) + nbytes_up
+
+        table = timetable(jobs, self._clock, self.now, nbytes, rules)
+        for id in table.begins:
+            self._costs.send_job(id, values)
+        jobs = begun(jobs, table, key, plain)
+        replies = {}
+        for id in table.arrives:
+            own = jax.random.wrap_key_data(jobs.keys[id])
+            replies[id] = self._run(id, own, step, _row(jobs.values, id), settings)
+        self._costs.end_poll(len(replies), nbytes_up, table.now)
+        self.cohorts.append(tuple(replies))
+        return delivered(jobs, replies, self.weights, table.now, rules)
 
     def ask(self, who, step, *values, key, settings=NO_SETTINGS) -> Tree:
-        """One client after another."""
-        check_step(step, settings)
-        return eager_poll.ask(self, who, step, values, key, settings)
+        """An exchange with a cohort of the clients asked."""
+        return ask_as_cohort(self, who, step, values, key, settings)
 
-    def run(self, id: int, key: Key | None, step: Step, values: Sequence, settings: Settings):
-        """One client's reply and what it cost; a failure names the client, the step, the round."""
-        client = LocalClient(self.population, id, key, _loop)
+    def repeat(self, n, body, init) -> Tree:
+        """A Python loop."""
+        return python_loop(n, body, init)
+
+    def _run(
+        self,
+        id: int,
+        key: Key | None,
+        step: Step,
+        values: Sequence[Tree],
+        settings: Settings,
+        *,
+        is_billed: bool = True,
+    ) -> Tree:
+        """One client's reply; a failure names the client, the step and the round."""
+        client = LocalClient(self._population, id, key, python_loop)
         try:
             reply = step(client, *values, **settings)
         except Exception as error:
-            error.add_note(f"client {id}, step {step.__name__}, round {self.round}")
+            error.add_note(f"client {id}, step {step_name(step)}, round {self.round}")
             raise
-        gradients, products = (int(w) for w in client.work)
-        return reply, Ledger(gradients=gradients, hessian_vectors=products)
+        if is_billed:
+            self._costs.work(*(int(w) for w in client.work))
+        return reply
 
-    def repeat(self, n, body, init):
-        """A Python loop."""
-        return _loop(n, body, init)
+    def _new_cohort(self, cohort: Cohort) -> None:
+        """Nothing: the meter counts from a cohort's first message on."""
 
-    def _hold(self, shared: Cached, holders: jax.Array) -> None:
-        self.holders[shared.token] = {i for i, holds in enumerate(holders.tolist()) if holds}
+    def _new_cached(self, cached: Cached, holders: jax.Array) -> None:
+        self._costs.cache(cached, (id for id, holds in enumerate(holders.tolist()) if holds))
 
-    def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
-        pending = self._pending.setdefault(cohort.token, [0.0] * len(cohort))
-        for slot, taking in enumerate(slots.tolist()):
-            if taking:
-                pending[slot] += nbytes
-                self.ledger += Ledger(bytes_down=nbytes)
+    def _send(self, cohort: Cohort, value: Tree | Cached, *, as_rows: bool) -> Tree:
+        self._costs.send(cohort, value, as_rows=as_rows)
+        return value.value if isinstance(value, Cached) else value
 
-    def _send_to_newcomers(self, cohort: Cohort, shared: Cached) -> None:
-        holders = self.holders[shared.token]
-        newcomers = []
-        for id, is_active in zip(cohort.ids.tolist(), cohort.active.tolist(), strict=True):
-            newcomers.append(is_active and id not in holders)
-            if is_active:
-                holders.add(id)
-        self._send(cohort, jnp.array(newcomers), tree.nbytes(shared.value))
-
-    def _exchange(self, cohort: Cohort, nbytes: int) -> None:
-        pending = self._pending.pop(cohort.token, [0.0] * len(cohort))
-        seconds = self.clock.exchange_seconds(
-            self.kind,
-            self.round,
-            self.ledger.exchanges,
-            cohort.ids,
-            cohort.active,
-            jnp.array(pending) + nbytes,
-        )
-        self.now += float(seconds)
-        active = sum(cohort.active.tolist())
-        self.ledger += Ledger(
-            exchanges=1, messages=2 * active, bytes_up=nbytes * active, seconds=float(seconds)
-        )
+    def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
+        rows, cohort = placed.rows(), placed.cohort
+        self._costs.end_exchange(self.kind, cohort, tree.nbytes(rows) // len(cohort))
+        self.cohorts.append(tuple(cohort.ids[cohort.active].tolist()))
+        return rows, cohort
 
 
-def check_step(step: Step, settings: Settings) -> None:
-    """Raise unless a step is a plain named function that hides no server value."""
-    name = getattr(step, "__qualname__", None)
-    if not inspect.isfunction(step) or name is None or "<locals>" in name or "<lambda>" in name:
-        raise ValueError(
-            f"a client step must be a module-level function, got {step!r}. Both sides of a wire "
-            "know it by its name, and it cannot hide a server value in a closure."
-        )
-    for setting, value in settings.items():
-        if isinstance(value, eqx.Module) and not isinstance(
-            value, Placed | Cached | Memory | PerClient
-        ):
-            continue  # a problem or a part, which both sides have
-        if any(np.ndim(leaf) > 0 for leaf in jax.tree.leaves(value)) or isinstance(value, Placed):
-            raise ValueError(
-                f"{name}: setting {setting!r} holds an array. Settings are configuration that both "
-                "sides know; send arrays with fed.broadcast so that they are counted."
-            )
-
-
-def _loop(n, body, init: Tree) -> Tree:
-    value = init
-    for i in range(int(n)):
-        value = body(jnp.asarray(i, jnp.int32), value)
-    return value
+def _row(rows: Tree, i: int) -> Tree:
+    return jax.tree.map(lambda a: a[i], rows)
 
 
 class _EagerRunner(AbstractRunner):
@@ -185,11 +184,14 @@ class _EagerRunner(AbstractRunner):
     def advance(
         self, states: Sequence[Tree], keys: Sequence[Key], first: int, n: Sequence[int]
     ) -> list[Progress]:
-        lanes = zip(self._algorithms, states, keys, n, strict=True)
-        return [self._one(algorithm, state, key, first, n) for algorithm, state, key, n in lanes]
+        runs = zip(self._algorithms, states, keys, n, strict=True)
+        return [self._one(algorithm, state, key, first, n) for algorithm, state, key, n in runs]
 
-    def _one(self, algorithm, state, key, first, n) -> Progress:
+    def _one(
+        self, algorithm: AbstractAlgorithm, state: Tree, key: Key, first: int, n: int
+    ) -> Progress:
         ledgers: list[Ledger] = []
+        cohorts: list[tuple[tuple[int, ...], ...]] = []
         is_finite = True
         for round in range(first, first + n):
             fed = EagerFederation(self._program, round)
@@ -197,17 +199,22 @@ class _EagerRunner(AbstractRunner):
                 fed, self._program.problem, state, jax.random.fold_in(key, round)
             )
             ledgers.append(fed.ledger)
+            cohorts.append(tuple(fed.cohorts))
             state = later(state, jnp.asarray(fed.now, float))
             is_finite = bool(all_finite(state))
             if not is_finite:
                 break
-        return Progress(state, ledgers, is_finite)
+        return Progress(state, ledgers, is_finite, cohorts)
 
 
 class Eager(AbstractEngine):
-    """Runs a program one operation at a time: slow, easy to look into, and strict."""
+    """Runs a program one operation at a time: slow, easy to inspect, and strict.
+
+    >>> import rookery as rk
+    >>> engine = rk.Eager()  # pass it as rk.run(..., engine=engine)
+    """
 
     def prepare(self, program: Program, algorithms: Sequence[AbstractAlgorithm]) -> AbstractRunner:
-        """Make ready."""
+        """Check the population; nothing is compiled."""
         program.population.check_rows("the eager engine")
         return _EagerRunner(program, algorithms)

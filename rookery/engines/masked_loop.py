@@ -1,29 +1,49 @@
-"""Clients visited a few at a time, in loops as long as there are clients concerned."""
-
-from __future__ import annotations
+"""Loops over the clients of a mask, a few per vmap, as long as the mask has bits set."""
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
-from rookery.engines import uint64
 from rookery.types import Tree
 
-if TYPE_CHECKING:
-    from rookery.engines.traced import TracedFederation
+WIDTH = 32
+"""The most clients in one vmap unless the engine is told otherwise; it fills vector units."""
 
-AT_ONCE = 32  # the most clients in one vmap: wide enough to fill the vector units
+
+def width(n_clients: int, clients_at_once: int | None, usual: int | None = None) -> int:
+    """How many clients go through one vmap.
+
+    >>> width(n_clients=100, clients_at_once=None, usual=5)
+    5
+
+    Args:
+        n_clients: how many clients there are.
+        clients_at_once: what the engine was told, or None.
+        usual: how many bits a mask usually has, or None if nobody knows. A wider vmap would compute
+            results that nobody uses.
+    """
+    return min(usual or WIDTH, clients_at_once or WIDTH, n_clients)
 
 
 def visit_some(
-    fed: TracedFederation, who: jax.Array, width: int, visit: Callable[..., Tree], carry: Tree
+    who: Bool[Array, " clients"],
+    width: int,
+    visit: Callable[[jax.Array, jax.Array, Tree], Tree],
+    carry: Tree,
 ) -> Tree:
-    """``visit(ids, active, carry)`` until all clients where ``who`` is true have had their turn."""
-    n = fed.n_clients
+    """Apply ``carry = visit(ids, active, carry)`` until every client of a mask had its turn.
+
+    Args:
+        who: the mask.
+        width: how many clients ``visit`` is given.
+        visit: ``ids`` are clients in ascending order; the last call may have inactive slots.
+        carry: the first value.
+    """
+    (n,) = who.shape
     next_after = _finder(who)
 
     def once(_, carry):
@@ -41,16 +61,16 @@ def visit_some(
     return lax.fori_loop(0, turns, once, (jnp.int32(-1), carry))[1]
 
 
-def _finder(who: jax.Array) -> Callable[[jax.Array], jax.Array]:
-    """A function that gives the next client after another where ``who`` is true, or their number.
+def _finder(who: Bool[Array, " clients"]) -> Callable[[jax.Array], jax.Array]:
+    """A function from a client to the next set bit after it, or to n if there is none.
 
-    It looks at a square root of all clients: in a table of them, at the rest of one row, at which
-    rows have any, and at the first of these.
+    It takes O(sqrt n): the mask is a sqrt n x sqrt n table; scan the rest of the current row,
+    otherwise jump to the first later row with any bit set.
     """
     (n,) = who.shape
     side = math.isqrt(n - 1) + 1
     columns, rows = jnp.arange(side, dtype=jnp.int32), jnp.arange(side + 1, dtype=jnp.int32)
-    # one empty row more, which the search after the last client begins in
+    # one empty row more, in which the search after the last client begins
     table = jnp.zeros((side + 1) * side, bool).at[:n].set(who).reshape(side + 1, side)
     have_any = jnp.any(table, axis=1)
 
@@ -65,13 +85,10 @@ def _finder(who: jax.Array) -> Callable[[jax.Array], jax.Array]:
     return next_after
 
 
-def width_of(fed: TracedFederation, usual: int | None = None) -> int:
-    """How many clients go through one vmap, where ``usual`` clients are the common number."""
-    return min(usual or AT_ONCE, fed.clients_at_once or AT_ONCE, fed.n_clients)
-
-
-def written(table: Tree, ids, active, rows: Tree) -> Tree:
-    """The table with new rows; those of slots that are switched off aim past the end."""
+def written(
+    table: Tree, ids: Int[Array, " slots"], active: Bool[Array, " slots"], rows: Tree
+) -> Tree:
+    """The table with new rows; those of inactive slots point past the end and are dropped."""
 
     def write(all, new):
         at = jnp.where(active, ids, all.shape[0])
@@ -80,13 +97,12 @@ def written(table: Tree, ids, active, rows: Tree) -> Tree:
     return jax.tree.map(write, table, rows)
 
 
-def weighted_sum(weights: jax.Array, ids, active, rows: Tree) -> Tree:
+def weighted_sum(
+    weights: Float[Array, " clients"],
+    ids: Int[Array, " slots"],
+    active: Bool[Array, " slots"],
+    rows: Tree,
+) -> Tree:
     """The sum of the rows of active slots, by the weights of their clients."""
     weights = jnp.where(active, weights[ids], 0.0)
     return jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), rows)
-
-
-def worked(counted, active, work):
-    """The counters with the evaluations of active slots."""
-    more = (jnp.where(active, w, jnp.uint32(0)) for w in work)
-    return tuple(uint64.add_all(c, m) for c, m in zip(counted, more, strict=True))

@@ -1,85 +1,94 @@
-"""The words, traced: a cohort is a vmap, loops are lax loops, the ledger is arrays in the carry."""
+"""The words, traced: a cohort is a vmap, loops are lax loops, costs are arrays in the carry.
 
-from typing import Any, NamedTuple
+In a poll, only comparisons of times touch every client. Computing results and copying rows loops
+over the affected clients alone (:mod:`rookery.engines.masked_loop`).
+"""
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
 from rookery import tree
 from rookery.clients.local_client import LocalClient
-from rookery.engines import traced_poll, uint64
+from rookery.engines import masked_loop
 from rookery.engines.engine import Program
+from rookery.engines.masked_loop import visit_some, weighted_sum, written
+from rookery.engines.round_costs import RoundCosts
 from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.async_trace import AsyncTrace
+from rookery.program.delays import Clock
 from rookery.program.federation import (
     NO_SETTINGS,
     AbstractFederation,
     Cached,
     Placed,
+    Settings,
     Step,
     client_key,
     common_cohort,
 )
-from rookery.program.ledger import Ledger
 from rookery.program.memory import Memory, check_keep, check_recall
 from rookery.program.participation import Cohort
-from rookery.program.polling import PollResult, all_finite, later
+from rookery.program.polling import (
+    SIMULTANEOUS,
+    InFlight,
+    PollResult,
+    PollRules,
+    all_finite,
+    check_ask,
+    check_poll,
+    check_result,
+    job_key,
+    later,
+    nbytes_of,
+    plain_values,
+    received,
+)
+from rookery.program.step import traced_loop
 from rookery.types import Key, Tree
 
 
-class RoundCosts(NamedTuple):
-    """The ledger of one round as arrays."""
-
-    exchanges: jax.Array
-    messages: jax.Array
-    bytes_down: jax.Array
-    bytes_up: jax.Array
-    gradients: jax.Array
-    hessian_vectors: jax.Array
-    seconds: jax.Array
-
-
-def _empty_books() -> RoundCosts:
-    small, wide = jnp.zeros((), jnp.uint32), uint64.zero()
-    return RoundCosts(small, small, wide, wide, wide, wide, jnp.zeros(()))
-
-
 class TracedFederation(AbstractFederation):
-    """The words, traced. It lives while a round is traced; loops carry what it has noted."""
+    """The words, traced. It lives while a round is traced; loops carry what it has noted.
 
-    def __init__(self, program: Program, round, clients_at_once: int | None):
+    Attributes:
+        costs: of the round so far.
+    """
+
+    def __init__(self, program: Program, round: int | jax.Array, clients_at_once: int | None):
         population = program.population
         weights = jnp.asarray(population.weights, float)
         super().__init__(population.n_clients, weights, round, program.aggregate)
-        self.population = population
-        self.clock = program.clock
-        self.clients_at_once = clients_at_once
-        self.books = _empty_books()
-        self._holders: dict[int, jax.Array] = {}  # shared value -> which clients hold it
+        self.costs = RoundCosts.zero()
+        self._population = population
+        self._clock = program.clock
+        self._clients_at_once = clients_at_once
+        self._holders: dict[int, jax.Array] = {}  # cached value -> which clients hold it
         self._pending: dict[int, jax.Array] = {}  # cohort -> bytes sent since its last reply
 
-    def map(self, step: Step, *values: Placed, key: Key | None = None, **settings: Any) -> Placed:
+    # ---- synchronous words
+
+    def map(self, step: Step, *values: Placed, key: Key | None = None, **settings) -> Placed:
         """One vmap over the cohort, or several of ``clients_at_once`` clients one after another."""
         cohort = common_cohort(step, values)
         stacked = [v.value for v in values if v.is_stacked]
 
         def one(slot):
             id, occurrence, own = slot
-            client = LocalClient(self.population, id, client_key(key, id, occurrence), _loop)
+            client = self._client(id, client_key(key, id, occurrence))
             rows = iter(own)
             arguments = [next(rows) if v.is_stacked else v.value for v in values]
             return step(client, *arguments, **settings), client.work
 
         slots = (cohort.ids, cohort.occurrence, stacked)
-        if self.clients_at_once is None or len(cohort) <= self.clients_at_once:
+        if self._clients_at_once is None or len(cohort) <= self._clients_at_once:
             replies, work = jax.vmap(one)(slots)
         else:
-            replies, work = lax.map(one, slots, batch_size=self.clients_at_once)
-        gradients, products = (jnp.where(cohort.active, w, jnp.uint32(0)) for w in work)
-        self.books = self.books._replace(
-            gradients=uint64.add_all(self.books.gradients, gradients),
-            hessian_vectors=uint64.add_all(self.books.hessian_vectors, products),
-        )
+            replies, work = lax.map(one, slots, batch_size=self._clients_at_once)
+        self.costs = self.costs.worked(cohort.active, work)
         return Placed(cohort, replies, is_stacked=True)
 
     def recall(self, cohort: Cohort, memory: Memory) -> Placed:
@@ -89,93 +98,291 @@ class TracedFederation(AbstractFederation):
         return Placed(cohort, rows, is_stacked=True)
 
     def keep(self, memory: Memory, placed: Placed) -> Memory:
-        """A scatter of rows; slots that are switched off aim past the end and are dropped."""
-        rows, cohort = self._replies(placed)
+        """A scatter of rows."""
+        rows, cohort = placed.rows(), placed.cohort
         check_recall(cohort, memory, self.n_clients)
         check_keep(memory, rows)
-        slots = jnp.where(cohort.active, cohort.ids, self.n_clients)
-        new = jax.tree.map(lambda a, r: a.at[slots].set(r, mode="drop"), memory.rows, rows)
-        return Memory(new, memory.n_clients)
+        return Memory(written(memory.rows, cohort.ids, cohort.active, rows), memory.n_clients)
 
-    def repeat(self, n, body, init):
-        """A ``fori_loop`` whose carry takes the books along."""
+    def repeat(self, n, body, init) -> Tree:
+        """A ``fori_loop`` that carries the costs along."""
 
         def once(i, carry):
-            value, (self.books, self._holders, self._pending) = carry
+            value, (self.costs, self._holders, self._pending) = carry
             holders, pending = tuple(self._holders), tuple(self._pending)
             value = body(i, value)
-            # what was shared or drawn inside the body ends with it
+            # what was cached or drawn inside the body ends with it
             self._holders = {token: self._holders[token] for token in holders}
             self._pending = {token: self._pending[token] for token in pending}
-            return value, (self.books, self._holders, self._pending)
+            return value, (self.costs, self._holders, self._pending)
 
-        notes = (self.books, self._holders, self._pending)
-        value, (self.books, self._holders, self._pending) = lax.fori_loop(0, n, once, (init, notes))
+        notes = (self.costs, self._holders, self._pending)
+        value, (self.costs, self._holders, self._pending) = lax.fori_loop(0, n, once, (init, notes))
         return value
 
+    # ---- asynchronous words
+
     def poll(self, jobs, step, *values, rules, key, settings=NO_SETTINGS) -> PollResult:
-        """An exact event simulation; see :mod:`rookery.engines.traced_poll`."""
-        return traced_poll.poll(self, jobs, step, values, rules, key, settings)
+        """An exact simulation of the events, from one arrival to the next."""
+        plain = plain_values(values)
+        check_poll(jobs, self.n_clients, plain, rules, self.aggregate)
+        width = masked_loop.width(self.n_clients, self._clients_at_once, rules.wait_for)
+        everyone, now = jnp.arange(self.n_clients, dtype=jnp.int32), self.costs.seconds
+
+        # newly idle clients: when will they be available, and how long will they take?
+        jobs = _draw(self._clock, jobs, width)
+
+        # when does the server stop waiting?
+        needed = rules.needed(jobs.polls)
+        nbytes_up = tree.nbytes(jobs.results) // self.n_clients
+        nbytes = self._unsent(values) + nbytes_up
+        lasts = jobs.seconds + self._clock.transfer_seconds(everyone, nbytes)
+        start = jnp.where(jobs.is_idle, jnp.maximum(jobs.start, now), jobs.start)
+        seconds = jnp.where(jobs.is_idle, lasts, jobs.seconds)
+        version = jnp.where(jobs.is_idle, jobs.polls, jobs.version)
+        finish = start + seconds
+        slack = SIMULTANEOUS * jnp.finfo(finish.dtype).eps * jnp.maximum(jnp.abs(start), seconds)
+        due = finish - slack
+
+        def must_wait(time):
+            too_few = jnp.sum(due <= time, dtype=jnp.int32) < needed
+            if rules.staleness is None:
+                return too_few
+            at_work = (start - slack <= time) & (due > time)
+            return too_few | jnp.any(at_work & (jobs.polls - version >= rules.staleness))
+
+        def next_event(time):
+            return jnp.min(jnp.where(due > time, finish, jnp.inf))
+
+        now = lax.while_loop(must_wait, next_event, now)
+        is_in = due <= now
+
+        # the clients that have begun by then receive the values
+        begins = jobs.is_idle & (start - slack <= now)
+        self._send_to(begins, values)
+        jobs = _begin(jobs, plain, begins, key, width)
+        jobs = replace(
+            jobs,
+            start=jnp.where(is_in, now, start),
+            seconds=jnp.where(jobs.is_idle & ~begins, jobs.seconds, seconds),
+            version=jnp.where(begins, jobs.polls, jobs.version),
+            begun=jobs.begun + begins.astype(jnp.int32),
+            is_idle=is_in | (jobs.is_idle & ~begins),
+            has_arrived=is_in,
+            polls=jobs.polls + 1,
+            trace=_noted(jobs, is_in, width, start, finish, now, version),
+        )
+
+        # the results
+        age = jobs.polls - 1 - version
+        results, total, change = self._deliver(jobs, step, age, rules, settings, width)
+        self.costs = self.costs.replied(nbytes_up, is_in, now)
+        return PollResult(
+            jobs=replace(jobs, results=results),
+            arrivals=jnp.sum(is_in, dtype=jnp.int32),
+            weight=jnp.sum(jnp.where(is_in, self.weights, 0.0)),
+            sum=total,
+            change=change,
+            stalest=jnp.max(jnp.where(is_in, age, 0)),
+        )
 
     def ask(self, who, step, *values, key, settings=NO_SETTINGS) -> Tree:
         """A loop over the set, some clients at a time."""
-        return traced_poll.ask(self, who, step, values, key, settings)
+        plain = plain_values(values)
+        check_ask(self.n_clients, plain, self.aggregate)
 
-    def sample(self, rule, key, probabilities=None) -> Cohort:
-        """A fresh cohort, to which nothing has been sent yet."""
-        return self._known(super().sample(rule, key, probabilities))
+        def one(id):
+            client = self._client(id, client_key(key, id, None))
+            return step(client, *received(plain, id), **settings), client.work
 
-    def _known(self, cohort: Cohort) -> Cohort:
-        if cohort.token not in self._pending:
-            self._pending[cohort.token] = jnp.zeros(len(cohort))
-        return cohort
+        shape = jax.eval_shape(one, jax.ShapeDtypeStruct((), jnp.int32))[0]
+        nbytes_up = tree.nbytes(shape)
+        nbytes = self._unsent(values) + nbytes_up
+        exchange = self.costs.exchanges
 
-    def _hold(self, shared: Cached, holders: jax.Array) -> None:
-        self._holders[shared.token] = holders
-
-    def holders(self, shared: Cached) -> jax.Array:
-        """Which clients hold a shared value."""
-        if shared.token not in self._holders:
-            raise ValueError(
-                "a value shared inside fed.repeat was used after the loop ended. Share it before."
+        def visit(ids, active, carry):
+            total, slowest, costs = carry
+            replies, work = jax.vmap(one)(ids)
+            lasts = self._clock.exchange_seconds(
+                self.kind, self.round, exchange, ids, active, nbytes[ids]
             )
-        return self._holders[shared.token]
+            total = tree.add(total, weighted_sum(self.weights, ids, active, replies))
+            return total, jnp.maximum(slowest, lasts), costs.worked(active, work)
 
-    def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
-        self._known(cohort)
-        taking = jnp.sum(slots, dtype=jnp.uint32)
-        self.books = self.books._replace(
-            bytes_down=uint64.add(self.books.bytes_down, nbytes, taking, len(cohort))
-        )
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shape)
+        width = masked_loop.width(self.n_clients, self._clients_at_once)
+        carry = (zeros, jnp.zeros(()), self.costs)
+        total, slowest, self.costs = visit_some(who, width, visit, carry)
+        self._send_to(who, values)
+        self.costs = self.costs.replied(nbytes_up, who, self.costs.seconds + slowest)
+        return tree.scale(1 / jnp.sum(jnp.where(who, self.weights, 0.0)), total)
+
+    def _deliver(
+        self,
+        jobs: InFlight,
+        step: Step,
+        age: Int[Array, " clients"],
+        rules: PollRules,
+        settings: Settings,
+        width: int,
+    ) -> tuple[Tree, Tree, Tree]:
+        """The new table of results, and the two sums of a :class:`PollResult`."""
+        counts = self.weights
+        if rules.discount is not None:
+            counts = counts * rules.discount(age)
+
+        def one(id):
+            client = self._client(id, jax.random.wrap_key_data(jobs.keys[id]))
+            values = jax.tree.map(lambda a: a[id], jobs.values)
+            return step(client, *values, **settings), client.work
+
+        def visit(ids, active, carry):
+            results, total, change, costs = carry
+            replies, work = jax.vmap(one)(ids)
+            check_result(jobs, replies)
+            results = written(results, ids, active, replies)
+            total = tree.add(total, weighted_sum(counts, ids, active, replies))
+            change = tree.add(change, weighted_sum(self.weights, ids, active, replies))
+            return results, total, change, costs.worked(active, work)
+
+        def look_up(ids, active, change):
+            before = jax.tree.map(lambda a: a[ids], jobs.results)
+            return tree.sub(change, weighted_sum(self.weights, ids, active, before))
+
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), jobs.results)
+        # XLA would copy the whole table if one loop read and wrote it, or if nothing made the loop
+        # that reads come before the one that writes
+        change = visit_some(jobs.has_arrived, width, look_up, zeros)
+        carry = (jobs.results, zeros, change, self.costs)
+        results, total, change, self.costs = visit_some(jobs.has_arrived, width, visit, carry)
+        return results, total, change
+
+    def _unsent(self, values: tuple[Tree | Cached, ...]) -> Float[Array, " clients"]:
+        """Bytes of the values that each client does not hold."""
+        nbytes = jnp.zeros(self.n_clients)
+        for value in values:
+            if isinstance(value, Cached):
+                nbytes = nbytes + jnp.where(self._holding(value), 0.0, tree.nbytes(value.value))
+            else:
+                nbytes = nbytes + nbytes_of(value)
+        return nbytes
+
+    def _send_to(self, who: Bool[Array, " clients"], values: tuple[Tree | Cached, ...]) -> None:
+        """Bill the values going down to the clients of a mask."""
+        for value, plain in zip(values, plain_values(values), strict=True):
+            to = who
+            if isinstance(value, Cached):
+                holders = self._holding(value)
+                to = who & ~holders
+                self._holders[value.token] = holders | who
+            self.costs = self.costs.sent(nbytes_of(plain), to)
+
+    # ---- what an engine implements besides
+
+    def _new_cohort(self, cohort: Cohort) -> None:
+        # known before a loop begins, or bytes that are sent inside it would be lost at its end
+        self._pending.setdefault(cohort.token, jnp.zeros(len(cohort)))
+
+    def _new_cached(self, cached: Cached, holders: jax.Array) -> None:
+        self._holders[cached.token] = holders
+
+    def _send(self, cohort: Cohort, value: Tree | Cached, *, as_rows: bool) -> Tree:
+        if as_rows:
+            slots, nbytes = cohort.active, tree.nbytes(value) // len(cohort)
+        elif isinstance(value, Cached):
+            holders = self._holding(value)
+            slots, nbytes = cohort.distinct & ~holders[cohort.ids], tree.nbytes(value.value)
+            self._holders[value.token] = holders.at[cohort.ids].max(cohort.active)
+        else:
+            slots, nbytes = cohort.distinct, tree.nbytes(value)
+        self._new_cohort(cohort)
+        self.costs = self.costs.sent(nbytes, slots)
         self._pending[cohort.token] = self._pending[cohort.token] + jnp.where(slots, nbytes, 0.0)
+        return value.value if isinstance(value, Cached) else value
 
-    def _send_to_newcomers(self, cohort: Cohort, shared: Cached) -> None:
-        holders = self.holders(shared)
-        self._send(cohort, cohort.distinct & ~holders[cohort.ids], tree.nbytes(shared.value))
-        self._holders[shared.token] = holders.at[cohort.ids].max(cohort.active)
-
-    def _exchange(self, cohort: Cohort, nbytes: int) -> None:
-        self._known(cohort)
-        active = jnp.sum(cohort.active, dtype=jnp.uint32)
-        seconds = self.clock.exchange_seconds(
+    def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
+        rows, cohort = placed.rows(), placed.cohort
+        nbytes = tree.nbytes(rows) // len(cohort)
+        self._new_cohort(cohort)
+        seconds = self._clock.exchange_seconds(
             self.kind,
             self.round,
-            self.books.exchanges,
+            self.costs.exchanges,
             cohort.ids,
             cohort.active,
             self._pending[cohort.token] + nbytes,
         )
-        self.books = self.books._replace(
-            exchanges=self.books.exchanges + jnp.uint32(1),
-            messages=self.books.messages + jnp.uint32(2) * active,
-            bytes_up=uint64.add(self.books.bytes_up, nbytes, active, len(cohort)),
-            seconds=self.books.seconds + seconds,
-        )
+        self.costs = self.costs.replied(nbytes, cohort.active, self.costs.seconds + seconds)
         self._pending[cohort.token] = jnp.zeros(len(cohort))
+        return rows, cohort
+
+    def _client(self, id: jax.Array, key: Key | None) -> LocalClient:
+        return LocalClient(self._population, id, key, traced_loop)
+
+    def _holding(self, cached: Cached) -> Bool[Array, " clients"]:
+        """Which clients hold a cached value."""
+        if cached.token not in self._holders:
+            raise ValueError(
+                "a value that was cached inside fed.repeat is used after the loop. Call fed.cache "
+                "before the loop."
+            )
+        return self._holders[cached.token]
 
 
-def _loop(n, body, init):
-    return lax.fori_loop(0, n, body, init)
+def _draw(clock: Clock, jobs: InFlight, width: int) -> InFlight:
+    """The jobs with the time at which newly idle clients can begin, and their next delay."""
+
+    def visit(ids, active, carry):
+        def one(id):
+            ready = jobs.start[id]
+            here = jobs.began + ready
+            comes, delay = clock.job(jobs.kind, id, jobs.begun[id], here)
+            return ready + (comes - here), delay
+
+        return written(carry, ids, active, jax.vmap(one)(ids))
+
+    start, seconds = visit_some(jobs.has_arrived, width, visit, (jobs.start, jobs.seconds))
+    return replace(jobs, start=start, seconds=seconds)
+
+
+def _begin(
+    jobs: InFlight, values: tuple[Tree, ...], begins: Bool[Array, " clients"], key: Key, width: int
+) -> InFlight:
+    """The jobs once the clients that begin have copies of the values and keys of their own."""
+
+    def visit(ids, active, carry):
+        def one(id):
+            return received(values, id), jax.random.key_data(job_key(key, id, jobs.begun[id]))
+
+        return written(carry, ids, active, jax.vmap(one)(ids))
+
+    held, keys = visit_some(begins, width, visit, (jobs.values, jobs.keys))
+    return replace(jobs, values=held, keys=keys)
+
+
+def _noted(
+    jobs: InFlight,
+    is_in: Bool[Array, " clients"],
+    width: int,
+    start: Float[Array, " clients"],
+    finish: Float[Array, " clients"],
+    now: Float[Array, ""],
+    version: Int[Array, " clients"],
+) -> AsyncTrace:
+    """The trace with the jobs that have arrived."""
+
+    def visit(ids, active, trace):
+        return trace.add(
+            active,
+            client=ids,
+            began=jobs.began + start[ids],
+            ended=jobs.began + finish[ids],
+            taken=jobs.began + now,
+            version=version[ids],
+            used_in=jobs.polls,
+        )
+
+    return visit_some(is_in, width, visit, jobs.trace)
 
 
 def one_round(
@@ -184,12 +391,12 @@ def one_round(
     clients_at_once: int | None,
     state: Tree,
     key: Key,
-    round,
+    round: int | jax.Array,
 ) -> tuple[Tree, RoundCosts]:
     """Trace one round of a program: pure, so it can be jitted and mapped over."""
     fed = TracedFederation(program, round, clients_at_once)
     state = algorithm.round(fed, program.problem, state, jax.random.fold_in(key, round))
-    return later(state, fed.books.seconds), fed.books
+    return later(state, fed.costs.seconds), fed.costs
 
 
 def many_rounds(
@@ -199,43 +406,28 @@ def many_rounds(
     capacity: int,
     state: Tree,
     key: Key,
-    first,
-    n,
-) -> tuple[Tree, RoundCosts, jax.Array]:
-    """``n <= capacity`` rounds, n traced: the state, the books of each round, the rounds done.
+    first: int | jax.Array,
+    n: int | jax.Array,
+) -> tuple[Tree, RoundCosts, Int[Array, "2"]]:
+    """``n <= capacity`` rounds, n traced.
 
-    The loop ends early after a round that left something not finite.
+    Returns the state, the costs with one row per round, and (rounds done, whether all is finite).
+    The loop ends early after a round that left NaN or infinity in the state.
     """
-    books = jax.tree.map(lambda a: jnp.zeros((capacity, *a.shape), a.dtype), _empty_books())
+    empty = RoundCosts.zero()
+    costs = jax.tree.map(lambda a: jnp.zeros((capacity, *a.shape), a.dtype), empty)
 
-    def goes_on(carry):
+    def is_unfinished(carry):
         done, is_finite, _, _ = carry
         return (done < n) & is_finite
 
     def once(carry):
-        done, _, state, books = carry
-        state, book = one_round(program, algorithm, clients_at_once, state, key, first + done)
-        books = jax.tree.map(lambda all, one: all.at[done].set(one), books, book)
-        return done + 1, all_finite(state), state, books
+        done, _, state, costs = carry
+        state, own = one_round(program, algorithm, clients_at_once, state, key, first + done)
+        costs = jax.tree.map(lambda all, one: all.at[done].set(one), costs, own)
+        return done + 1, all_finite(state), state, costs
 
-    done, is_finite, state, books = lax.while_loop(
-        goes_on, once, (jnp.zeros((), jnp.int32), jnp.array(True), state, books)
+    done, is_finite, state, costs = lax.while_loop(
+        is_unfinished, once, (jnp.zeros((), jnp.int32), jnp.array(True), state, costs)
     )
-    return state, books, jnp.stack([done, is_finite.astype(jnp.int32)])
-
-
-def read_books(books: RoundCosts) -> list[Ledger]:
-    """The ledgers out of stacked books, one per round."""
-    rounds = zip(*jax.device_get(books), strict=True)
-    return [
-        Ledger(
-            exchanges=int(book.exchanges),
-            messages=int(book.messages),
-            bytes_down=uint64.read(book.bytes_down),
-            bytes_up=uint64.read(book.bytes_up),
-            gradients=uint64.read(book.gradients),
-            hessian_vectors=uint64.read(book.hessian_vectors),
-            seconds=float(book.seconds),
-        )
-        for book in (RoundCosts(*one) for one in rounds)
-    ]
+    return state, costs, jnp.stack([done, is_finite.astype(jnp.int32)])

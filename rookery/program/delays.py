@@ -164,6 +164,11 @@ class Clock(eqx.Module):
                 )
         self.availability.check(n_clients)
 
+    @property
+    def is_instant(self) -> bool:
+        """Whether no exchange takes any time."""
+        return isinstance(self.delay, NoDelay) and self.outer_delay is self.bandwidth is None
+
     def exchange_seconds(self, kind: str, round, exchange, clients, active, nbytes) -> jax.Array:
         """How long an exchange lasts: its slowest active client.
 

@@ -5,71 +5,60 @@ of a cohort. ``broadcast`` and ``scatter`` go down, ``mean``, ``sum``, ``weighte
 ``stack`` go up, ``map``, ``recall`` and ``keep`` stay on the clients; ``poll`` and ``ask`` go down
 and up. Every word that goes up ends one exchange.
 
-Engines interpret the words; an algorithm never knows which one does.
+Engines interpret the words; an algorithm never knows which engine does.
 """
 
 import abc
-import itertools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
-from rookery import tree
 from rookery.program.aggregate import AbstractRobust, Aggregate
 from rookery.program.memory import Memory, PerClient
 from rookery.program.participation import AbstractParticipation, Cohort
-from rookery.program.polling import InFlight, PollResult, PollRules
+from rookery.program.polling import InFlight, PollResult, PollRules, check_ask, plain_values
 from rookery.program.step import NO_SETTINGS as NO_SETTINGS
 from rookery.program.step import Client as Client
 from rookery.program.step import Settings as Settings
 from rookery.program.step import Step as Step
 from rookery.program.step import client_key as client_key
+from rookery.program.values import Cached as Cached
+from rookery.program.values import Placed as Placed
 from rookery.types import Key, Tree
-
-_tokens = itertools.count()
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class Placed:
-    """One value per client of a cohort: the same for all, or stacked along the first axis."""
-
-    cohort: Cohort
-    value: Tree
-    is_stacked: bool = field(metadata={"static": True})
-
-    def __iter__(self) -> Iterator["Placed"]:
-        """The parts of a placed tuple."""
-        if not isinstance(self.value, tuple):
-            raise TypeError("only a placed tuple can be unpacked")
-        return iter(Placed(self.cohort, part, self.is_stacked) for part in self.value)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class Cached:
-    """A server value that a client keeps once it has it: it is sent to newcomers only."""
-
-    value: Tree
-    token: int = field(metadata={"static": True}, default_factory=lambda: next(_tokens))
 
 
 class AbstractFederation(abc.ABC):
     """The clients as an algorithm sees them during one round.
 
+    An exchange is a few lines of a round::
+
+        cohort = fed.sample(self.clients, key)
+        there = fed.broadcast(cohort, w)
+        gradients = fed.map(gradient, there, key=key, problem=problem)
+        w = tree.axpy(-self.lr, fed.mean(gradients), w)
+
     Attributes:
         n_clients: how many clients there are.
-        weights: [clients], summing to one.
-        round: the number of this round, from 0.
-        kind: of the exchanges made now, one of :data:`~rookery.program.delays.KINDS`.
+        weights: of the clients, summing to one.
+        round: the number of this round, from 0; traced on the compiled engine.
+        aggregate: the rule of ``mean``.
+        kind: of the current exchanges, one of :data:`~rookery.program.delays.KINDS`.
     """
 
-    def __init__(self, n_clients: int, weights: jax.Array, round: Any, aggregate: Aggregate):
+    def __init__(
+        self,
+        n_clients: int,
+        weights: Float[Array, " clients"],
+        round: Any,  # an int, or an int32 array while a round is traced
+        aggregate: Aggregate,
+    ):
         self.n_clients = n_clients
         self.weights = weights
         self.round = round
@@ -88,54 +77,67 @@ class AbstractFederation(abc.ABC):
     # ---- who
 
     def sample(
-        self, rule: AbstractParticipation, key: Key, probabilities: jax.Array | None = None
+        self,
+        rule: AbstractParticipation,
+        key: Key,
+        probabilities: Float[Array, " clients"] | None = None,
     ) -> Cohort:
         """A fresh cohort."""
-        return rule.draw(
+        cohort = rule.draw(
             key, self.n_clients, self.weights if probabilities is None else probabilities
         )
+        self._new_cohort(cohort)
+        return cohort
 
-    def slot_weights(self, cohort: Cohort) -> jax.Array:
-        """[slots], what each slot counts in a mean; they sum to one."""
-        return _shares(self.weights, cohort.ids, cohort.active, cohort.is_weighted)
+    def slot_weights(self, cohort: Cohort) -> Float[Array, " slots"]:
+        """What each slot counts in a mean; they sum to one."""
+        return _slot_weights(self.weights, cohort.ids, cohort.active, cohort.is_weighted)
 
     # ---- down
 
-    def cache(self, value: Tree, held_by: jax.Array | None = None) -> Cached:
+    def cache(self, value: Tree, held_by: Bool[Array, " clients"] | None = None) -> Cached:
         """Mark a server value that several cohorts will need; nothing is sent yet.
 
-        Clients where ``held_by`` is true have no need of it: nobody will send it to them.
+        Clients where ``held_by`` is true have it already and are never sent it.
         """
-        shared = Cached(value)
-        self._hold(shared, jnp.zeros(self.n_clients, bool) if held_by is None else held_by)
-        return shared
+        cached = Cached(value)
+        self._new_cached(cached, jnp.zeros(self.n_clients, bool) if held_by is None else held_by)
+        return cached
 
-    def broadcast(self, cohort: Cohort, *values: Tree | Cached) -> Any:
-        """Send server values to a cohort: the same to each client, and to each client once."""
-        for value in values:
-            if isinstance(value, Cached):
-                self._send_to_newcomers(cohort, value)
-            else:
-                self._send(cohort, cohort.distinct, tree.nbytes(value))
-        placed = [Placed(cohort, self._sent(value), is_stacked=False) for value in values]
+    def broadcast(self, cohort: Cohort, *values: Tree | Cached) -> Any:  # as many as are passed
+        """Send server values to a cohort: the same to each client, and to each client once.
+
+        One value gives one :class:`Placed`, several give a tuple of them.
+        """
+        placed = [
+            Placed(cohort, self._send(cohort, value, as_rows=False), is_stacked=False)
+            for value in values
+        ]
         return placed[0] if len(placed) == 1 else tuple(placed)
 
     def scatter(self, cohort: Cohort, rows: Tree) -> Placed:
-        """Send the client in slot i the i-th row: to each client another value."""
+        """Send the client in slot i the i-th row."""
         sizes = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(rows)}
         if sizes != {len(cohort)}:
-            raise ValueError(f"{len(cohort)} clients need {len(cohort)} rows, got {sizes}.")
-        self._send(cohort, cohort.active, tree.nbytes(rows) // len(cohort))
-        return Placed(cohort, rows, is_stacked=True)
+            raise ValueError(
+                f"fed.scatter: {len(cohort)} clients need {len(cohort)} rows, got {sizes}."
+            )
+        return Placed(cohort, self._send(cohort, rows, as_rows=True), is_stacked=True)
 
     # ---- on the clients
 
     @abc.abstractmethod
-    def map(self, step: Step, *values: Placed, key: Key | None = None, **settings: Any) -> Placed:
+    def map(
+        self,
+        step: Step,
+        *values: Placed,
+        key: Key | None = None,
+        **settings: Any,  # of any type that a step takes
+    ) -> Placed:
         """Run ``step(client, *values, **settings)`` on every client of the values' cohort.
 
-        What is communicated is positional; settings are configuration that both sides know. A
-        step must not close over a server value: nobody would count it, and it could not travel.
+        What is communicated is positional; settings are configuration that both sides know. A step
+        must not close over a server value: it would not be counted, and could not be sent.
         """
 
     @abc.abstractmethod
@@ -144,43 +146,43 @@ class AbstractFederation(abc.ABC):
 
     @abc.abstractmethod
     def keep(self, memory: Memory, placed: Placed) -> Memory:
-        """The memory after the clients that take part have written their rows.
+        """The memory after the active clients have written their rows.
 
-        Nothing is sent and no exchange ends. Rows of clients outside the cohort, and of slots that
-        are switched off, stay as they were.
+        Nothing is sent and no exchange ends. Rows of clients outside the cohort, and of inactive
+        slots, stay as they were.
         """
 
     # ---- up
 
     def mean(self, placed: Placed) -> Tree:
         """The clients' mean, by their weights and by the run's aggregation rule."""
-        replies, cohort = self._replies(placed)
-        self._exchange(cohort, tree.nbytes(replies) // len(cohort))
+        replies, cohort = self._collect(_checked(placed), needs_all=False)
         return self.aggregate(_floating(replies), self.slot_weights(cohort))
 
     def weighted_mean(self, placed: Placed, weights: Placed) -> Tree:
         """The mean by weights that the clients send along."""
         if isinstance(self.aggregate, AbstractRobust):
             raise ValueError(
-                f"{type(self.aggregate).__name__} bears bad clients, and one that names its own "
-                "weight could outweigh all others. Use fed.mean, or a run without aggregate=."
+                "fed.weighted_mean cannot be used with a robust rule "
+                f"({type(self.aggregate).__name__}): a Byzantine client could report an arbitrarily "
+                "large weight. Use fed.mean, or a run without aggregate=."
             )
-        (replies, given), cohort = self._replies(_joined(placed, weights))
-        self._exchange(cohort, tree.nbytes((replies, given)) // len(cohort))
+        both = _joined(placed, weights)
+        (replies, given), cohort = self._collect(both, needs_all=False)
         given = jnp.where(cohort.active, given, jnp.zeros_like(given))
         return self.aggregate(_floating(replies), given / jnp.sum(given))
 
     def sum(self, placed: Placed) -> Tree:
-        """The plain sum over the clients that take part."""
-        replies, cohort = self._replies(placed)
-        self._exchange(cohort, tree.nbytes(replies) // len(cohort))
+        """The plain sum over the active clients; all of them must reply."""
+        replies, cohort = self._collect(_checked(placed), needs_all=True)
         return jax.tree.map(lambda r: jnp.tensordot(cohort.active.astype(r.dtype), r, 1), replies)
 
     def stack(self, placed: Placed) -> Tree:
-        """All replies, one row per slot; the row of a switched-off slot means nothing."""
-        replies, cohort = self._replies(placed)
-        self._exchange(cohort, tree.nbytes(replies) // len(cohort))
-        return replies
+        """All replies, one row per slot; all active clients must reply.
+
+        The row of an inactive slot has no meaning.
+        """
+        return self._collect(_checked(placed), needs_all=True)[0]
 
     # ---- down and up
 
@@ -214,15 +216,15 @@ class AbstractFederation(abc.ABC):
     @abc.abstractmethod
     def ask(
         self,
-        who: jax.Array,
+        who: Bool[Array, " clients"],
         step: Step,
         *values: Tree | Cached | PerClient,
         key: Key,
         settings: Settings = NO_SETTINGS,
     ) -> Tree:
-        """The mean, by their weights, of what the clients where ``who`` is true reply.
+        """The weighted mean of the replies of the clients where ``who`` is true.
 
-        One synchronous exchange, as broadcast, map and mean are, with a set whose size is not known
+        One synchronous exchange, like broadcast, map and mean, with a set whose size is not known
         beforehand: its cost grows with the set and not with the number of all clients. Of a
         :class:`PerClient` every client is sent its own row.
         """
@@ -230,69 +232,125 @@ class AbstractFederation(abc.ABC):
     # ---- loops
 
     @abc.abstractmethod
-    def repeat(self, n: Any, body: Callable[[Any, Tree], Tree], init: Tree) -> Tree:
-        """``body(i, value)`` n times over, starting from ``init``; n may be random."""
+    def repeat(
+        self, n: int | Int[Array, ""], body: Callable[[jax.Array, Tree], Tree], init: Tree
+    ) -> Tree:
+        """Apply ``value = body(i, value)`` n times, starting from ``init``; n may be random."""
 
-    def when(self, condition: Any, body: Callable[[Tree], Tree], value: Tree) -> Tree:
+    def when(
+        self, condition: bool | Bool[Array, ""], body: Callable[[Tree], Tree], value: Tree
+    ) -> Tree:
         """``body(value)`` if the condition holds, otherwise ``value``.
 
-        The condition may be traced. What the body would have sent is not billed if it does not run.
+        The condition may be traced. If the body does not run, nothing of it is billed.
         """
         return self.repeat(jnp.where(condition, 1, 0), lambda _, old: body(old), value)
 
-    # ---- for engines
+    # ---- what an engine implements besides
 
     @abc.abstractmethod
-    def _hold(self, shared: Cached, holders: jax.Array) -> None:
-        """Note who holds a shared value from the beginning."""
+    def _new_cohort(self, cohort: Cohort) -> None:
+        """Note a cohort that was drawn."""
 
     @abc.abstractmethod
-    def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
-        """Bill bytes going down to the given slots of a cohort."""
+    def _new_cached(self, cached: Cached, holders: Bool[Array, " clients"]) -> None:
+        """Note a cached value and the clients that hold it already."""
 
     @abc.abstractmethod
-    def _send_to_newcomers(self, cohort: Cohort, shared: Cached) -> None:
-        """Bill a shared value to the clients that do not hold it yet; now they do."""
+    def _send(self, cohort: Cohort, value: Tree | Cached, *, as_rows: bool) -> Tree:
+        """Bill a value going down, and return it as the clients have it.
+
+        Of ``as_rows`` each active slot is sent its own row; otherwise each active client is sent
+        the whole value once, and a cached value only if it does not hold it.
+        """
 
     @abc.abstractmethod
-    def _exchange(self, cohort: Cohort, nbytes: int) -> None:
-        """Bill one exchange in which every active client sends so many bytes."""
+    def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
+        """Bill one exchange; return the replies, one row per slot, and the cohort that replied.
 
-    def _sent(self, value: Tree | Cached) -> Tree:
-        """A value of the server as clients have it once it was sent."""
-        return value.value if isinstance(value, Cached) else value
+        Unless ``needs_all`` is set, slots that failed to reply may be inactive in that cohort.
+        """
 
-    def _replies(self, placed: Placed) -> tuple[Tree, Cohort]:
-        if not isinstance(placed, Placed):
-            raise TypeError(f"only a placed value can go up to the server, got {type(placed)}.")
-        if placed.is_stacked:
-            return placed.value, placed.cohort
-        n = len(placed.cohort)
-        same = jax.tree.map(lambda a: jnp.broadcast_to(a, (n, *jnp.shape(a))), placed.value)
-        return same, placed.cohort
+
+def ask_as_cohort(
+    fed: AbstractFederation,
+    who: Bool[Array, " clients"],
+    step: Step,
+    values: tuple[Tree | Cached | PerClient, ...],
+    key: Key,
+    settings: Settings,
+) -> Tree:
+    """``fed.ask`` in terms of the other words, for engines on which ``who`` is known."""
+    check_ask(fed.n_clients, plain_values(values), fed.aggregate)
+    ids = jnp.flatnonzero(who).astype(jnp.int32)
+    if not ids.size:
+        raise ValueError(f"{step_name(step)}: fed.ask of no client; there is no mean.")
+    cohort = Cohort(ids, jnp.ones(ids.shape, bool))
+    placed = [
+        fed.scatter(cohort, jax.tree.map(lambda a: a[ids], value.rows))
+        if isinstance(value, PerClient)
+        else fed.broadcast(cohort, value)
+        for value in values
+    ]
+    return fed.mean(fed.map(step, *placed, key=key, **settings))
 
 
 def common_cohort(step: Step, values: tuple[Placed, ...]) -> Cohort:
     """The cohort that all values are placed at, or an error."""
-    name = getattr(step, "__name__", repr(step))
+    name = step_name(step)
     if not values:
-        raise ValueError(f"{name}: map needs at least one placed value; broadcast something.")
+        raise ValueError(f"{name}: fed.map needs at least one placed value; broadcast something.")
     for value in values:
         if not isinstance(value, Placed):
             raise TypeError(
-                f"{name}: map takes placed values, got {type(value).__name__}. Broadcast it first, "
-                "or pass it by keyword if it is configuration that the clients know."
+                f"{name}: fed.map takes placed values, got {type(value).__name__}. Broadcast it "
+                "first, or pass it by keyword if it is configuration that the clients know."
             )
     if len({value.cohort.token for value in values}) > 1:
         raise ValueError(f"{name}: the values are placed at different cohorts.")
     return values[0].cohort
 
 
+def check_step(step: Step, settings: Settings) -> None:
+    """Raise unless a step is a module-level function and its settings hide no server value."""
+    name = getattr(step, "__qualname__", None)
+    if not inspect.isfunction(step) or name is None or "<locals>" in name or "<lambda>" in name:
+        raise ValueError(
+            f"a client step must be a module-level function, got {step!r}. Server and clients know "
+            "it by its name, and a closure could hide a server value that nobody counts."
+        )
+    for setting, value in settings.items():
+        if isinstance(value, eqx.Module) and not isinstance(value, Memory | PerClient):
+            continue  # a problem or an algorithm, which both sides have
+        if isinstance(value, Placed) or any(
+            getattr(leaf, "ndim", 0) for leaf in jax.tree.leaves(value)
+        ):
+            raise ValueError(
+                f"{name}: setting {setting!r} holds an array. Settings are configuration that both "
+                "sides know; send arrays with fed.broadcast so that they are counted."
+            )
+
+
+def step_name(step: Step) -> str:
+    """The name of a step, for messages."""
+    return getattr(step, "__name__", repr(step))
+
+
 @partial(jax.jit, static_argnums=3)
-def _shares(weights: jax.Array, ids: jax.Array, active: jax.Array, is_weighted: bool) -> jax.Array:
+def _slot_weights(
+    weights: jax.Array, ids: jax.Array, active: jax.Array, is_weighted: bool
+) -> jax.Array:
     own = jnp.ones(ids.shape) if is_weighted else weights[ids]
     own = jnp.where(active, own, 0.0)
     return own / jnp.sum(own)
+
+
+def _checked(placed: Placed) -> Placed:
+    if not isinstance(placed, Placed):
+        raise TypeError(
+            f"only a placed value can go up to the server, got {type(placed).__name__}."
+        )
+    return placed
 
 
 def _floating(replies: Tree) -> Tree:

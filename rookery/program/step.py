@@ -5,6 +5,8 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from rookery.types import Key, Sample, Tree
 
@@ -40,7 +42,26 @@ Settings = Mapping[str, Any]
 NO_SETTINGS: Settings = MappingProxyType({})
 
 
-def client_key(key: Key | None, id, occurrence) -> Key | None:
+def python_loop(n: int | jax.Array, body: Callable[[jax.Array, Tree], Tree], init: Tree) -> Tree:
+    """Apply ``value = body(i, value)`` n times, one operation after another.
+
+    >>> int(python_loop(3, lambda i, total: total + i, 0))
+    3
+    """
+    value = init
+    for i in range(int(n)):
+        value = body(jnp.asarray(i, jnp.int32), value)
+    return value
+
+
+def traced_loop(n: int | jax.Array, body: Callable[[jax.Array, Tree], Tree], init: Tree) -> Tree:
+    """The same as one operation of a compiled program; n may be traced."""
+    return lax.fori_loop(0, n, body, init)
+
+
+def client_key(
+    key: Key | None, id: int | jax.Array, occurrence: int | jax.Array | None
+) -> Key | None:
     """The key of one slot: a function of the client alone, never of the cohort's order."""
     if key is None:
         return None

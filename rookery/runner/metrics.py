@@ -10,7 +10,7 @@ from jax import lax
 
 from rookery.clients.local_client import LocalClient
 from rookery.clients.population import Population
-from rookery.program.federation import Step
+from rookery.program.step import Step, traced_loop
 from rookery.types import Key, Tree
 
 Metric = Callable[..., jax.Array]
@@ -119,7 +119,7 @@ class OnClients(AbstractEvaluation):
         metrics = {**self.scores, **self.losses}
 
         def of_client(id):
-            client = LocalClient(population, id, jax.random.fold_in(key, id), _loop)
+            client = LocalClient(population, id, jax.random.fold_in(key, id), traced_loop)
             own = solution if self.adapt is None else self.adapt(client, *solution)
             sample = client.draw(self.split, None, client.key)
 
@@ -160,10 +160,6 @@ def evaluate_all(evaluations, solutions, population, keys) -> dict[str, jax.Arra
         return numbers
 
     return lax.map(one, (solutions, keys))
-
-
-def _loop(n, body, init):
-    return lax.fori_loop(0, n, body, init)
 
 
 def _at_once(data: Tree) -> int:

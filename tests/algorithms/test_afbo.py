@@ -67,7 +67,7 @@ def test_a_naive_simulation_gives_the_same_trajectory_and_the_same_clock(name):
         (state.outer, algorithm.outer_staleness),
     ):
         if bound is not None:
-            assert int(jobs.diary.staleness[bound + 1 :].sum()) == 0 < int(jobs.diary.received)
+            assert int(jobs.trace.staleness[bound + 1 :].sum()) == 0 < int(jobs.trace.received)
 
 
 def test_without_delays_it_is_the_synchronous_algorithm_step_by_step():

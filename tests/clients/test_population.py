@@ -6,7 +6,7 @@ import pytest
 import rookery as rk
 from rookery.clients import local_client as client_module
 from rookery.clients.local_client import LocalClient
-from rookery.engines.traced import _loop
+from rookery.program.step import traced_loop
 
 
 def ragged():
@@ -36,7 +36,7 @@ def test_a_whole_client_is_averaged_exactly_however_small_the_blocks(monkeypatch
     data, parts, population = ragged()
 
     def mean(id):
-        client = LocalClient(population, id, jax.random.key(0), _loop)
+        client = LocalClient(population, id, jax.random.key(0), traced_loop)
         sample = client.draw("train", size, client.key)
         sample.charge(gradients=2, hessian_vectors=1)
         return sample.average(lambda rows, w: jnp.tensordot(w, rows["b"], 1)), client.work
@@ -52,7 +52,7 @@ def test_a_batch_is_drawn_from_the_clients_own_rows_and_a_small_client_gives_all
     _, _, population = ragged()
 
     def rows(id, key):
-        client = LocalClient(population, id, key, _loop)
+        client = LocalClient(population, id, key, traced_loop)
         sample = client.draw("train", 4, key)
         return sample.average(lambda rows, w: (rows["a"], w)), client
 
@@ -69,7 +69,7 @@ def test_a_batch_is_drawn_from_the_clients_own_rows_and_a_small_client_gives_all
 
 def test_two_evaluations_on_one_handle_see_the_same_rows():
     _, _, population = ragged()
-    client = LocalClient(population, 1, jax.random.key(0), _loop)
+    client = LocalClient(population, 1, jax.random.key(0), traced_loop)
     sample = client.draw("train", 3, client.key)
     first, second = (sample.average(lambda rows, w: rows["a"]) for _ in range(2))
     other = client.draw("train", 3, jax.random.key(9)).average(lambda rows, w: rows["a"])

@@ -12,7 +12,8 @@ from instances import INSTANCES
 
 import rookery as rk
 from rookery.engines.engine import Program
-from rookery.engines.traced import many_rounds, read_books
+from rookery.engines.round_costs import ledgers
+from rookery.engines.traced import many_rounds
 from rookery.experiment.registry import ALGORITHMS
 from rookery.program.algorithm import first_state
 from rookery.remote import Remote
@@ -140,14 +141,14 @@ def test_a_whole_run_maps_over_seeds_and_step_sizes():
         return many_rounds(ready, mine, None, 5, state, jax.random.key(seed), 0, 5)
 
     grid = jax.jit(jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None)))
-    states, books, _ = grid(rates, seeds)
+    states, costs, _ = grid(rates, seeds)
     for i, rate in enumerate(rates.tolist()):
         for j, seed in enumerate(seeds.tolist()):
             mine = eqx.tree_at(lambda a: a.outer_lr, algorithm, rate)
             want = advance(rk.Compiled(), ready, mine, state, jax.random.key(seed), 0, 5)
             np.testing.assert_allclose(states.x[i, j], want.state.x, rtol=1e-12)
-            ledgers = read_books(jax.tree.map(lambda a, i=i, j=j: a[i, j], books))
-            assert ledgers == want.ledgers
+            got = ledgers(jax.tree.map(lambda a, i=i, j=j: a[i, j], costs))
+            assert got == want.ledgers
 
 
 def test_neither_the_second_call_nor_another_step_size_compiles_again():

@@ -1,8 +1,5 @@
 """Selected clients are visited in order, each once, however many are selected."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,9 +18,8 @@ def test_every_selected_client_is_visited_once_in_order(n, width):
         )
         return seen.at[jnp.where(active, ids, n)].add(1, mode="drop"), order, turn + 1
 
-    fed: Any = SimpleNamespace(n_clients=n)  # all that the loop reads
     empty = (jnp.zeros(n, jnp.int32), jnp.full(n, -1, jnp.int32), jnp.int32(0))
-    run = jax.jit(lambda who: visit_some(fed, who, width, visit, empty))
+    run = jax.jit(lambda who: visit_some(who, width, visit, empty))
     draws = np.random.default_rng(n)
     for fraction in (0.0, 0.1, 0.5, 1.0):
         who = draws.random(n) < fraction

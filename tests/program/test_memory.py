@@ -24,7 +24,7 @@ def add_one(client, value):
 def is_free(fed):
     if isinstance(fed, EagerFederation):
         return fed.ledger == rk.program.Ledger()
-    return all(not np.any(book) for book in fed.books)
+    return all(not np.any(one) for one in fed.costs)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

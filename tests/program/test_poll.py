@@ -12,7 +12,7 @@ from rookery.engines import uint64
 from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
 from rookery.engines.traced import TracedFederation
-from rookery.program.async_trace import ROWS as DIARY_ROWS
+from rookery.program.async_trace import ROWS as TRACE_ROWS
 from rookery.program.async_trace import AsyncTrace
 from rookery.program.polling import PollRules
 
@@ -62,31 +62,31 @@ def test_the_diary_tells_who_worked_on_which_version_and_when():
     fed, now = federation(), jobs()
     for w in (1.0, 2.0, 3.0):
         now = poll(fed, now, w).jobs
-    diary = now.diary.as_dict()
-    assert diary["client"] == [0, 1, 0, 1, 2]
-    assert diary["began"] == [0, 0, 1, 1, 0]
-    assert diary["ended"] == diary["taken"] == [1, 1, 2, 2, 2.5]
-    assert (diary["version"], diary["used_in"]) == ([0, 0, 1, 1, 0], [0, 0, 1, 1, 2])
-    assert diary["received"] == 5
-    assert diary["staleness"][:4] == [4, 0, 1, 0]
-    assert diary["staleness"][4:] == [0] * 29
+    trace = now.trace.as_dict()
+    assert trace["client"] == [0, 1, 0, 1, 2]
+    assert trace["began"] == [0, 0, 1, 1, 0]
+    assert trace["ended"] == trace["taken"] == [1, 1, 2, 2, 2.5]
+    assert (trace["version"], trace["used_in"]) == ([0, 0, 1, 1, 0], [0, 0, 1, 1, 2])
+    assert trace["received"] == 5
+    assert trace["staleness"][:4] == [4, 0, 1, 0]
+    assert trace["staleness"][4:] == [0] * 29
 
 
 def test_a_result_that_had_to_wait_was_there_before_it_was_taken():
     fed = federation()
-    diary = poll(fed, jobs(), 1.0, wait_for=3).jobs.diary.as_dict()
-    assert (diary["ended"], diary["taken"]) == ([1, 1, 2.5], [2.5, 2.5, 2.5])
+    trace = poll(fed, jobs(), 1.0, wait_for=3).jobs.trace.as_dict()
+    assert (trace["ended"], trace["taken"]) == ([1, 1, 2.5], [2.5, 2.5, 2.5])
 
 
 def test_a_full_diary_goes_on_counting():
-    diary = AsyncTrace.empty()
-    for i in range(DIARY_ROWS + 3):
+    trace = AsyncTrace.empty()
+    for i in range(TRACE_ROWS + 3):
         job = dict.fromkeys(("began", "ended", "taken"), i)
-        diary = diary.add([i % 2 == 0, True], client=i, version=0, used_in=50, **job)
-    wanted = [i for i in range(DIARY_ROWS) for _ in range(1 + (i % 2 == 0))][:DIARY_ROWS]
-    assert diary.as_dict()["client"] == wanted
-    assert int(diary.received) == DIARY_ROWS + 3 + (DIARY_ROWS + 4) // 2
-    assert diary.staleness.tolist() == [0] * 32 + [int(diary.received)]
+        trace = trace.add([i % 2 == 0, True], client=i, version=0, used_in=50, **job)
+    wanted = [i for i in range(TRACE_ROWS) for _ in range(1 + (i % 2 == 0))][:TRACE_ROWS]
+    assert trace.as_dict()["client"] == wanted
+    assert int(trace.received) == TRACE_ROWS + 3 + (TRACE_ROWS + 4) // 2
+    assert trace.staleness.tolist() == [0] * 32 + [int(trace.received)]
 
 
 def test_only_idle_clients_are_sent_anything_and_only_arrivals_are_billed():
@@ -171,11 +171,11 @@ def test_errors_say_what_to_do():
         poll(fed, jobs(), 1.0, wait_for=4)
     with pytest.raises(ValueError, match="rows for 5 clients, and there are 3"):
         poll(fed, jobs(5), 1.0)
-    with pytest.raises(ValueError, match="these jobs are sent"):
+    with pytest.raises(ValueError, match="created for values"):
         poll(fed, jobs(), [1.0, 2.0])
-    with pytest.raises(ValueError, match="a job of these gives"):
+    with pytest.raises(ValueError, match="created for results"):
         poll(fed, replace(jobs(), results=jnp.zeros((3, 2))), 1.0)
-    with pytest.raises(TypeError, match="poll takes InFlight, got int"):
+    with pytest.raises(TypeError, match="InFlight, got int"):
         fed.poll(3, scaled, jnp.zeros(()), rules=PollRules(1), key=jax.random.key(0))  # type: ignore
     with pytest.raises(ValueError, match="module-level function"):
         fed.poll(
@@ -245,12 +245,12 @@ def test_both_engines_send_the_same_rows():
     @jax.jit
     def compiled():
         fed = TracedFederation(program, 0, None)
-        return polls(fed), fed.books
+        return polls(fed), fed.costs
 
-    got, books = compiled()
+    got, costs = compiled()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-12, 1e-12), got, polls(eager))
-    assert uint64.read(books.bytes_down) == eager.ledger.bytes_down
-    assert float(books.seconds) == pytest.approx(eager.now, rel=1e-12)
+    assert uint64.read(costs.bytes_down) == eager.ledger.bytes_down
+    assert float(costs.seconds) == pytest.approx(eager.now, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -260,9 +260,9 @@ def test_both_engines_send_the_same_rows():
         (rk.program.PerClient.of({"first": 0.0}), "a PerClient needs 3 rows"),
         (
             rk.program.PerClient({"first": jnp.zeros(3), "second": jnp.zeros((3, 4))}),
-            "these jobs are sent",
+            "created for values",
         ),
-        (own_rows().rows, "these jobs are sent"),
+        (own_rows().rows, "created for values"),
     ],
 )
 def test_rows_of_a_wrong_shape_are_refused(rows, words):

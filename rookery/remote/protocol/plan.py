@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from rookery.clients.local_client import LocalClient
 from rookery.clients.population import Population
-from rookery.program.step import Step
+from rookery.program.step import Step, traced_loop
 from rookery.remote.protocol import wire
 from rookery.runner.describe import describe
 from rookery.types import Tree
@@ -106,7 +105,7 @@ class Call:
         leaves = [next(sent) if isinstance(s, TracedSetting) else s for s in self.settings]
         settings = jax.tree.unflatten(self.structure, leaves)
         arguments = jax.tree.unflatten(jax.tree.structure(self.arguments), values)
-        client = LocalClient(population, inputs.id, key, loop)
+        client = LocalClient(population, inputs.id, key, traced_loop)
         reply = self.step(client, *arguments, **settings)
         work = jnp.stack([jnp.asarray(w).astype(jnp.uint32) for w in client.work])
         return [wire.unwrapped(jnp.asarray(leaf)) for leaf in jax.tree.leaves(reply)], work
@@ -234,8 +233,3 @@ def _fits(want: Any, leaf: Any) -> bool:
 
 def _described(call: Call) -> Any:
     return describe(jax.tree.unflatten(call.structure, call.settings))
-
-
-def loop(n, body, init):
-    """A loop of a step on a client."""
-    return lax.fori_loop(0, n, body, init)

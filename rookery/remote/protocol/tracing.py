@@ -16,8 +16,6 @@ from jax.core import Tracer
 
 from rookery.clients.local_client import LocalClient
 from rookery.clients.population import Population
-from rookery.engines.eager import check_step
-from rookery.engines.eager_poll import plain_values
 from rookery.program.aggregate import Mean
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import (
@@ -27,6 +25,7 @@ from rookery.program.federation import (
     Placed,
     Settings,
     Step,
+    check_step,
     client_key,
     common_cohort,
 )
@@ -39,14 +38,15 @@ from rookery.program.polling import (
     check_ask,
     check_poll,
     check_result,
+    plain_values,
     received,
 )
+from rookery.program.step import traced_loop
 from rookery.remote.protocol.plan import (
     Call,
     Plan,
     TracedSetting,
     is_same,
-    loop,
     step_name,
     struct_of,
 )
@@ -104,7 +104,7 @@ class _TracingFederation(AbstractFederation):
 
     def keep(self, memory: Memory, placed: Placed) -> Memory:
         """The memory as it was; only shapes matter."""
-        rows, cohort = self._replies(placed)
+        rows, cohort = placed.rows(), placed.cohort
         check_recall(cohort, memory, self.n_clients)
         check_keep(memory, rows)
         return memory
@@ -145,22 +145,22 @@ class _TracingFederation(AbstractFederation):
         check_ask(self.n_clients, plain, self.aggregate)
         return self._trace(step, received(plain, 0), key, dict(settings))
 
-    def _hold(self, shared: Cached, holders: jax.Array) -> None:
+    def _new_cohort(self, cohort: Cohort) -> None:
         pass
 
-    def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
+    def _new_cached(self, cached: Cached, holders: jax.Array) -> None:
         pass
 
-    def _send_to_newcomers(self, cohort: Cohort, shared: Cached) -> None:
-        pass
+    def _send(self, cohort: Cohort, value: Tree | Cached, *, as_rows: bool) -> Tree:
+        return value.value if isinstance(value, Cached) else value
 
-    def _exchange(self, cohort: Cohort, nbytes: int) -> None:
-        pass
+    def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
+        return placed.rows(), placed.cohort
 
     def _trace(self, step: Step, arguments: tuple, key: Key | None, settings: dict) -> Tree:
         """The reply of one client; the call is noted."""
         check_step(step, settings)
-        client = LocalClient(self._population, jnp.int32(0), client_key(key, 0, None), loop)
+        client = LocalClient(self._population, jnp.int32(0), client_key(key, 0, None), traced_loop)
         reply = step(client, *arguments, **settings)
         self._note(step, arguments, reply, settings, key is not None)
         return reply

@@ -6,6 +6,7 @@ and one up, however many steps lie between.
 """
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.engines.eager_poll import plain_values
+from rookery import tree
 from rookery.engines.engine import Program
+from rookery.program.accounting import CostMeter
 from rookery.program.aggregate import AbstractRobust
 from rookery.program.federation import (
     NO_SETTINGS,
@@ -22,14 +24,15 @@ from rookery.program.federation import (
     Cached,
     Placed,
     Step,
+    ask_as_cohort,
     common_cohort,
 )
-from rookery.program.memory import Memory, PerClient, check_recall
+from rookery.program.memory import Memory, check_recall
 from rookery.program.participation import Cohort
-from rookery.program.polling import PollResult, check_ask
+from rookery.program.polling import PollResult
+from rookery.program.step import python_loop
 from rookery.remote.protocol import wire
 from rookery.remote.protocol.plan import Plan, spec
-from rookery.remote.server.bills import Bills
 from rookery.remote.server.message_builder import Holdings, MessageBuilder
 from rookery.remote.server.polling import poll
 from rookery.remote.server.remote_values import (
@@ -62,18 +65,12 @@ class RemoteFederation(AbstractFederation):
         super().__init__(program.population.n_clients, weights, round, program.aggregate)
         self.clock = program.clock
         self.in_real_time = in_real_time
-        self.bills = Bills(program.clock, round, in_real_time)
+        began = time.monotonic()
+        timer = (lambda: time.monotonic() - began) if in_real_time else None
+        self.bills = CostMeter(program.clock, round, timer)
         self.session, self.plan, self.holdings = session, plan, holdings
         self._shared: dict[int, Tree] = {}
         self._copies: dict[int, tuple[Memory, Copied]] = {}
-        self._needs_all = False
-
-    # ---- down
-
-    def scatter(self, cohort: Cohort, rows: Tree) -> Placed:
-        """Bill the rows; they travel when they are first needed."""
-        super().scatter(cohort, rows)
-        return Placed(cohort, self.sent(rows, len(cohort)), is_stacked=True)
 
     # ---- on the clients
 
@@ -116,24 +113,11 @@ class RemoteFederation(AbstractFederation):
         source = Recalled(before.memory, changed)
         return Memory(handles_of(source, memory.rows), memory.n_clients)
 
-    # ---- up
-
-    def sum(self, placed: Placed) -> Tree:
-        """The plain sum; all must answer, as a part of a sum is another number."""
-        return self._from_all(super().sum, placed)
-
-    def stack(self, placed: Placed) -> Tree:
-        """All replies; all must answer, as nobody could tell which rows are missing."""
-        return self._from_all(super().stack, placed)
-
     # ---- loops
 
     def repeat(self, n: Any, body: Callable[[Any, Tree], Tree], init: Tree) -> Tree:
         """A Python loop."""
-        value = init
-        for i in range(int(n)):
-            value = body(jnp.asarray(i, jnp.int32), value)
-        return value
+        return python_loop(n, body, init)
 
     # ---- down and up
 
@@ -143,32 +127,17 @@ class RemoteFederation(AbstractFederation):
 
     def ask(self, who, step, *values, key, settings=NO_SETTINGS) -> Tree:
         """An exchange with a cohort of those asked."""
-        check_ask(self.n_clients, plain_values(values), self.aggregate)
-        ids = np.flatnonzero(np.asarray(who))
-        if not ids.size:
-            raise ValueError(f"{step.__name__}: nobody is asked, so there is no mean.")
-        cohort = Cohort(jnp.asarray(ids, jnp.int32), jnp.ones(ids.size, bool))
-        placed = [
-            self.scatter(cohort, jax.tree.map(lambda a: a[ids], value.rows))
-            if isinstance(value, PerClient)
-            else self.broadcast(cohort, value)
-            for value in values
-        ]
-        return self.mean(self.map(step, *placed, key=key, **settings))
+        return ask_as_cohort(self, who, step, values, key, settings)
 
     # ---- for engines
 
-    def _from_all(self, word: Callable[[Placed], Tree], placed: Placed) -> Tree:
-        self._needs_all = True
-        try:
-            return word(placed)
-        finally:
-            self._needs_all = False
+    def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
+        replies, cohort = self._replies(placed, needs_all)
+        self.bills.end_exchange(self.kind, cohort, tree.nbytes(replies) // len(cohort))
+        return replies, cohort
 
-    def _replies(self, placed: Placed) -> tuple[Tree, Cohort]:
+    def _replies(self, placed: Placed, needs_all: bool) -> tuple[Tree, Cohort]:
         """Request the cohort; slots that have not answered are switched off in what comes back."""
-        if not isinstance(placed, Placed):
-            raise TypeError(f"only a placed value can go up to the server, got {type(placed)}.")
         cohort = placed.cohort
         handles, structure = jax.tree.flatten(placed.value)
         sent = [h.source for h in handles if isinstance(h.source, Sent)]
@@ -194,7 +163,7 @@ class RemoteFederation(AbstractFederation):
         replies = self.session.ask(
             name_of(handles),
             asks,
-            needs_all=self._needs_all,
+            needs_all=needs_all,
             fewest=rule.fewest if isinstance(rule, AbstractRobust) else 1,
         )
         for handle in handles:
@@ -218,9 +187,6 @@ class RemoteFederation(AbstractFederation):
         if value.token not in self._shared:
             self._shared[value.token] = self.sent(value.value)
         return self._shared[value.token]
-
-    def _sent(self, value: Tree | Cached) -> Tree:
-        return self.handles(value)  # they travel when they are first needed
 
     def sent(self, value: Tree, slots: int | None = None, is_billed: bool = True) -> Tree:
         """Handles of a value that will be sent: the same to all, or a row to each of some slots."""
@@ -250,17 +216,15 @@ class RemoteFederation(AbstractFederation):
             self._copies[id(memory)] = memory, Copied(rows, sent)
         return self._copies[id(memory)][1]
 
-    def _hold(self, shared: Cached, holders: jax.Array) -> None:
-        self.bills.hold(shared, set(np.flatnonzero(np.asarray(holders)).tolist()))
+    def _new_cohort(self, cohort: Cohort) -> None:
+        """Nothing: the meter counts from a cohort's first message on."""
 
-    def _send(self, cohort: Cohort, slots: jax.Array, nbytes: int) -> None:
-        self.bills.send(cohort, np.asarray(slots), nbytes)
+    def _new_cached(self, cached: Cached, holders: jax.Array) -> None:
+        self.bills.cache(cached, np.flatnonzero(np.asarray(holders)).tolist())
 
-    def _send_to_newcomers(self, cohort: Cohort, shared: Cached) -> None:
-        self.bills.send_to_newcomers(cohort, shared)
-
-    def _exchange(self, cohort: Cohort, nbytes: int) -> None:
-        self.bills.exchange(self.kind, cohort, nbytes)
+    def _send(self, cohort: Cohort, value: Tree | Cached, *, as_rows: bool) -> Tree:
+        self.bills.send(cohort, value, as_rows=as_rows)
+        return self.sent(value, len(cohort)) if as_rows else self.handles(value)
 
 
 def _active(cohort: Cohort) -> list[tuple[int, int]]:

@@ -17,10 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery import tree
-from rookery.engines.eager_poll import Timetable, begun, delivered, plain_values, timetable
 from rookery.program.federation import Cached, Settings, Step
 from rookery.program.memory import PerClient
-from rookery.program.polling import InFlight, PollResult, PollRules, check_poll, received
+from rookery.program.polling import (
+    InFlight,
+    PollResult,
+    PollRules,
+    Timetable,
+    begun,
+    check_poll,
+    delivered,
+    plain_values,
+    received,
+    timetable,
+)
 from rookery.remote.protocol import wire
 from rookery.remote.protocol.plan import Call, spec
 from rookery.remote.server.message_builder import Holdings, MessageBuilder
@@ -90,7 +100,7 @@ def poll(
     nbytes_up = tree.nbytes(jobs.results) // fed.n_clients
 
     def nbytes(client: int) -> int:
-        return bills.to_send(client, values) + nbytes_up
+        return bills.unsent(client, values) + nbytes_up
 
     if fed.in_real_time:
         table = _from_now_on(jobs, bills.now)
@@ -113,7 +123,7 @@ def poll(
         bills.work(*reply.work)
     for client in (*replies, *missing):
         del fed.holdings.errands[_identity(call, jobs, client)]
-    bills.replied(len(replies), nbytes_up, table.now)
+    bills.end_poll(len(replies), nbytes_up, table.now)
     structure = jax.tree.structure(call.reply)
     results = {
         client: jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in reply.leaves])

@@ -1,0 +1,51 @@
+"""Values that are not the server's alone: placed on a cohort, or cached by clients."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+
+from rookery.program.participation import Cohort
+from rookery.types import Tree
+
+_tokens = itertools.count()
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """One value per client of a cohort: the same for all, or stacked along the first axis.
+
+    ``fed.broadcast``, ``fed.scatter``, ``fed.map`` and ``fed.recall`` make it.
+    """
+
+    cohort: Cohort
+    value: Tree
+    is_stacked: bool = field(metadata={"static": True})
+
+    def __iter__(self) -> Iterator["Placed"]:
+        """The parts of a placed tuple."""
+        if not isinstance(self.value, tuple):
+            raise TypeError("only a placed tuple can be unpacked")
+        return iter(Placed(self.cohort, part, self.is_stacked) for part in self.value)
+
+    def rows(self) -> Tree:
+        """The values of all slots, stacked along the first axis."""
+        if self.is_stacked:
+            return self.value
+        n = len(self.cohort)
+        return jax.tree.map(lambda a: jnp.broadcast_to(a, (n, *jnp.shape(a))), self.value)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Cached:
+    """A server value that a client keeps once it has it: it is sent to newcomers only.
+
+    ``fed.cache`` makes it.
+    """
+
+    value: Tree
+    token: int = field(metadata={"static": True}, default_factory=lambda: next(_tokens))
