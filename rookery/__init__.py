@@ -77,5 +77,6 @@ from rookery.runner.run_state import Result as Result
 from rookery.runner.run_state import Run as Run
 from rookery.runner.sweep import run as run
 from rookery.runner.sweep import sweep as sweep
+from rookery.runner.tune import tune as tune
 
 __version__ = _version("rookery")

@@ -1,7 +1,7 @@
 """Evaluations: what is measured between rounds. They cost nothing: no ledger counts them."""
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import equinox as eqx
 import jax
@@ -141,6 +141,14 @@ class OnClients(AbstractEvaluation):
             if self.per_client:
                 out[f"{self.label}{name}/each"] = values
         return out
+
+
+def metric_names(
+    evaluations: Sequence[AbstractEvaluation], solution: tuple[Tree, ...], population: Population
+) -> list[str]:
+    """The names of the numbers that evaluations measure, without computing them."""
+    arguments = (solution, population, jax.random.key(0))
+    return [name for e in evaluations for name in eqx.filter_eval_shape(e, *arguments)]
 
 
 @eqx.filter_jit

@@ -1,3 +1,5 @@
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,3 +68,31 @@ def test_two_evaluations_of_one_name_are_refused():
     with pytest.raises(ValueError, match="two evaluations give"):
         rk.run(rk.FedNest(outer_lr=0.1, inner_lr=0.1), zoo.problem, rk.Population.stacked(zoo.data), zoo.start,
                rounds=1, evaluate=[same, same])  # fmt: skip
+
+
+def test_every_client_s_value_is_kept_by_name_and_survives_a_resume(tmp_path):
+    zoo = rk.zoo.quadratic_bilevel(n_clients=3)
+    population = rk.Population.stacked(zoo.data, names=["Lund", "Oslo", "Bergen"])
+
+    def error(x, y, row):
+        return zoo.problem.outer(x, y, row)
+
+    evaluation = rk.metrics.OnClients(losses={"error": error}, split="train", per_client=True)
+
+    def go(rounds, directory=None):
+        return rk.run(
+            rk.FedNest(outer_lr=0.05, inner_lr=0.1), zoo.problem, population, zoo.start,
+            rounds=rounds, evaluate=[evaluation], evaluate_every=2, directory=directory,
+        )  # fmt: skip
+
+    whole = go(6)
+    last = whole.per_client.last("error/each")
+    assert set(last) == {"Lund", "Oslo", "Bergen"}
+    assert max(last.values()) == pytest.approx(whole.history.last("error/worst"), rel=1e-12)
+    assert whole.per_client.of("error/each", "Oslo")[0] == [0, 2, 4, 6]
+    assert not any("each" in name for name in whole.history.names)
+    go(3, tmp_path)
+    resumed = go(6, tmp_path)
+    assert resumed.per_client.rows == whole.per_client.rows
+    lines = (tmp_path / "per_client.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == whole.per_client.rows

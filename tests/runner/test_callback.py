@@ -1,0 +1,82 @@
+"""What a callback sees, and how it ends a run."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import rookery as rk
+
+ZOO = rk.zoo.quadratic_bilevel(n_clients=4)
+POPULATION = rk.Population.stacked(ZOO.data)
+ALGORITHM = rk.FedNest(
+    outer_lr=0.05, inner_lr=0.1, ihgp=rk.parts.FedIHGP(terms=3, lipschitz=5.0), clients=2
+)
+
+
+def size(x, y):
+    return {"size": (x @ x) ** 0.5}
+
+
+def go(rounds=6, **kwargs):
+    settings = {"evaluate": [rk.metrics.OfSolution(size)], "evaluate_every": 3, **kwargs}
+    return rk.run(ALGORITHM, ZOO.problem, POPULATION, ZOO.start, rounds=rounds, **settings)
+
+
+def test_the_state_and_the_costs_of_every_round():
+    seen = []
+    result = go(callback=seen.append, callback_every=1)
+    assert [s.round for s in seen] == [1, 2, 3, 4, 5, 6]
+    exchanges = [s.ledger.exchanges for s in seen]
+    assert exchanges == sorted(set(exchanges)) and exchanges[-1] == result.ledger.exchanges
+    assert all(s.run.algorithm is ALGORITHM and s.cohorts is None for s in seen)
+    for s in seen:  # each is the state of a run of that length
+        short = go(rounds=s.round)
+        for a, b in zip(*map(jax.tree.leaves, (s.state, short.state)), strict=True):
+            np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(s.solution[0], short.solution[0])
+
+
+def test_without_a_period_it_is_called_at_the_evaluations():
+    seen = []
+    go(rounds=7, callback=lambda s: seen.append((s.round, len(s.history))))
+    assert seen == [(3, 2), (6, 3), (7, 4)]
+
+
+def test_true_stops_the_run_and_the_same_call_resumes_it_bit_for_bit(tmp_path):
+    whole = go(rounds=9)
+    stopped = go(rounds=9, directory=tmp_path, callback=lambda s: s.round == 4, callback_every=2)
+    assert (stopped.status, stopped.rounds) == ("stopped", 4)
+    assert stopped.history["round"].tolist() == [0, 3, 4]
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "stopped"
+    resumed = go(rounds=9, directory=tmp_path)
+    assert resumed.status == "finished"
+    assert resumed.history.rows == whole.history.rows
+    np.testing.assert_array_equal(resumed.solution[0], whole.solution[0])
+
+
+def test_one_run_of_a_sweep_is_stopped_alone():
+    runs = [rk.Run(ALGORITHM, ZOO.start, seed) for seed in (0, 1)]
+    results = rk.sweep(
+        runs, ZOO.problem, POPULATION, rounds=6, callback=lambda s: s.run.seed == 1,
+        callback_every=2,
+    )  # fmt: skip
+    assert [(r.status, r.rounds) for r in results] == [("finished", 6), ("stopped", 2)]
+
+
+def test_the_eager_engine_tells_the_cohort_of_every_exchange():
+    seen = []
+    go(rounds=2, engine=rk.Eager(), callback=seen.append, callback_every=1)
+    before = 0
+    for s in seen:
+        assert len(s.cohorts) == s.ledger.exchanges - before
+        assert all(len(set(c)) == 2 and set(c) <= {0, 1, 2, 3} for c in s.cohorts)
+        before = s.ledger.exchanges
+    assert seen[0].cohorts != seen[1].cohorts
+
+
+@pytest.mark.parametrize("name", ["run", "sweep", "tune"])
+def test_a_misspelt_keyword_names_the_function_that_was_called(name):
+    with pytest.raises(TypeError, match=rf"^{name}\(\) .*'evalute'"):
+        getattr(rk, name)(ALGORITHM, ZOO.problem, POPULATION, ZOO.start, rounds=1, evalute=[])
