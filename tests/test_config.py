@@ -1,5 +1,7 @@
 """Experiment files: what they build and how they fail."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -7,7 +9,11 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.clients import datasets
 from rookery.experiment import config
+from rookery.experiment.task_loader import TaskLoader
+from rookery.experiment.tuning_file import write_choices
+from rookery.runner.tune import Trial, Tuning
 
 BASE = """
 [data]
@@ -62,7 +68,7 @@ def test_a_file_builds_the_objects_of_the_python_api(tmp_path):
         clients=rk.participation.WithReplacement(4),
     )
     assert curve.clock == rk.delays.Clock(rk.delays.Stragglers(rk.delays.LogNormalDelay(0.1), (1,)))
-    task = curve.task()
+    task = TaskLoader().load(curve)
     assert task.population.n_clients == 5
     assert int(task.population.counts.sum()) == 1437 - 100
     evaluations: Any = task.evaluate
@@ -89,7 +95,7 @@ algorithm = { ihgp = { terms = 9 } }
     )  # another name: nothing of the old table stays
     assert iid.tables["partition"] == {"name": "iid", "clients": 5}
     assert longer.ihgp == rk.parts.FedIHGP(terms=9, lipschitz=rk.parts.PowerIteration(every=3))
-    assert total.needs() == fast.needs() != iid.needs()
+    assert total.task_key == fast.task_key != iid.task_key
 
 
 def test_overrides_reach_every_curve_and_the_run(tmp_path):
@@ -109,7 +115,7 @@ def test_overrides_reach_every_curve_and_the_run(tmp_path):
         ("[task]", "[taks]", "unknown table 'taks'. Did you mean 'task'"),
         ('"FedNest"', '"FedNets"', "unknown algorithm 'FedNets'. Did you mean 'FedNest'"),
         ('"FedIHGP"', '"FedIHPG"', "unknown algorithm.ihgp 'FedIHPG'. Did you mean 'FedIHGP'"),
-        ('"digits"', '"digit"', "unknown data set 'digit'. Did you mean 'digits'"),
+        ('"digits"', '"digit"', "unknown data 'digit'. Did you mean 'digits'"),
         ('"shards"', '"shard"', "unknown partition 'shard'. Did you mean 'shards'"),
         ("rounds = 3", "rounds = 3\nsedes = [1]", r"unknown key in \[run\] 'sedes'. Did you mean"),
         ("rounds = 3", "", r"\[run\] needs the key rounds"),
@@ -144,7 +150,7 @@ def test_missing_files_and_bad_overrides(tmp_path):
 def test_a_dry_run_has_the_sizes_of_the_real_one(tmp_path, name):
     task = BASE.replace('name = "hyper_representation"\nhidden = 8', f'name = "{name}"')
     (curve,) = config.load(write(tmp_path, task)).curves
-    real, blank = curve.task(), curve.task(is_blank=True)
+    real, blank = TaskLoader().load(curve), TaskLoader(is_blank=True).load(curve)
     for a, b in zip(jax.tree.leaves(real.start(0)), jax.tree.leaves(blank.start(0)), strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
     for a, b in zip(real.population.counts, blank.population.counts, strict=True):
@@ -154,8 +160,8 @@ def test_a_dry_run_has_the_sizes_of_the_real_one(tmp_path, name):
 
 def test_a_curve_is_tuned_over_what_it_has():
     declared = {"grid": {"a.lr": [1, 2], "b.lr": [3, 4]}, "without": {"plain": ["a.lr"]}}
-    assert config.tuning_grid(declared, "plain") == [{"b.lr": 3}, {"b.lr": 4}]
-    assert len(config.tuning_grid(declared, "other")) == 4
+    assert config.tuning_grid(declared, "plain") == {"b.lr": [3, 4]}
+    assert config.tuning_grid(declared, "other") == declared["grid"]
 
 
 @pytest.mark.parametrize(
@@ -171,3 +177,155 @@ def test_without_names_curves_and_keys_of_the_grid(without, message):
     }
     with pytest.raises(ValueError, match=message):
         config.build(tables)
+
+
+def test_every_committed_choice_belongs_to_its_experiment():
+    """Renaming a setting changes what a choice was made for: then its file must be renamed too."""
+    files = sorted((Path(__file__).parent.parent / "experiments").glob("*/*.toml"))
+    tuned = [one for one in (config.load(path, (), "required") for path in files) if one.tune]
+    assert len(files) > 30 and len(tuned) > 15
+    for experiment in tuned:
+        for curve in experiment.curves:
+            for key, value in experiment.choices[curve.label].items():
+                table = curve.tables
+                for part in key.split("."):
+                    table = table[part]
+                assert table == value
+
+
+def test_an_override_goes_over_a_choice(tmp_path):
+    path = write(tmp_path, BASE + TUNE)
+    tuning = Tuning({"algorithm.outer_lr": [0.3, 0.4], "algorithm.inner_lr": [0.6]}, "accuracy", "max", [
+        Trial({"algorithm.outer_lr": 0.3, "algorithm.inner_lr": 0.6}, [1.0])
+    ])  # fmt: skip
+    plain = config.load(path)
+    write_choices(path, plain.tune or {}, plain.digest, {"FedNest": tuning})
+    chosen, changed = (
+        config.load(path, overrides, "required") for overrides in ([], ["algorithm.inner_lr=0.9"])
+    )
+    assert [(a.outer_lr, a.inner_lr) for a in algorithms(chosen)] == [(0.3, 0.6)]
+    assert [(a.outer_lr, a.inner_lr) for a in algorithms(changed)] == [(0.3, 0.9)]
+    assert changed.choices == {"FedNest": {"algorithm.outer_lr": 0.3}}
+
+
+TUNE = """
+[tune]
+metric = "accuracy"
+goal = "max"
+[tune.grid]
+"algorithm.outer_lr" = [0.3, 0.4]
+"algorithm.inner_lr" = [0.6]
+"""
+
+
+def test_curves_share_their_data_and_their_task(tmp_path, monkeypatch):
+    text = (
+        BASE
+        + """
+[curves.a]
+[curves.slow]
+clock = { delay = { name = "ConstantDelay", value = 1.0 } }
+[curves.iid]
+partition = { name = "iid", clients = 5 }
+"""
+    )
+    reads, load = [], datasets.load
+    monkeypatch.setattr(datasets, "load", lambda *a, **k: (reads.append(a), load(*a, **k))[1])
+    loader = TaskLoader()
+    a, slow, iid = (loader.load(curve) for curve in config.load(write(tmp_path, text)).curves)
+    assert a is slow and a is not iid
+    assert len(reads) == 1
+
+
+OWN = '''
+import numpy as np
+import rookery as rk
+from rookery.clients.dataset import Dataset
+from rookery.tasks.task import Task
+
+def Half(*, lr):
+    """FedAvg with half the step."""
+    return rk.FedAvg(lr=lr / 2)
+
+def tiny_quadratic(size: int = 2):
+    """Quadratic losses."""
+    zoo = rk.zoo.quadratic_losses(n_clients=3, size=size, rows=1, dtype=np.float32)
+    return Task(zoo.problem, rk.Population.stacked(zoo.data), lambda seed: zoo.start, ())
+
+def noise(rows: int = 60):
+    """Random rows."""
+    rng = np.random.default_rng(0)
+    def some(n):
+        return {"inputs": rng.normal(size=(n, 4)).astype(np.float32),
+                "labels": (np.arange(n) % 3).astype(np.int32)}
+    return Dataset("noise", some(rows), some(9), ())
+
+SIZE = 3
+'''
+
+
+def own_tables(module):
+    return {
+        "task": {"name": f"{module}:tiny_quadratic", "size": 3},
+        "algorithm": {"name": f"{module}:Half", "lr": 0.2},
+        "run": {"rounds": 2},
+    }
+
+
+def test_names_of_the_users_own_modules(tmp_path):
+    (tmp_path / "own_module_1.py").write_text(OWN)
+    (curve,) = config.build(own_tables("own_module_1"), path=tmp_path / "config.toml").curves
+    assert curve.algorithm == rk.FedAvg(lr=0.1)
+    assert TaskLoader().load(curve).start(0)[0].shape == (3,)
+    assert str(tmp_path) not in sys.path
+
+
+def test_a_data_set_of_the_users_own(tmp_path):
+    (tmp_path / "own_module_2.py").write_text(OWN)
+    text = BASE.replace('name = "digits"', 'name = "own_module_2:noise"\nrows = 300')
+    (curve,) = config.load(write(tmp_path, text)).curves
+    assert int(TaskLoader().load(curve).population.counts.sum()) == 200
+    with pytest.raises(ValueError, match=r"key in \[data\] 'row'. Did you mean 'rows'"):
+        config.load(write(tmp_path, text.replace("rows = 300", "row = 300")))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("nothing_there:Half", ValueError, "there is no module 'nothing_there'"),
+        ("own_module_3:Haf", ValueError, "'Haf'. Did you mean 'Half'"),
+        ("own_module_3:SIZE", ValueError, "SIZE"),
+    ],
+)
+def test_mistakes_in_the_users_own_names(tmp_path, monkeypatch, name, error, message):
+    monkeypatch.delitem(sys.modules, "own_module_3", raising=False)
+    (tmp_path / "own_module_3.py").write_text(OWN)
+    tables = {**own_tables("own_module_3"), "algorithm": {"name": name, "lr": 0.2}}
+    with pytest.raises(error, match=message):
+        config.build(tables, path=tmp_path / "config.toml")
+
+
+def test_two_modules_of_one_name_are_told_apart(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own_module_4.py").write_text(OWN)
+    config.build(own_tables("own_module_4"), path=tmp_path / "a" / "config.toml")
+    with pytest.raises(ValueError, match="own_module_4' beside the experiment file is hidden by"):
+        config.build(own_tables("own_module_4"), path=tmp_path / "b" / "config.toml")
+
+
+def test_entry_points_of_installed_packages(tmp_path, monkeypatch):
+    (tmp_path / "own_module_5.py").write_text(OWN)
+    info = tmp_path / "own-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[rookery.algorithms]\nhalf = own_module_5:Half\n"
+        "[rookery.tasks]\ntiny = own_module_5:tiny_quadratic\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tables = {**own_tables(""), "task": {"name": "tiny"}, "algorithm": {"name": "half", "lr": 1.0}}
+    (curve,) = config.build(tables).curves
+    assert curve.algorithm == rk.FedAvg(lr=0.5)
+    with pytest.raises(ValueError, match=r"'haf'. Did you mean 'half'"):
+        config.build({**tables, "algorithm": {"name": "haf", "lr": 1.0}})

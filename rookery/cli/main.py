@@ -1,12 +1,14 @@
 """The ``rookery`` command."""
 
+import fnmatch
 import importlib.resources
 import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,26 +19,30 @@ from rich.table import Table
 from rookery.cli import flare
 from rookery.clients import datasets
 from rookery.experiment import config, execution, registry
+from rookery.experiment.costs import trace_costs
+from rookery.experiment.task_loader import TaskLoader
+from rookery.experiment.tuning_file import tuning_path, write_choices
 from rookery.remote.study import JobFailed
 from rookery.report.comparison import Comparison, joined
 from rookery.report.read import read_plot_settings, read_runs
 from rookery.report.write import PlotSettings, print_tables, write_only_page, write_report
+from rookery.runner.tune import Tuning
 
 app = tyro.extras.SubcommandApp()
 Overrides = Annotated[
     tuple[tuple[str, ...], ...],
     tyro.conf.arg(name="set", metavar="TABLE.KEY=VALUE"),
-    tyro.conf.UseAppendAction,  # said twice, all of it counts
+    tyro.conf.UseAppendAction,  # may be repeated; values accumulate
 ]
 
 
 @app.command(name="demo")
 def demo(out: Path = Path("runs/demo"), rounds: int = 150, data: Path | None = None) -> None:
-    """Compare three settings of FedNest on 5,000 real digits of 20 clients. About a minute.
+    """Compare three settings of FedNest on 5,000 real digits and 20 clients. About a minute.
 
     Args:
-        out: where the runs, the picture and the page are written.
-        rounds: how many rounds every setting runs.
+        out: folder for the runs, the figure and the page.
+        rounds: number of rounds of every run.
         data: folder with data files; the digits come with the installed packages.
     """
     file = Path(str(importlib.resources.files("rookery") / "demo.toml"))
@@ -55,16 +61,19 @@ def run(
 ) -> None:
     """Run an experiment: every curve of a TOML file with every seed, then the report.
 
-    An interrupted experiment goes on where it stopped when the same command is given again.
+    The same command resumes an interrupted experiment. A file with a table [tune] needs
+    "rookery tune" first; the chosen values are then used and shown.
+
+    Example: rookery run experiments/fednest_fig2a --set run.rounds=50 run.seeds=[0]
 
     Args:
-        experiment: the file, or a folder with a config.toml, as experiments/fednest_fig2a.
-        out: where runs and report are written; runs/<experiment> if not given.
-        data: folder with data files; otherwise ROOKERY_DATA, then the user's cache.
+        experiment: the file, or a folder with a config.toml.
+        out: folder for the runs and the report; by default runs/EXPERIMENT.
+        data: folder with data files; by default $ROOKERY_DATA, then the user's cache.
         overrides: settings that replace the file's, as algorithm.outer_lr=0.02 run.rounds=50.
-        overwrite: begin afresh in a directory that holds another run.
+        overwrite: discard the runs that the folder holds.
     """
-    _run([config.load(experiment, sum(overrides, ()))], out, data, overwrite)
+    _run([config.load(experiment, sum(overrides, ()), "required")], out, data, overwrite)
 
 
 @app.command(name="compare")
@@ -78,20 +87,21 @@ def compare(
 ) -> None:
     """Run the curves of several files and compare them in one report.
 
+    Example: rookery compare a.toml b.toml --vary algorithm.outer_lr=[0.01,0.1] --set run.rounds=50
+
     Args:
         experiments: TOML files, or folders with a config.toml.
-        vary: one setting with several values, as algorithm.outer_lr=[0.01,0.02,0.05]; every curve
-            is run with each of them.
-        out: where runs and report are written.
-        data: folder with data files; otherwise ROOKERY_DATA, then the user's cache.
+        vary: one setting with several values; every curve is run with each of them.
+        out: folder for the runs and the report.
+        data: folder with data files; by default $ROOKERY_DATA, then the user's cache.
         overrides: settings that replace the files', as run.seeds=[0,1,2,3,4].
-        overwrite: begin afresh in a directory that holds another run.
+        overwrite: discard the runs that the folder holds.
     """
     if not experiments:
         raise ValueError("name at least one experiment file.")
-    loaded = [config.load(path, sum(overrides, ())) for path in experiments]
+    loaded = [config.load(path, sum(overrides, ()), "required") for path in experiments]
     if vary is not None:
-        loaded = [execution.varied(one, vary) for one in loaded]
+        loaded = [one.varied(vary) for one in loaded]
     _run(loaded, out, data, overwrite)
 
 
@@ -101,58 +111,123 @@ def tune(
     data: Path | None = None,
     overrides: Overrides = (),
 ) -> None:
-    """Choose settings from the grid of an experiment's [tune] table, the same for every curve.
+    """Choose settings from the grid of an experiment's [tune] table, for every curve.
 
-    The grid, all its values and the choice are written beside the file; rookery run uses them.
+    All trials and the choice are written beside the file, and "rookery run" uses them. In Python,
+    rookery.tune does the same for one algorithm.
 
     Args:
         experiment: the file, or a folder with a config.toml.
-        data: folder with data files; otherwise ROOKERY_DATA, then the user's cache.
+        data: folder with data files; by default $ROOKERY_DATA, then the user's cache.
         overrides: settings that replace the file's.
     """
     console = Console()
     loaded = config.load(experiment, sum(overrides, ()))
-    report = execution.tune(loaded, data=data, console=console)
-    metric = report["declared"]["metric"]
-    table = Table("curve", "setting", f"mean {metric}", "chosen", title=loaded.title)
-    for label, one in report["curves"].items():
-        for tried in one["tried"]:
-            mean = "diverged" if tried["mean"] is None else f"{tried['mean']:.5g}"
-            is_chosen = tried["setting"] == one["choice"]
-            table.add_row(label, json.dumps(tried["setting"]), mean, "yes" if is_chosen else "")
+    tunings = execution.tune_experiment(loaded, TaskLoader(data), console=console)
+    console.print(_tuning_table(loaded.title, tunings))
+    for label, tuning in tunings.items():
+        for key in tuning.at_edge:
+            console.print(
+                f"Warning: {label}: {key} = {tuning.setting[key]} is at the edge of its grid "
+                f"{list(tuning.grid[key])}. A wider grid may do better.",
+                markup=False,
+            )
+    path = write_choices(loaded.path, loaded.tune or {}, loaded.digest, tunings)
+    console.print(f"Written to {path}.", markup=False)
+
+
+def _tuning_table(title: str, tunings: Mapping[str, Tuning]) -> Table:
+    metric = next(iter(tunings.values())).metric
+    table = Table("curve", "setting", f"mean {metric}", "chosen", title=title)
+    for label, tuning in tunings.items():
+        for trial in tuning.trials:
+            mean = "diverged" if trial.mean is None else f"{trial.mean:.5g}"
+            is_chosen = trial.setting == tuning.setting
+            table.add_row(label, _settings(trial.setting), mean, "yes" if is_chosen else "")
         table.add_section()
-    console.print(table)
-    console.print(f"Kept in {execution.write_tuning(loaded, report)}.")
+    return table
+
+
+def _settings(setting: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in setting.items())
 
 
 @app.command(name="show")
-def show(experiment: tyro.conf.Positional[Path], overrides: Overrides = ()) -> None:
-    """Show an experiment before running it: the claim, the settings and what a round costs.
+def show(
+    experiment: tyro.conf.Positional[Path],
+    overrides: Overrides = (),
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Show an experiment before running it: the claim, how curves differ, what a round costs.
 
-    Exchanges and bytes come from 20 dry rounds on rows of zeros; no data file is read. A round that
-    estimates the inner problem's Lipschitz constant, as every tenth does by default, costs one
-    exchange more and is counted apart.
+    Costs come from 11 rounds in which clients reply with zeros; no data file is read and no round
+    is compiled. Some rounds cost more than others, such as every tenth of FedNest, which estimates
+    a Lipschitz constant; random costs are shown as mean and range.
 
     Args:
         experiment: the file, or a folder with a config.toml.
         overrides: settings that replace the file's.
+        as_json: print all settings of every curve as JSON instead.
     """
     console = Console()
-    loaded = config.load(experiment, sum(overrides, ()))
-    console.print(f"[bold]{loaded.title}[/]\n{loaded.claim}\n")
-    console.print_json(data={"run": loaded.run, **({"tune": loaded.tune} if loaded.tune else {})})
+    loaded = config.load(experiment, sum(overrides, ()), "if made")
+    if as_json:
+        curves = {curve.label: curve.tables for curve in loaded.curves}
+        print(json.dumps({"run": loaded.run, "tune": loaded.tune, "curves": curves}, indent=2))
+        return
+    console.print(f"[bold]{loaded.title}[/]\n{loaded.claim.strip()}\n")
+    console.print(f"run: {_settings(loaded.run)}", markup=False)
+    _say_choices(loaded, console)
+    if loaded.tune is not None and not loaded.choices:
+        grid = _settings(loaded.tune["grid"])
+        console.print(f"Not tuned yet; rookery tune chooses from: {grid}", markup=False)
+    console.print(*_setting_tables(loaded.curves))
     table = Table("curve", "exchanges", "MB down", "MB up", title="cost of a round")
+    loader = TaskLoader(is_blank=True)
     for curve in loaded.curves:
-        console.print_json(data={curve.label: curve.tables})
         with loaded.in_precision():
-            ledgers = execution.cost_of_rounds(curve)
-        cells = (
+            ledgers = trace_costs(curve, loader.load(curve))
+        table.add_row(
+            curve.label,
             _spread([ledger.exchanges for ledger in ledgers]),
             _spread([ledger.bytes_down / 1e6 for ledger in ledgers]),
             _spread([ledger.bytes_up / 1e6 for ledger in ledgers]),
         )
-        table.add_row(curve.label, *cells)
     console.print(table)
+
+
+def _setting_tables(curves: Sequence[config.CurveSettings]) -> list[Table]:
+    """What all curves have in common, and what differs."""
+    flat = [_flat(curve.tables, "") for curve in curves]
+    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    is_common = {key: len({str(settings.get(key)) for settings in flat}) == 1 for key in keys}
+    common = Table("setting", "value", title="all curves" if len(curves) > 1 else curves[0].label)
+    for key in keys:
+        if is_common[key]:
+            common.add_row(key, str(flat[0][key]))
+    differing = [key for key in keys if not is_common[key]]
+    if not differing:
+        return [common]
+    table = Table("setting", *(curve.label for curve in curves), title="what differs")
+    for key in differing:
+        table.add_row(key, *(str(settings.get(key, "")) for settings in flat))
+    return [common, table]
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The settings of nested tables by dotted key; a table's name stands at the table's own key.
+
+    >>> _flat({"algorithm": {"name": "FedAvg", "lr": 0.1}}, "")
+    {'algorithm': 'FedAvg', 'algorithm.lr': 0.1}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        path = f"{prefix}.{key}" if prefix else key
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, path))
+        else:
+            flat[prefix if key == "name" else path] = value
+    return flat
 
 
 @app.command(name="report")
@@ -194,31 +269,51 @@ def report(
     _write(comparison, out, settings, console)
 
 
+GROUPS = {
+    "algorithm": registry.ALGORITHMS,
+    "part": registry.PARTS,
+    "task": registry.TASKS,
+    "partition": registry.PARTITIONS,
+    "engine": registry.ENGINES,
+}
+
+
 @app.command(name="list")
-def list_names(as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
-    """List algorithms, tasks, partitions, data sets, engines and experiments by name.
+def list_names(
+    which: tyro.conf.Positional[tuple[str, ...]] = (),
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """List what an experiment file can name: algorithms, parts, tasks, partitions, data, engines.
+
+    Without arguments only the names are shown. A group or a pattern shows one line on each:
+    "rookery list tasks", "rookery list 'Fed*'". A file can also name code of your own, as
+    name = "my_module:MyAlgorithm".
 
     Args:
-        as_json: print JSON instead of a table.
+        which: groups (algorithms, parts, tasks, partitions, data, engines, experiments) or patterns
+            of names, with * for any letters.
+        as_json: print JSON instead of text.
     """
-    groups = {
-        "algorithm": _first_lines(registry.ALGORITHMS),
-        "part": _first_lines(registry.PARTS),
-        "task": _first_lines(registry.TASKS),
-        "partition": _first_lines(registry.PARTITIONS),
-        "data": datasets.available(),
-        "engine": _first_lines(registry.ENGINES),
-        "experiment": _experiments(Path("experiments")),
-    }
+    groups = {kind: _described(names, kind) for kind, names in GROUPS.items()}
+    groups["data"] = datasets.available() | _from_packages("data")
+    groups["experiment"] = _experiments(Path("experiments"))
+    if which:
+        groups = _filtered(groups, which)
     if as_json:
         print(json.dumps(groups, indent=2))
+        return
+    console = Console()
+    if not which:
+        for kind, names in groups.items():
+            console.print(f"[bold]{kind}[/] ({len(names)}): {', '.join(names)}", highlight=False)
+        console.print("\nOne line on each: rookery list algorithms, rookery list 'Fed*'")
         return
     table = Table("kind", "name", "what it is")
     for kind, names in groups.items():
         for name, text in names.items():
             table.add_row(kind, name, text)
         table.add_section()
-    Console().print(table)
+    console.print(table)
 
 
 app.command(name="flare-simulate")(flare.simulate)
@@ -227,20 +322,69 @@ app.command(name="flare-submit")(flare.submit)
 app.command(name="flare-stop")(flare.stop)
 
 
-def _run(experiments: list[config.Experiment], out: Path | None, data, overwrite: bool) -> None:
-    console = Console()
+def _described(names: registry.Names, kind: str) -> dict[str, str]:
+    lines = {name: (fn.__doc__ or "").strip().split("\n")[0] for name, fn in names.items()}
+    return lines | _from_packages(kind)
+
+
+def _from_packages(kind: str) -> dict[str, str]:
+    return {name: f"from {point.value}" for name, point in registry.entry_points(kind).items()}
+
+
+def _experiments(folder: Path) -> dict[str, str]:
+    return {str(path): config.load(path).title for path in sorted(folder.glob("*/*.toml"))}
+
+
+def _filtered(
+    groups: Mapping[str, dict[str, str]], which: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """The groups and names that are asked for, or an error if there are none."""
+    found: dict[str, dict[str, str]] = {}
+    for wanted in which:
+        hits = {
+            kind: names
+            if wanted in (kind, f"{kind}s")
+            else {n: t for n, t in names.items() if fnmatch.fnmatch(n.lower(), wanted.lower())}
+            for kind, names in groups.items()
+        }
+        if not any(hits.values()):
+            raise ValueError(
+                f"nothing is called {wanted!r}. Name a group ({', '.join(groups)}) or a pattern, "
+                "as 'Fed*'."
+            )
+        for kind, names in hits.items():
+            if names:
+                found.setdefault(kind, {}).update(names)
+    return found
+
+
+def _run(
+    experiments: list[config.Experiment], out: Path | None, data: Path | None, overwrite: bool
+) -> None:
+    """Run experiments, which share their data, and write one report."""
+    console, loader = Console(), TaskLoader(data)
     folder = out or Path("runs") / experiments[0].name
-    done = [
-        execution.run_experiment(
-            e, folder if len(experiments) == 1 else folder / e.name, data=data,
-            overwrite=overwrite, console=console,
+    done = []
+    for experiment in experiments:
+        _say_choices(experiment, console)
+        own = folder if len(experiments) == 1 else folder / experiment.name
+        comparison = execution.run_experiment(
+            experiment, own, loader, overwrite=overwrite, console=console
         )
-        for e in experiments
-    ]  # fmt: skip
+        done.append(comparison)
     comparison = done[0] if len(done) == 1 else joined(done)
     settings = PlotSettings(**experiments[0].plot)
     print_tables(comparison, settings, console)
     _write(comparison, folder, settings, console)
+
+
+def _say_choices(experiment: config.Experiment, console: Console) -> None:
+    """Say which tuned values are used, and where they come from."""
+    if not any(experiment.choices.values()):
+        return
+    console.print(f"Tuned values from {tuning_path(experiment.path)}:", markup=False)
+    for label, setting in experiment.choices.items():
+        console.print(f"  {label}: {_settings(setting)}", markup=False, highlight=False)
 
 
 def _write(comparison: Comparison, out: Path, settings: PlotSettings, console: Console) -> None:
@@ -254,8 +398,12 @@ def _write(comparison: Comparison, out: Path, settings: PlotSettings, console: C
     console.print(f"The page: {page}", *([f"The figure: {figure}"] if figure else []), sep="\n")
 
 
-def _spread(values: list) -> str:
-    """One value; or the usual one and how many rounds differ; or the mean and the range."""
+def _spread(values: Sequence[float]) -> str:
+    """One value; or the usual one and how many rounds differ; or the mean and the range.
+
+    >>> _spread([3, 3]), _spread([3, 3, 4]), _spread([1, 2, 6])
+    ('3', '3 (4 in 1 of 3 rounds)', '3 (1 to 6)')
+    """
     counts = Counter(f"{value:,.6g}" for value in values).most_common()
     if len(counts) == 1:
         return counts[0][0]
@@ -266,22 +414,24 @@ def _spread(values: list) -> str:
     return f"{mean:,.4g} ({low:,.4g} to {high:,.4g})"
 
 
-def _first_lines(objects: Mapping[str, Any]) -> dict[str, str]:
-    return {name: (fn.__doc__ or "").strip().split("\n")[0] for name, fn in objects.items()}
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point; errors are shown without a traceback unless ROOKERY_TRACEBACK is set.
 
-
-def _experiments(folder: Path) -> dict[str, str]:
-    return {str(path): config.load(path).title for path in sorted(folder.glob("*/*.toml"))}
-
-
-def main() -> None:
-    """Entry point; errors are shown without a traceback unless ROOKERY_TRACEBACK is set."""
+    Args:
+        arguments: the words after ``rookery``; those of the process if None.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments == ["--version"]:
+        print(f"rookery {version('rookery')}")
+        return
     try:
         app.cli(
+            args=arguments,
             prog="rookery",
             description=(
                 "Federated nested optimisation: bilevel, minimax, compositional problems whose "
-                "data stays with the clients. Start with: rookery demo"
+                "data stays with the clients. Start with: rookery demo. "
+                "rookery --version prints the version."
             ),
         )
     except (ValueError, TypeError, FileNotFoundError, ModuleNotFoundError, JobFailed) as error:

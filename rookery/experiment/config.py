@@ -1,29 +1,31 @@
-"""Experiments as TOML files: a file is only another way to build the objects of the Python API.
+"""Experiments as TOML files: another way to build the objects of the Python API.
 
 A table with a ``name`` stands for an object; its other keys are the object's arguments. The tables
 ``data``, ``partition``, ``task``, ``algorithm``, ``clock``, ``engine`` and ``run`` describe a run;
-each table under ``curves`` describes a curve by what it changes in them. Names and keys that do not
-exist are errors that show the nearest valid one.
+each table under ``curves`` describes a curve by what it changes in them. Later settings win: the
+file, the curve's own table, the values that ``rookery tune`` chose, the command line. A name or key
+that does not exist is an error that shows the nearest valid one.
+
+No data is read here; see :mod:`rookery.experiment.task_loader`.
 """
 
 import copy
 import inspect
-import itertools
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
-import numpy as np
 
 from rookery import check
-from rookery.clients import datasets, partition
+from rookery.engines.engine import AbstractEngine
 from rookery.experiment.registry import (
     ALGORITHMS,
+    DATASETS,
     ENGINES,
     PARTITIONS,
     TASKS,
@@ -31,97 +33,118 @@ from rookery.experiment.registry import (
     check_keys,
     lookup,
     make_object,
-    name_of,
     needs_data,
 )
+from rookery.experiment.tuning_file import Choices, digest, read_choices, tuning_path
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.delays import Clock
 from rookery.report.comparison import AXES
-from rookery.tasks.task import Task
+from rookery.runner.tune import GOALS, grid_points
 
 CURVE_TABLES = ("data", "partition", "task", "algorithm", "clock", "engine")
 TABLES = ("title", "claim", "run", "curves", "tune", "plot", *CURVE_TABLES)
-RUN_KEYS = set("rounds seconds seeds evaluate_every checkpoint_every lanes precision".split())
+RUN_KEYS = (
+    "rounds",
+    "seconds",
+    "seeds",
+    "evaluate_every",
+    "checkpoint_every",
+    "batch",
+    "precision",
+)
 PRECISIONS = ("float32", "float64")
-TUNE_KEYS = {"grid", "without", "metric", "goal", "rounds", "seconds", "seeds"}
-PLOT_KEYS = {"metrics", "axes", "log_x", "log_y", "target", "higher_is_better"}
+TUNE_KEYS = ("grid", "without", "metric", "goal", "rounds", "seconds", "seeds")
+PLOT_KEYS = ("metrics", "axes", "log_x", "log_y", "target", "higher_is_better")
+
+Table = dict[str, Any]
+"""A table of a TOML file; its values are of any of TOML's types."""
+UseChoices = Literal["required", "if made", "no"]
 
 
 @dataclass(frozen=True)
-class Curve:
-    """One setting of an experiment, described and checked; no data has been read."""
+class CurveSettings:
+    """One curve of an experiment: its tables, and the objects that they stand for."""
 
     label: str
+    tables: Table
+    folder: Path | None
     algorithm: AbstractAlgorithm
     clock: Clock
-    engine: Any
-    tables: dict[str, Any]
+    engine: AbstractEngine
 
-    def needs(self) -> str:
-        """What curves must have in common to share their task."""
-        return json.dumps([self.tables.get(t) for t in ("data", "partition", "task")])
+    @property
+    def task_key(self) -> str:
+        """Equal for curves that share data, partition and task."""
+        return json.dumps([*map(self.tables.get, ("data", "partition", "task")), str(self.folder)])
 
-    def task(self, data_directory: str | Path | None = None, *, is_blank: bool = False) -> Task:
-        """Read the data, give it to clients and set up the problem.
-
-        A blank task has rows of zeros, in the same number: for costs, not for learning.
-        """
-        settings = dict(self.tables["task"])
-        make = TASKS[settings.pop("name")]
-        if not needs_data(make):
-            return make(**settings)
-        data = dict(self.tables["data"])
-        holdout, tail = data.pop("holdout", None), data.pop("long_tail", None)
-        name = data.pop("name")
-        dataset = (
-            datasets.blank_like(name) if is_blank else datasets.load(name, data_directory, **data)
-        )
-        if tail is not None:
-            dataset = dataset.keep(partition.long_tail(dataset.train["labels"], **tail))
-        if holdout is not None:
-            dataset = dataset.hold_out(holdout, seed=self.tables["partition"].get("seed", 0))
-        return make(dataset, _parts(self.tables["partition"], dataset.train["labels"]), **settings)
+    def changed(self, settings: Mapping[str, Any], label: str | None = None) -> "CurveSettings":
+        """The curve with some settings replaced, with keys as ``algorithm.outer_lr``."""
+        tables = copy.deepcopy(self.tables)
+        for key, value in settings.items():
+            _set(tables, key.split("."), value)
+        return build_curve(self.label if label is None else label, tables, self.folder)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Curves to be compared, each with the same seeds."""
+    """Curves to be compared, each run with the same seeds."""
 
     title: str
     claim: str
-    curves: list[Curve]
-    run: dict[str, Any]
-    tune: dict[str, Any] | None
-    plot: dict[str, Any]
-    overrides: tuple[str, ...] = ()
+    curves: list[CurveSettings]
+    run: Table
+    tune: Table | None
+    plot: Table
     path: Path | None = None
-    declared: list[Any] = field(default_factory=list)  # curves and run as in the file
+    choices: Choices = field(default_factory=dict)
+    """The tuned values in use, by curve; those that an override replaces are left out."""
 
     @property
     def seeds(self) -> list[int]:
         """The seeds of every curve."""
         return list(self.run.get("seeds", [0]))
 
+    @property
+    def digest(self) -> str:
+        """A digest of the curves and the run."""
+        return digest({curve.label: curve.tables for curve in self.curves}, self.run)
+
     def in_precision(self) -> AbstractContextManager:
-        """Floating-point numbers as the experiment wants them, for as long as it runs."""
+        """A context in which floating-point numbers are as the experiment wants them."""
         return jax.enable_x64(self.run.get("precision", "float32") == "float64")
 
     @property
     def name(self) -> str:
-        """The folder and the file, for directories."""
+        """The name of its folder and file, for directories."""
         if self.path is None:
             return "experiment"
         parent, stem = self.path.resolve().parent.name, self.path.stem
         return parent if stem == "config" else f"{parent}-{stem}"
 
+    def varied(self, text: str) -> "Experiment":
+        """Every curve once for each value of one setting, ``table.key=[value, ...]``."""
+        keys, values = parse_override(text)
+        if not isinstance(values, list) or not values:
+            raise ValueError(
+                f"--vary needs a list of values, as algorithm.outer_lr=[0.01,0.02]; got {text!r}."
+            )
+        curves = [
+            curve.changed({".".join(keys): value}, f"{curve.label}, {keys[-1]}={value}")
+            for curve in self.curves
+            for value in values
+        ]
+        return replace(self, curves=curves)
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+
+def load(path: str | Path, overrides: Sequence[str] = (), choices: UseChoices = "no") -> Experiment:
     """Read an experiment from a TOML file and check all of it but the data.
 
     Args:
         path: the file, or a folder with a ``config.toml``.
-        overrides: ``table.key=value`` each, for example ``algorithm.outer_lr=0.02``; a value is
-            written as in TOML. They apply to every curve.
+        overrides: settings that replace the file's in every curve, as ``algorithm.outer_lr=0.02``;
+            a value is written as in TOML.
+        choices: whether to use the values that ``rookery tune`` chose, if the file has a table
+            [tune]: they are ``required``, used ``if made``, or not (``no``).
     """
     path = Path(path)
     if path.is_dir():
@@ -133,92 +156,86 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     try:
-        return build(tables, overrides, path)
+        return build(tables, overrides, path, choices)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def build(
-    tables: Mapping[str, Any], overrides: Sequence[str] = (), path: Path | None = None
+    tables: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    path: Path | None = None,
+    choices: UseChoices = "no",
 ) -> Experiment:
-    """An experiment from the tables of a file."""
+    """An experiment from the tables of a file; see :func:`load`."""
     for key in tables:
         check.one_of("table", key, TABLES)
     for key in ("task", "algorithm", "run"):
         if key not in tables:
             raise ValueError(f"the table [{key}] is missing.")
     changes = [parse_override(text) for text in overrides]
-    run = dict(tables["run"])
+    run = copy.deepcopy(dict(tables["run"]))
     for keys, value in changes:
+        check.one_of("table", keys[0], ("run", *CURVE_TABLES))
         if keys[0] == "run":
             _set(run, keys[1:], value)
-    check_keys(run, RUN_KEYS, "run")
-    if "rounds" not in run:
-        raise ValueError("[run] needs the key rounds.")
-    for key in ("rounds", "evaluate_every", "checkpoint_every", "lanes"):
-        if key in run:
-            check.count(f"run.{key}", run[key])
-    if "seconds" in run:
-        check.positive("run.seconds", run["seconds"])
-    check.one_of("run.precision", run.get("precision", "float32"), PRECISIONS)
-    if not isinstance(run.get("seeds", [0]), list):
-        raise TypeError(f"run.seeds must be a list, as [0, 1, 2], got {run['seeds']!r}.")
-    for seed in run.get("seeds", [0]):
-        check.count("run.seeds", seed, least=0)
-    for axis in tables.get("plot", {}).get("axes", []):
-        check.one_of("axis in [plot]", axis, AXES)
-    check_keys(tables.get("plot", {}), PLOT_KEYS, "plot")
-    curves, declared = [], {}
-    for label, own in tables.get("curves", {tables["algorithm"].get("name", ""): {}}).items():
-        for key in own:
-            check.one_of(f"table in [curves.{label}]", key, CURVE_TABLES)
-        merged = merge({t: tables[t] for t in CURVE_TABLES if t in tables}, own)
-        declared[label] = copy.deepcopy(merged)
-        for keys, value in changes:
-            if keys[0] != "run":
-                check.one_of("table", keys[0], CURVE_TABLES)
-                _set(merged, keys, value)
-        curves.append(curve(label, merged))
+    _check_run(run)
+    _check_plot(tables.get("plot", {}))
+    declared = _declared_curves(tables)
+    tune = _checked_tune(tables.get("tune"), list(declared))
+    chosen: Choices = {}
+    if tune is not None and (
+        choices == "required" or (choices == "if made" and tuning_path(path).exists())
+    ):
+        made_for = digest(declared, tables["run"])
+        chosen = read_choices(path, tune, made_for, list(declared))
+    said = {".".join(keys): value for keys, value in changes if keys[0] != "run"}
+    chosen = {
+        label: {key: value for key, value in setting.items() if key not in said}
+        for label, setting in chosen.items()
+    }
+    curves = []
+    for label, merged in declared.items():
+        for key, value in {**chosen.get(label, {}), **said}.items():
+            _set(merged, key.split("."), value)
+        curves.append(build_curve(label, merged, None if path is None else path.parent))
     return Experiment(
         title=tables.get("title", "comparison"),
         claim=tables.get("claim", ""),
         curves=curves,
         run=run,
-        tune=_tune(tables.get("tune"), [one.label for one in curves]),
+        tune=tune,
         plot=dict(tables.get("plot", {})),
-        overrides=tuple(overrides),
         path=path,
-        declared=[declared, dict(tables["run"])],
+        choices=chosen,
     )
 
 
-def curve(label: str, tables: dict[str, Any]) -> Curve:
-    """A curve from its merged tables."""
-    make = lookup(TASKS, tables["task"], "task")
+def build_curve(label: str, tables: Table, folder: Path | None = None) -> CurveSettings:
+    """A curve from its tables, checked."""
+    make = lookup(TASKS, tables["task"], "task", folder)
     arguments_of(make, tables["task"], "task", given=("dataset", "parts"))
     if needs_data(make):
-        for key in ("data", "partition"):
-            if key not in tables:
-                raise ValueError(f"the task {tables['task']['name']} needs the table [{key}].")
-        check.one_of("data set", name_of(tables["data"], "data"), datasets.available())
-        extra = ("holdout", "long_tail")
-        arguments_of(datasets.load, tables["data"], "data", ("name", "directory"), extra)
-        deal = lookup(PARTITIONS, tables["partition"], "partition")
-        given = ("labels", "n_samples", "n_clients")
-        arguments_of(deal, tables["partition"], "partition", given, ("clients", "fractions"))
-        if "n_clients" in inspect.signature(deal).parameters:
-            check.count("partition.clients", tables["partition"].get("clients"))
-    return Curve(
+        _check_data(tables, folder)
+    clock = {"name": "Clock", **tables.get("clock", {})}
+    return CurveSettings(
         label=label,
-        algorithm=make_object(ALGORITHMS, tables["algorithm"], "algorithm"),
-        clock=make_object({"Clock": Clock}, {"name": "Clock", **tables.get("clock", {})}, "clock"),
-        engine=make_object(ENGINES, tables.get("engine", {"name": "Compiled"}), "engine"),
         tables=tables,
+        folder=folder,
+        algorithm=make_object(ALGORITHMS, tables["algorithm"], "algorithm", folder),
+        clock=make_object({"Clock": Clock}, clock, "clock", folder),
+        engine=make_object(ENGINES, tables.get("engine", {"name": "Compiled"}), "engine", folder),
     )
 
 
-def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """``own`` over ``base``, table by table; a table with another name replaces the old one."""
+def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> Table:
+    """``own`` over ``base``, table by table; a table with another name replaces the old one.
+
+    >>> merge({"a": {"name": "F", "lr": 1}}, {"a": {"lr": 2}})
+    {'a': {'name': 'F', 'lr': 2}}
+    >>> merge({"a": {"name": "F", "lr": 1}}, {"a": {"name": "G"}})
+    {'a': {'name': 'G'}}
+    """
     merged = copy.deepcopy(dict(base))
     for key, value in own.items():
         old = merged.get(key)
@@ -231,7 +248,11 @@ def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
-    """The keys and the value of ``table.key=value``."""
+    """The keys and the value of ``table.key=value``.
+
+    >>> parse_override("algorithm.outer_lr=0.02")
+    (['algorithm', 'outer_lr'], 0.02)
+    """
     keys, equals, value = text.partition("=")
     if not equals or "." not in keys:
         raise ValueError(
@@ -243,15 +264,13 @@ def parse_override(text: str) -> tuple[list[str], Any]:
         return keys.strip().split("."), value.strip()
 
 
-def override(curve_: Curve, settings: Mapping[str, Any]) -> Curve:
-    """A curve with some settings replaced, keys as in :func:`parse_override`."""
-    tables = copy.deepcopy(curve_.tables)
-    for key, value in settings.items():
-        _set(tables, key.split("."), value)
-    return curve(curve_.label, tables)
+def tuning_grid(tune: Mapping[str, Any], label: str) -> dict[str, list[Any]]:
+    """The grid of one curve: that of the table [tune], without what the curve does not have."""
+    missing = tune.get("without", {}).get(label, [])
+    return {key: values for key, values in tune["grid"].items() if key not in missing}
 
 
-def _set(tables: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+def _set(tables: Table, keys: Sequence[str], value: Any) -> None:
     for depth, key in enumerate(keys[:-1]):
         tables = tables.setdefault(key, {})
         if not isinstance(tables, dict):
@@ -259,40 +278,65 @@ def _set(tables: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     tables[keys[-1]] = value
 
 
-FRACTIONS = {"train": 0.8, "validation": 0.2}
+def _declared_curves(tables: Mapping[str, Any]) -> dict[str, Table]:
+    """The tables of every curve as the file says them."""
+    declared = {}
+    base = {table: tables[table] for table in CURVE_TABLES if table in tables}
+    for label, own in tables.get("curves", {tables["algorithm"].get("name", ""): {}}).items():
+        for key in own:
+            check.one_of(f"table in [curves.{label}]", key, CURVE_TABLES)
+        declared[label] = merge(base, own)
+    return declared
 
 
-def _parts(table: Mapping[str, Any], labels: np.ndarray) -> dict[str, list[np.ndarray]]:
-    settings = dict(table)
-    deal = PARTITIONS[settings.pop("name")]
-    fractions = settings.pop("fractions", FRACTIONS)
-    names = inspect.signature(deal).parameters
-    first = len(labels) if "n_samples" in names else labels
-    arguments = (first, settings.pop("clients")) if "n_clients" in names else (first,)
-    parts = deal(*arguments, **settings)
-    return partition.split(parts, fractions=fractions, seed=settings.get("seed", 0))
+def _check_run(run: Table) -> None:
+    check_keys(run, RUN_KEYS, "run")
+    if "rounds" not in run:
+        raise ValueError("[run] needs the key rounds.")
+    for key in ("rounds", "evaluate_every", "checkpoint_every", "batch"):
+        if key in run:
+            check.count(f"run.{key}", run[key])
+    if "seconds" in run:
+        check.positive("run.seconds", run["seconds"])
+    check.one_of("run.precision", run.get("precision", "float32"), PRECISIONS)
+    seeds = run.get("seeds", [0])
+    if not isinstance(seeds, list) or not seeds:
+        raise TypeError(f"run.seeds must be a list, as [0, 1, 2], got {seeds!r}.")
+    for seed in seeds:
+        check.count("run.seeds", seed, least=0)
 
 
-def _tune(table: Mapping[str, Any] | None, labels: Sequence[str]) -> dict[str, Any] | None:
+def _check_plot(plot: Mapping[str, Any]) -> None:
+    check_keys(plot, PLOT_KEYS, "plot")
+    for axis in plot.get("axes", []):
+        check.one_of("axis in [plot]", axis, AXES)
+
+
+def _check_data(tables: Table, folder: Path | None) -> None:
+    for key in ("data", "partition"):
+        if key not in tables:
+            raise ValueError(f"the task {tables['task']['name']} needs the table [{key}].")
+    load_data = lookup(DATASETS, tables["data"], "data", folder)
+    given = ("name", "directory")
+    arguments_of(load_data, tables["data"], "data", given, extra=("holdout", "long_tail"))
+    deal = lookup(PARTITIONS, tables["partition"], "partition", folder)
+    given = ("labels", "n_samples", "n_clients")
+    arguments_of(deal, tables["partition"], "partition", given, extra=("clients", "fractions"))
+    if "n_clients" in inspect.signature(deal).parameters:
+        check.count("partition.clients", tables["partition"].get("clients"))
+
+
+def _checked_tune(table: Mapping[str, Any] | None, labels: Sequence[str]) -> Table | None:
     if table is None:
         return None
     check_keys(table, TUNE_KEYS, "tune")
     for key in ("grid", "metric", "goal"):
         if key not in table:
             raise ValueError(f"[tune] needs the key {key}.")
-    check.one_of("goal in [tune]", table["goal"], ("max", "min"))
-    for key, values in table["grid"].items():
-        if not isinstance(values, list) or not values:
-            raise ValueError(f"[tune.grid] {key} must be a list of values, got {values!r}.")
+    check.one_of("goal in [tune]", table["goal"], GOALS)
+    grid_points(table["grid"])
     for label, keys in table.get("without", {}).items():
         check.one_of("curve in [tune.without]", label, labels)
         for key in keys:
             check.one_of(f"key of {label!r} in [tune.without]", key, table["grid"])
     return dict(table)
-
-
-def tuning_grid(declared: Mapping[str, Any], label: str) -> list[dict[str, Any]]:
-    """All settings that a curve is tuned over: the grid, without what the curve does not have."""
-    missing = declared.get("without", {}).get(label, [])
-    grid = {key: values for key, values in declared["grid"].items() if key not in missing}
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]

@@ -1,23 +1,116 @@
-"""Names that experiment files use, and how a table with a name becomes an object."""
+"""Names in experiment files, and how a table with a name becomes an object.
 
+A name is one of rookery's own, ``module:attribute`` for code of the user's (a module beside the
+experiment file or anywhere on Python's path), or the name of an entry point that an installed
+package declares in one of the groups ``rookery.algorithms``, ``rookery.tasks`` and
+``rookery.datasets``.
+"""
+
+import importlib
+import importlib.metadata
 import inspect
+import sys
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from rookery import algorithms, check, engines, program, tasks
-from rookery.clients import partition
+from rookery.clients import datasets, partition
 
-ALGORITHMS: dict[str, Callable] = {name: getattr(algorithms, name) for name in algorithms.__all__}
-PARTS: dict[str, Callable] = {name: getattr(program, name) for name in program.__all__} | {
+Names = Mapping[str, Callable]
+
+ALGORITHMS: Names = {name: getattr(algorithms, name) for name in algorithms.__all__}
+PARTS: Names = {name: getattr(program, name) for name in program.__all__} | {
     name: getattr(algorithms.parts, name) for name in algorithms.parts.__all__
 }
-TASKS: dict[str, Callable] = {name: getattr(tasks, name) for name in tasks.__all__}
-ENGINES: dict[str, Callable] = {name: getattr(engines, name) for name in engines.__all__}
-PARTITIONS: dict[str, Callable] = {
+TASKS: Names = {name: getattr(tasks, name) for name in tasks.__all__}
+ENGINES: Names = {name: getattr(engines, name) for name in engines.__all__}
+PARTITIONS: Names = {
     name: getattr(partition, name)
     for name in ("iid", "shards", "k_classes", "heterogeneity", "dominant_class", "given_sizes",
                  "dirichlet")
 }  # fmt: skip
+DATASETS: Names = dict.fromkeys(datasets.available(), datasets.load)
+ENTRY_POINTS = {
+    "algorithm": "rookery.algorithms",
+    "task": "rookery.tasks",
+    "data": "rookery.datasets",
+}
+"""The entry point group of each table that may name code of other packages."""
+
+
+def lookup(names: Names, table: Any, where: str, folder: Path | None = None) -> Callable:
+    """What the name in a table stands for.
+
+    >>> lookup(TASKS, {"name": "quadratic"}, "task").__name__
+    'quadratic'
+    >>> lookup({}, {"name": "fractions:Fraction"}, "task").__name__
+    'Fraction'
+
+    Args:
+        names: rookery's own.
+        table: a table of an experiment file.
+        where: the table's name, for errors.
+        folder: where modules are looked for first: the folder of the experiment file.
+    """
+    name = name_of(table, where)
+    if ":" in name:
+        return _import(name, where, folder)
+    if name in names:
+        return names[name]
+    declared = entry_points(where)
+    if name in declared:
+        return declared[name].load()
+    check.one_of(where, name, [*names, *declared])
+    raise AssertionError("unreachable: one_of raises for an unknown name")
+
+
+def entry_points(where: str) -> dict[str, importlib.metadata.EntryPoint]:
+    """The entry points that installed packages declare for a table, by name."""
+    group = ENTRY_POINTS.get(where)
+    if group is None:
+        return {}
+    return {point.name: point for point in importlib.metadata.entry_points(group=group)}
+
+
+def _import(name: str, where: str, folder: Path | None) -> Callable:
+    """The object that ``module:attribute`` names."""
+    module_name, _, attribute = name.partition(":")
+    beside = None if folder is None else str(folder.resolve())
+    if beside is not None:
+        sys.path.insert(0, beside)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name.partition(".")[0]:
+            raise  # the module is there, and one that it imports is not
+        raise ValueError(
+            f"[{where}] name {name!r}: there is no module {module_name!r} in "
+            f"{beside or 'the present folder'} or on Python's path."
+        ) from error
+    finally:
+        if beside is not None:
+            sys.path.remove(beside)
+    _check_origin(module_name, module.__file__, folder, where)
+    thing = getattr(module, attribute, None)
+    if not callable(thing):
+        public = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
+        check.one_of(f"{where} in {module_name}", attribute, public)
+        raise TypeError(f"[{where}] name {name!r} is {thing!r}, not a class or a function.")
+    return thing
+
+
+def _check_origin(name: str, file: str | None, folder: Path | None, where: str) -> None:
+    """Raise if a module of this name was imported from elsewhere before the one beside the file."""
+    if folder is None or file is None:
+        return
+    top = name.partition(".")[0]
+    is_beside = (folder / f"{top}.py").exists() or (folder / top).is_dir()
+    if is_beside and folder.resolve() not in Path(file).resolve().parents:
+        raise ValueError(
+            f"[{where}] the module {name!r} beside the experiment file is hidden by {file}, which "
+            "was imported before. Rename one of them."
+        )
 
 
 def needs_data(make: Callable) -> bool:
@@ -38,23 +131,22 @@ def name_of(table: Any, where: str) -> str:
     return table["name"]
 
 
-def lookup(registry: Mapping[str, Callable], table: Any, where: str) -> Callable:
-    """What a table's name stands for in a registry."""
-    return registry[check.one_of(where, name_of(table, where), registry)]
+def make_object(names: Names, table: Any, where: str, folder: Path | None = None) -> Any:
+    """The object that a table stands for: its name called with its other keys.
 
-
-def make_object(registry: Mapping[str, Callable], table: Any, where: str) -> Any:
-    """The object that a table with a name stands for."""
-    fn = lookup(registry, table, where)
+    >>> make_object(PARTS, {"name": "WithReplacement", "n": 4}, "algorithm.clients")
+    WithReplacement(n=4)
+    """
+    fn = lookup(names, table, where, folder)
     arguments = arguments_of(fn, table, where)
-    return fn(**{key: _value(value, f"{where}.{key}") for key, value in arguments.items()})
+    return fn(**{key: _value(v, f"{where}.{key}", folder) for key, v in arguments.items()})
 
 
-def _value(value: Any, where: str) -> Any:
+def _value(value: Any, where: str, folder: Path | None) -> Any:
     if isinstance(value, Mapping):
-        return make_object(PARTS, value, where)
+        return make_object(PARTS, value, where, folder)
     if isinstance(value, list):
-        return tuple(_value(item, f"{where}[{i}]") for i, item in enumerate(value))
+        return tuple(_value(item, f"{where}[{i}]", folder) for i, item in enumerate(value))
     return value
 
 
@@ -65,12 +157,26 @@ def arguments_of(
     given: tuple[str, ...] = (),
     extra: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The table without its name, if its keys are arguments of ``fn`` and none is missing."""
+    """The keys of a table apart from its name, checked to be arguments of ``fn``.
+
+    Args:
+        fn: what will be called.
+        table: a table of an experiment file.
+        where: the table's name, for errors.
+        given: parameters of ``fn`` that do not come from the table.
+        extra: keys of the table that do not go to ``fn``.
+    """
     parameters = inspect.signature(fn).parameters
-    valid = [key for key in parameters if key not in given] + list(extra)
+    named = {
+        key: parameter
+        for key, parameter in parameters.items()
+        if key not in given
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
     arguments = {key: value for key, value in table.items() if key != "name"}
-    check_keys(arguments, set(valid), where)
-    needed = [k for k in valid if k in parameters and parameters[k].default is inspect._empty]
+    if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        check_keys(arguments, {*named, *extra}, where)
+    needed = [key for key, parameter in named.items() if parameter.default is parameter.empty]
     if missing := [key for key in needed if key not in arguments]:
         raise ValueError(f"[{where}] needs the key{'s' * (len(missing) > 1)} {', '.join(missing)}.")
     return arguments

@@ -141,6 +141,8 @@ def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
 def _to_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return to_json(value)
+    if isinstance(value, list):
+        return [_to_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -1,0 +1,80 @@
+"""The file beside an experiment that holds its grid, all trials and the choice."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rookery.runner.history import replace_file, to_json
+from rookery.runner.tune import Tuning
+
+Choices = dict[str, dict[str, Any]]
+"""For each curve the chosen settings, as ``{"algorithm.outer_lr": 0.1}``."""
+
+
+def tuning_path(path: Path | None) -> Path:
+    """Where the choice of an experiment file is kept.
+
+    >>> tuning_path(Path("config.toml")).name
+    'config.tuning.json'
+    """
+    if path is None:
+        raise ValueError("only an experiment in a file can be tuned.")
+    return path.with_suffix(".tuning.json")
+
+
+def write_choices(
+    path: Path | None, declared: Mapping[str, Any], made_for: str, tunings: Mapping[str, Tuning]
+) -> Path:
+    """Keep the grid, all trials and the choice of every curve."""
+    content = {
+        "declared": declared,
+        "for": made_for,
+        "curves": {
+            label: {
+                "choice": tuning.setting,
+                "tried": [
+                    {"setting": t.setting, "values": t.values, "mean": t.mean}
+                    for t in tuning.trials
+                ],
+            }
+            for label, tuning in tunings.items()
+        },
+    }
+    target = tuning_path(path)
+    replace_file(target, (json.dumps(to_json(content), indent=1) + "\n").encode())
+    return target
+
+
+def read_choices(
+    path: Path | None, declared: Mapping[str, Any], made_for: str, labels: list[str]
+) -> Choices:
+    """The choice of every curve, or an error if it was made for another experiment.
+
+    Args:
+        path: the experiment file.
+        declared: its table [tune].
+        made_for: the digest of its curves and its table [run].
+        labels: its curves.
+    """
+    source, again = tuning_path(path), f"Run: rookery tune {path}"
+    if not source.exists():
+        raise FileNotFoundError(
+            f"{path} declares a grid, and {source.name} does not exist. Choose the settings first. "
+            f"{again}"
+        )
+    content = json.loads(source.read_text(encoding="utf-8"))
+    if content["declared"] != json.loads(json.dumps(declared)):
+        raise ValueError(f"{source} was made for another grid. {again}")
+    if content["for"] != made_for:
+        raise ValueError(f"{source} was made for other settings of the experiment. {again}")
+    if missing := [label for label in labels if label not in content["curves"]]:
+        raise ValueError(f"{source} has no curve {missing[0]!r}. {again}")
+    return {label: content["curves"][label]["choice"] for label in labels}
+
+
+def digest(curves: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+    """A digest of everything that a choice depends on, apart from the grid itself."""
+    content = json.dumps([curves, run], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
