@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from rich.console import Console
 
 from rookery import check
@@ -16,7 +18,6 @@ from rookery.engines.engine import AbstractEngine
 from rookery.program.aggregate import Aggregate
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.delays import Clock
-from rookery.runner.finite import check_start
 from rookery.runner.metrics import AbstractEvaluation, metric_names
 from rookery.runner.run_state import DivergenceWarning, Result, Run
 from rookery.runner.sweep import sweep
@@ -154,7 +155,9 @@ def tune(
     if not seeds:
         raise ValueError("seeds is empty; name at least one, as in seeds=(0, 1, 2).")
     start_of = start if callable(start) else lambda _: start
-    measured = metric_names(evaluate, check_start(start_of(seeds[0])), population)
+    first = start_of(seeds[0])
+    problem.check(first, population.example)
+    measured = metric_names(evaluate, jax.tree.map(jnp.asarray, first), population)
     check.one_of("metric", metric, measured)
     points = grid_points(grid)
     runs = [

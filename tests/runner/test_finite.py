@@ -18,7 +18,7 @@ def go(start=ZOO.start, data=ZOO.data, **kwargs):
 def test_a_start_that_is_not_finite_is_located(bad):
     x, y = (np.array(a) for a in ZOO.start)
     y[1] = bad
-    with pytest.raises(ValueError, match=rf"start\[1\] is {bad} at index \[1\]"):
+    with pytest.raises(ValueError, match=rf"start .*y\[1\] is {bad}"):
         go((x, y))
 
 
@@ -26,9 +26,9 @@ def test_a_start_that_is_not_finite_is_located(bad):
     ("start", "message"),
     [
         (ZOO.start[0], "start must be a tuple"),
-        (("abc", ZOO.start[1]), r"start\[0\] must be an array of numbers, got 'abc'"),
-        ((np.zeros(4, int), ZOO.start[1]), r"start\[0\] is of type int64"),
-        (({"a": {"b": "c"}}, ZOO.start[1]), r"start\[0\]\['a'\]\['b'\]"),
+        (("abc", ZOO.start[1]), "start .*'abc' at x"),
+        ((np.zeros(4, int), ZOO.start[1]), "start .*x is int64"),
+        (({"a": {"b": "c"}}, ZOO.start[1]), r"start .*x\['a'\]\['b'\]"),
     ],
 )
 def test_a_start_of_a_wrong_type_is_named(start, message):
