@@ -16,7 +16,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import rookery as rk
-from rookery.algorithms.shared.interface import Sampling
+from rookery.algorithms.shared.context import Context
+from rookery.algorithms.shared.two_level import NestedState
 from rookery.engines.engine import Program
 from rookery.engines.traced import TracedFederation
 
@@ -45,11 +46,9 @@ def main() -> None:
         """The norm of the mean error, and the standard error of that mean."""
 
         def one(key):
-            fed = TracedFederation(program, 0, None)
-            at, zero = jax.tree.map(jnp.asarray, (x, y)), jnp.zeros(())
-            return estimator(
-                fed, zoo.problem, Sampling(rk.participation.Everyone()), *at, zero, key
-            )[0]
+            fed, everyone = TracedFederation(program, 0, None), rk.participation.Everyone()
+            state = NestedState(jnp.asarray(x), jnp.asarray(y), jnp.zeros(()))
+            return estimator(Context(fed, zoo.problem, everyone), state, key)[0]
 
         keys = jax.random.split(jax.random.key(0), n_draws)
         drawn = jax.jit(jax.vmap(one))(keys)

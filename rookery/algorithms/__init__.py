@@ -8,10 +8,8 @@ from rookery.algorithms.afl import AFACD as AFACD
 from rookery.algorithms.afl import AFACS as AFACS
 from rookery.algorithms.afl import AFLBilevel as AFLBilevel
 from rookery.algorithms.agnostic import AgnosticFL as AgnosticFL
-from rookery.algorithms.centralised import AID as AID
-from rookery.algorithms.centralised import ALSET as ALSET
-from rookery.algorithms.centralised import TTSA as TTSA
-from rookery.algorithms.centralised import StocBiO as StocBiO
+from rookery.algorithms.aid import AID as AID
+from rookery.algorithms.alset import ALSET as ALSET
 from rookery.algorithms.comfedl.comfedl import ComFedL as ComFedL
 from rookery.algorithms.compositional import NASA as NASA
 from rookery.algorithms.compositional import SCGD as SCGD
@@ -20,7 +18,7 @@ from rookery.algorithms.drfa import DRFA as DRFA
 from rookery.algorithms.fedavg import FedAvg as FedAvg
 from rookery.algorithms.fedbuff import FedBuff as FedBuff
 from rookery.algorithms.fedmbo import FedMBO as FedMBO
-from rookery.algorithms.fedmsa import FedMSA as FedMSA
+from rookery.algorithms.fedmsa.fedmsa import FedMSA as FedMSA
 from rookery.algorithms.fednest.fednest import FedNest as FedNest
 from rookery.algorithms.fednest.fednest import FedNestSGD as FedNestSGD
 from rookery.algorithms.fednest.light import LFedNest as LFedNest
@@ -37,8 +35,10 @@ from rookery.algorithms.qfedavg import QFedAvg as QFedAvg
 from rookery.algorithms.scaffold import Scaffold as Scaffold
 from rookery.algorithms.scaffold_s import ScaffoldS as ScaffoldS
 from rookery.algorithms.sgda import FedAvgS as FedAvgS
-from rookery.algorithms.stochastic_approximation import SOBA as SOBA
-from rookery.algorithms.stochastic_approximation import STSA as STSA
+from rookery.algorithms.soba import SOBA as SOBA
+from rookery.algorithms.stocbio import StocBiO as StocBiO
+from rookery.algorithms.stsa import STSA as STSA
+from rookery.algorithms.ttsa import TTSA as TTSA
 
 __all__ = [
     "ADBO",

@@ -41,8 +41,8 @@ from rookery.algorithms.afbo.afbo import AFBO, AFBOState
 from rookery.algorithms.afbo.aphe import AbstractAPHE, APHESum
 from rookery.algorithms.afbo.hessians import LocalHessians
 from rookery.algorithms.shared import local
-from rookery.algorithms.shared.lipschitz import REMEDY
 from rookery.algorithms.shared.model import AsyncModelState
+from rookery.algorithms.shared.two_level import REMEDY
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm, PolledAlgorithm, check_kind

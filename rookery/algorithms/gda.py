@@ -32,6 +32,7 @@ import jax
 from rookery import check, tree
 from rookery.algorithms.sgda import SaddleState
 from rookery.algorithms.shared import local
+from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.field import (
     ascent_field,
     check_minimax,
@@ -39,7 +40,6 @@ from rookery.algorithms.shared.field import (
     mean_field,
     saddle_field,
 )
-from rookery.algorithms.shared.interface import Sampling
 from rookery.problem.minimax import Minimax
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation
@@ -106,8 +106,8 @@ class GDA(AbstractDescentAscent):
 
     def round(self, fed, problem, state, key):
         """One exchange."""
-        sampling = Sampling(self.clients, self.batch_size)
-        field = mean_field(fed, saddle_field, problem, sampling, (state.x, state.y), key)
+        context = Context(fed, problem, self.clients, self.batch_size)
+        field = mean_field(context, saddle_field, (state.x, state.y), key)
         return self.step(field, state)
 
 
@@ -130,10 +130,10 @@ class AlternatingGDA(AbstractDescentAscent):
     def round(self, fed, problem, state, key):
         """Two exchanges: f_y, then f_x."""
         y_key, x_key = jax.random.split(key)
-        sampling, (x, y) = Sampling(self.clients, self.batch_size), state
-        back_y = mean_field(fed, ascent_field, problem, sampling, (x, y), y_key)
+        context, (x, y) = Context(fed, problem, self.clients, self.batch_size), state
+        back_y = mean_field(context, ascent_field, (x, y), y_key)
         y = tree.axpy(-self.inner_lr, back_y, y)
-        back_x = mean_field(fed, descent_field, problem, sampling, (x, y), x_key)
+        back_x = mean_field(context, descent_field, (x, y), x_key)
         return SaddleState(tree.axpy(-self.outer_lr, back_x, x), y)
 
 
@@ -156,8 +156,8 @@ class Extragradient(AbstractDescentAscent):
     def round(self, fed, problem, state, key):
         """Two exchanges: the gradients here, then those ahead."""
         here_key, ahead_key = jax.random.split(key)
-        sampling = Sampling(self.clients, self.batch_size)
-        here = mean_field(fed, saddle_field, problem, sampling, (state.x, state.y), here_key)
+        context = Context(fed, problem, self.clients, self.batch_size)
+        here = mean_field(context, saddle_field, (state.x, state.y), here_key)
         ahead = self.step(here, state)
-        there = mean_field(fed, saddle_field, problem, sampling, (ahead.x, ahead.y), ahead_key)
+        there = mean_field(context, saddle_field, (ahead.x, ahead.y), ahead_key)
         return self.step(there, state)

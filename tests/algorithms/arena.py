@@ -7,13 +7,12 @@ import numpy as np
 
 import rookery as rk
 from rookery.algorithms.shared.adjoint import AbstractAdjoint
-from rookery.algorithms.shared.interface import Sampling
+from rookery.algorithms.shared.context import Context
+from rookery.algorithms.shared.two_level import NestedState
 from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
 from rookery.engines.traced import TracedFederation, many_rounds
 from rookery.program.algorithm import first_state
-
-EVERYONE = Sampling(rk.participation.Everyone())
 
 
 class Given(AbstractAdjoint):
@@ -32,6 +31,17 @@ def federation(zoo, is_eager=False, weights=None):
         zoo.problem, jax.tree.map(jnp.asarray, stacked), rk.delays.Clock(), rk.aggregate.Mean()
     )
     return EagerFederation(program, 0) if is_eager else TracedFederation(program, 0, None)
+
+
+def context(zoo, clients=None, batch_size=None, **options):
+    """What a part of a round is called with; everyone takes part if no clients are given."""
+    rule = clients or rk.participation.Everyone()
+    return Context(federation(zoo, **options), zoo.problem, rule, batch_size)
+
+
+def at(x, y):
+    """The state at a point, before L was estimated."""
+    return NestedState(jnp.asarray(x), jnp.asarray(y), jnp.zeros(()))
 
 
 def solve(zoo, algorithm, rounds, seed=0, **kwargs):

@@ -1,11 +1,13 @@
 """Methods for one pool of data, against plain NumPy and closed forms."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from arena import EVERYONE, f_y, federation, means, pooled, round_by_round, solve
+from arena import at, context, f_y, federation, means, pooled, round_by_round, solve
 
 import rookery as rk
 from rookery.program.algorithm import numbers_to_arrays
@@ -168,17 +170,16 @@ def test_every_product_of_stocbio_has_a_batch_of_its_own():
         r=one,
         E=0 * one[..., None],
     )
-    step = rk.StocBiO(terms=2, adjoint_lr=0.25).parts().outer
+    step = rk.StocBiO(terms=2, adjoint_lr=0.25).outer
     assert isinstance(step, rk.parts.ServerStep)
     assert isinstance(step.hypergradient, rk.parts.FedIHGPSum)
     estimate = step.hypergradient.estimate
-    sampling = eqx.tree_at(lambda s: s.batch_size, EVERYONE, 1, is_leaf=lambda a: a is None)
-    x, y = jnp.zeros(1), jnp.zeros(1)  # there f_y is 1
+    state = at(np.zeros(1), np.zeros(1))  # there f_y is 1
 
     @jax.jit
     @jax.vmap
     def v(key):
-        return estimate(federation(zoo), zoo.problem, sampling, x, y, jnp.zeros(()), key)[0]
+        return estimate(context(zoo, batch_size=1), state, key)[0]
 
     found = set((4 * v(jax.random.split(jax.random.key(0), 64))).ravel().tolist())
     assert found == {1 + a + a * b for a in (0.75, 0.25) for b in (0.75, 0.25)}
@@ -196,13 +197,16 @@ def test_falling_step_sizes_stay_single_in_single_precision():
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(new))
 
 
+PER_CALL: Any = rk.parts.PerCall(0.1)  # which these do not take
+
+
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
         (lambda: rk.AID(outer_lr=0.0), ValueError, "outer_lr must be a finite number above 0"),
         (lambda: rk.AID(inner_rounds=0), ValueError, "inner_rounds must be at least 1"),
         (
-            lambda: rk.StocBiO(adjoint_lr=rk.parts.PerCall(1.0)),
+            lambda: rk.StocBiO(adjoint_lr=PER_CALL),
             TypeError,
             "adjoint_lr must be a number",
         ),
@@ -212,14 +216,14 @@ def test_falling_step_sizes_stay_single_in_single_precision():
             "horizon must be at least 1",
         ),
         (
-            lambda: rk.ALSET(outer_lr=rk.parts.PerCall(0.1), inner_lr=0.1, horizon=9),
+            lambda: rk.ALSET(outer_lr=PER_CALL, inner_lr=0.1, horizon=9),
             TypeError,
             "outer_lr must be a number",
         ),
         (
-            lambda: rk.TTSA(outer_lr=rk.parts.PerCall(0.1), inner_lr=0.1),
+            lambda: rk.TTSA(outer_lr=PER_CALL, inner_lr=0.1),
             TypeError,
-            "PowerDecay.lr must be a number",
+            "outer_lr must be a number",
         ),
         (lambda: rk.parts.PowerDecay(0.1, -1.0), ValueError, "PowerDecay.exponent must be"),
         (

@@ -3,13 +3,11 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from arena import f_y, federation, means, solve, trajectory
+from arena import at, context, f_y, means, solve, trajectory
 
 import rookery as rk
-from rookery.algorithms.shared.interface import Sampling
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=4)
 SAME = rk.zoo.quadratic_bilevel(n_clients=4, heterogeneity=0.0)
@@ -19,14 +17,10 @@ X, Y = np.ones(3), np.ones(4)
 
 def draws(estimator, n_draws, zoo=ZOO, clients=None, weights=None, seed=0):
     """[draws, size of x], independent hypergradients at ones."""
-    fed, sampling = (
-        federation(zoo, weights=weights),
-        Sampling(clients or rk.participation.Everyone()),
-    )
+    where = context(zoo, clients, weights=weights)
 
     def one(key):
-        x, y = jnp.asarray(X), jnp.asarray(Y)
-        return estimator(fed, zoo.problem, sampling, x, y, jnp.zeros(()), key)[0]
+        return estimator(where, at(X, Y), key)[0]
 
     keys = jax.random.split(jax.random.key(seed), n_draws)
     return np.asarray(jax.jit(jax.vmap(one))(keys))
@@ -114,10 +108,7 @@ def test_the_sum_of_identical_clients_is_the_truncated_series():
 
 def test_as_many_chains_as_clients_take_part():
     def each(clients, key):
-        fed, x, y = federation(ZOO), jnp.asarray(X), jnp.asarray(Y)
-        return rk.parts.PHE(terms=N, lipschitz=L).each(
-            fed, ZOO.problem, Sampling(clients), x, y, jnp.zeros(()), key
-        )[0]
+        return rk.parts.PHE(terms=N, lipschitz=L).each(context(ZOO, clients), at(X, Y), key)[0]
 
     for clients, n in (
         (rk.participation.Everyone(), 4),

@@ -1,13 +1,14 @@
 """FedNest against closed forms and against a plain NumPy implementation."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from arena import EVERYONE, Given, f_y, federation, means, solve
+from arena import Given, at, context, f_y, means, solve
 
 import rookery as rk
-from rookery.algorithms.shared.interface import Sampling
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=5)
 
@@ -142,7 +143,7 @@ def test_identical_clients_do_not_drift():
 
 def inner_call(inner, x, y):
     x, y = jnp.asarray(x), jnp.asarray(y)
-    return inner(federation(ZOO), ZOO.problem, EVERYONE, x, y, jax.random.key(0))
+    return inner(context(ZOO), x, y, jax.random.key(0))
 
 
 @pytest.mark.parametrize("steps", [1, 4, (1, 2, 3, 4, 5)])
@@ -153,10 +154,8 @@ def test_the_inner_solution_is_a_fixed_point_of_fedinn(steps):
     np.testing.assert_allclose(new, y_star, rtol=1e-13)
 
 
-def outer_call(outer, zoo, x, y, fed=None):
-    fed = federation(zoo) if fed is None else fed
-    L = jnp.zeros(())
-    return outer(fed, zoo.problem, EVERYONE, x, y, L, jax.random.key(0))[0]
+def outer_call(outer, zoo, x, y):
+    return outer(context(zoo), at(x, y), jax.random.key(0)).x
 
 
 def test_the_first_local_steps_are_along_the_global_directions():
@@ -188,8 +187,7 @@ def series_error(zoo, N, L, x, y):
 
 
 def estimate(zoo, ihgp, clients, key):
-    x, y, L = jnp.ones(3), jnp.ones(4), jnp.zeros(())
-    return ihgp.estimate(federation(zoo), zoo.problem, Sampling(clients), x, y, L, key)[0]
+    return ihgp.estimate(context(zoo, clients), at(jnp.ones(3), jnp.ones(4)), key)[0]
 
 
 @pytest.mark.parametrize("N", [1, 4, 9])
@@ -273,12 +271,10 @@ def test_a_failing_step_names_client_step_and_round():
         raise RuntimeError("no such thing")
 
     problem = rk.Bilevel(broken, ZOO.problem.inner, outer_split="train")
-    fed, fedout = (
-        federation(ZOO, is_eager=True),
-        rk.parts.FedOut(lr=0.1, local_steps=1, adjoint=Given(jnp.ones(4))),
-    )
+    fedout = rk.parts.FedOut(lr=0.1, local_steps=1, adjoint=Given(jnp.ones(4)))
+    where = replace(context(ZOO, is_eager=True), problem=problem)
     with pytest.raises(RuntimeError) as caught:
-        fedout(fed, problem, EVERYONE, jnp.ones(3), jnp.ones(4), jnp.zeros(()), jax.random.key(0))
+        fedout(where, at(jnp.ones(3), jnp.ones(4)), jax.random.key(0))
     assert "client 0, step hypergradient_piece, round 0" in caught.value.__notes__
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from arena import EVERYONE, clients_of, federation, means, solve, trajectory
+from arena import at, clients_of, context, federation, means, solve, trajectory
 
 import rookery as rk
 
@@ -122,8 +122,7 @@ def test_the_drift_free_inner_rounds_of_svrg_find_the_inner_solution():
 
 def outer_call(zoo, adjoint, key, outer_steps=1):
     lfedout = rk.parts.LFedOut(lr=0.1, local_steps=outer_steps, adjoint=adjoint)
-    x, y = jnp.ones(3), jnp.ones(4)
-    return lfedout(federation(zoo), zoo.problem, EVERYONE, x, y, jnp.zeros(()), key)[0]
+    return lfedout(context(zoo), at(jnp.ones(3), jnp.ones(4)), key).x
 
 
 def test_a_random_length_is_drawn_once_a_call_and_each_equally_often():

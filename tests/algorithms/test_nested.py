@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from arena import EVERYONE, federation, solve
+from arena import at, context, federation, solve
 
 import rookery as rk
 from rookery.program.algorithm import numbers_to_arrays
@@ -41,8 +41,16 @@ def test_the_scalar_composition_by_hand(kind, rest):
     assert float(x[0]) == pytest.approx(rest, abs=1e-12)
 
 
+@pytest.mark.parametrize("inner_start", [np.zeros(3), np.zeros((2, 1)), {"y": np.zeros(2)}])
+def test_an_inner_start_of_another_shape_is_refused_before_the_first_round(inner_start):
+    zoo = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2))
+    algorithm = rk.FedNest(outer_lr=0.1, inner_lr=0.1, inner_start=inner_start)
+    with pytest.raises(ValueError, match=r"inner_start must be shaped like .*layers\[0\]"):
+        solve(zoo, algorithm, 1)
+
+
 def test_a_composition_needs_an_inner_start_and_two_layers():
-    with pytest.raises(ValueError, match="give the algorithm inner_start"):
+    with pytest.raises(ValueError, match="needs inner_start"):
         solve(CHAIN, rk.FedNest(outer_lr=0.1, inner_lr=0.1), 1)
     with pytest.raises(ValueError, match="FedNest solves compositions of two layers, got 3 layers"):
         solve(
@@ -66,40 +74,52 @@ def test_a_minimax_problem_with_steps_of_the_server():
     np.testing.assert_allclose(y, SADDLE.solution()[1], rtol=0, atol=1e-12)
 
 
-def test_a_paper_is_a_combination_under_a_name():
-    named = rk.FedNest(
-        outer_lr=0.05,
-        inner_lr=0.1,
-        inner_rounds=2,
-        inner_steps=2,
-        ihgp=rk.parts.FedIHGP(terms=3, lipschitz=5.0),
-        clients=2,
-    )
-    nested = rk.Nested(
-        inner=rk.parts.FedInn(lr=0.1, local_steps=2),
-        outer=rk.parts.FedOut(
-            lr=0.05, local_steps=1, adjoint=rk.parts.FedIHGP(terms=3, lipschitz=5.0)
+PAPERS = {
+    "FedNest": (
+        rk.FedNest(
+            outer_lr=0.05,
+            inner_lr=0.1,
+            inner_rounds=2,
+            inner_steps=2,
+            ihgp=rk.parts.FedIHGP(terms=3, lipschitz=rk.parts.PowerIteration(iterations=3)),
+            clients=2,
         ),
-        inner_rounds=2,
-        clients=2,
-    )
-    assert eqx.tree_equal(named.parts(), nested)
-    mbo = rk.FedMBO(
-        outer_lr=0.05,
-        inner_lr=0.1,
-        inner_rounds=2,
-        hypergradient=rk.parts.PHE(terms=3, lipschitz=5.0),
-        clients=2,
-    )
-    assert eqx.tree_equal(
-        mbo.parts(),
         rk.Nested(
-            inner=rk.parts.ServerSGD(lr=0.1),
-            outer=rk.parts.ServerStep(lr=0.05, hypergradient=rk.parts.PHE(terms=3, lipschitz=5.0)),
+            inner=rk.parts.FedInn(lr=0.1, local_steps=2),
+            outer=rk.parts.FedOut(
+                lr=0.05,
+                adjoint=rk.parts.FedIHGP(terms=3, lipschitz=rk.parts.PowerIteration(iterations=3)),
+            ),
             inner_rounds=2,
             clients=2,
         ),
-    )
+    ),
+    "FedMBO": (
+        rk.FedMBO(
+            outer_lr=rk.parts.PowerDecay(0.05, 0.5),
+            inner_lr=0.1,
+            inner_rounds=2,
+            hypergradient=rk.parts.PHE(terms=3, lipschitz=5.0),
+            clients=2,
+        ),
+        rk.Nested(
+            inner=rk.parts.ServerSGD(lr=0.1),
+            outer=rk.parts.ServerStep(
+                lr=rk.parts.PowerDecay(0.05, 0.5),
+                hypergradient=rk.parts.PHE(terms=3, lipschitz=5.0),
+            ),
+            inner_rounds=2,
+            clients=2,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_paper_is_a_combination_under_a_name(name):
+    written_out, combined = (solve(ZOO, algorithm, 3) for algorithm in PAPERS[name])
+    assert eqx.tree_equal(written_out.solution, combined.solution)
+    assert written_out.ledger == combined.ledger
 
 
 @pytest.mark.parametrize(
@@ -202,10 +222,9 @@ def test_runs_that_differ_in_numbers_go_side_by_side():
 
 
 def cg(iterations, zoo=ZOO, y=None):
-    x, y = jnp.ones(3), jnp.ones(4) if y is None else jnp.asarray(y)
-    fed, key = federation(zoo), jax.random.key(0)
+    state = at(jnp.ones(3), jnp.ones(4) if y is None else y)
     estimate = rk.parts.FederatedCG(iterations=iterations).estimate
-    return estimate(fed, zoo.problem, EVERYONE, x, y, jnp.zeros(()), key)[0]
+    return estimate(context(zoo), state, jax.random.key(0))[0]
 
 
 def test_conjugate_gradients_are_exact_after_as_many_products_as_y_has_numbers():

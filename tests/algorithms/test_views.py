@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arena import solve
 
 import rookery as rk
 from rookery.algorithms.shared.views import view_of
@@ -128,3 +129,12 @@ def test_the_natural_view_and_what_does_not_fit():
     row = {name: a[0, 0] for name, a in rk.zoo.linear_chain().data.items()}
     with pytest.raises(ValueError, match=r"starts\[1\] must be shaped like the value of layers\[1"):
         wrong.check((np.zeros(3),), lambda split: row)
+
+
+@pytest.mark.parametrize("view", [rk.parts.AdjointView, rk.parts.ProductView])
+@pytest.mark.parametrize("kind", [rk.FedMSA, rk.STSA])
+def test_starts_of_another_shape_are_refused_before_the_first_round(kind, view):
+    zoo = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2))
+    algorithm = kind(outer_lr=0.1, inner_lr=0.1, view=view(starts=(np.zeros(3),)))
+    with pytest.raises(ValueError, match=r"starts\[0\] must be shaped like .*layers\[0\]"):
+        solve(zoo, algorithm, 1)

@@ -36,7 +36,7 @@ from rookery import check, tree
 from rookery.algorithms.afbo.aphe import AbstractAPHE, APHESum
 from rookery.algorithms.afbo.hessians import AbstractHessians, ActiveHessians
 from rookery.algorithms.shared import local
-from rookery.algorithms.shared.lipschitz import REMEDY
+from rookery.algorithms.shared.two_level import REMEDY
 from rookery.problem.bilevel import Bilevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client

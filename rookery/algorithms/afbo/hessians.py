@@ -212,7 +212,7 @@ def piece(
     client: Client, point: tuple[Tree, Tree], v: Tree, *, problem: Bilevel, batch_size: int | None
 ) -> Tree:
     """H_i = f_x(x, y; ξ) - g_xy(x, y; ζ) v."""
-    return own_piece(client, problem, *point, v, batch_size, client.key)
+    return own_piece(LocalSystem(client, problem, *point, batch_size), v, client.key)
 
 
 def local_piece(
@@ -226,6 +226,7 @@ def local_piece(
 ) -> Tree:
     """H_i with the client's own adjoint."""
     L_key, chain_key, piece_key = jax.random.split(client.key, 3)
-    L = own_lipschitz(client, problem, *point, aphe.lipschitz, batch_size, L_key)
-    v = aphe.solve(LocalSystem(client, problem, *point, batch_size), n_clients, L, chain_key)
-    return own_piece(client, problem, *point, v, batch_size, piece_key)
+    at = LocalSystem(client, problem, *point, batch_size)
+    L = own_lipschitz(at, aphe.lipschitz, L_key)
+    v = aphe.solve(at, n_clients, L, chain_key)
+    return own_piece(at, v, piece_key)

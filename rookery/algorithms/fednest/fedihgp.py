@@ -1,6 +1,7 @@
 """FedIHGP: the adjoint by the Neumann series of the mean inner Hessian (FedNest, algorithm 3).
 
     g_yy^{-1} = (1/L) Σ_n (I - g_yy / L)^n ,   L at least half the largest eigenvalue of g_yy,
+
 one exchange per hop, each with a fresh cohort and fresh samples.
 """
 
@@ -18,61 +19,62 @@ from rookery.algorithms.shared.lipschitz import (
     check_lipschitz,
     lipschitz,
 )
-from rookery.algorithms.shared.system import product_of_series, sum_of_series
+from rookery.algorithms.shared.system import GlobalSystem, product_of_series, sum_of_series
+from rookery.algorithms.shared.two_level import NestedState
 from rookery.rng import below
+from rookery.types import Key
 
 
-class FedIHGP(AbstractAdjoint):
+class AbstractIHGP(AbstractAdjoint):
+    """A Neumann series of given length.
+
+    Args:
+        terms: N.
+        lipschitz: L, or how to estimate it.
+    """
+
+    _: KW_ONLY
+    terms: int = 5
+    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
+
+    def __check_init__(self):
+        check.count(f"{type(self).__name__}.terms", self.terms)
+        check_lipschitz(f"{type(self).__name__}.lipschitz", self.lipschitz)
+
+    def current_lipschitz(self, system: GlobalSystem, L: jax.Array, key: Key) -> jax.Array:
+        """L of this round."""
+        x, y = system.point.value
+        return lipschitz(system.context, NestedState(x, y, L), self.lipschitz, key)
+
+
+class FedIHGP(AbstractIHGP):
     """The paper's estimator: one product of random length, unbiased for the first N terms.
 
     p_0 = (N/L) f_y, then N' hops with N' uniform on 0..N-1. It costs N' + 1 exchanges.
 
-    Args:
-        terms: N.
-        lipschitz: L, or how to estimate it.
+    >>> FedIHGP(terms=4, lipschitz=5.0).terms
+    4
     """
-
-    _: KW_ONLY
-    terms: int = 5
-    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
-
-    def __check_init__(self):
-        check.count("FedIHGP.terms", self.terms)
-        check_lipschitz("FedIHGP.lipschitz", self.lipschitz)
 
     def solve(self, system, L, key):
         """p_{N'}, and L."""
         lipschitz_key, length_key, series_key = jax.random.split(key, 3)
-        L = _renewed(system, self.lipschitz, L, lipschitz_key)
+        L = self.current_lipschitz(system, L, lipschitz_key)
         hops = below(length_key, (), self.terms)  # N'
         return product_of_series(system, self.terms, hops, L, series_key), L
 
 
-class FedIHGPSum(AbstractAdjoint):
+class FedIHGPSum(AbstractIHGP):
     """The truncated series itself: N hops, N + 1 terms, no randomness in the length.
 
     It costs N + 1 exchanges.
 
-    Args:
-        terms: N.
-        lipschitz: L, or how to estimate it.
+    >>> FedIHGPSum(terms=4).lipschitz.every
+    10
     """
-
-    _: KW_ONLY
-    terms: int = 5
-    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
-
-    def __check_init__(self):
-        check.count("FedIHGPSum.terms", self.terms)
-        check_lipschitz("FedIHGPSum.lipschitz", self.lipschitz)
 
     def solve(self, system, L, key):
         """The sum of the terms 0 to N, and L."""
         lipschitz_key, series_key = jax.random.split(key)
-        L = _renewed(system, self.lipschitz, L, lipschitz_key)
+        L = self.current_lipschitz(system, L, lipschitz_key)
         return sum_of_series(system, self.terms, L, series_key), L
-
-
-def _renewed(system, rule, L, key):
-    x, y = system.point.value
-    return lipschitz(system.fed, system.problem, system.sampling, x, y, rule, L, key)

@@ -1,7 +1,7 @@
-"""FedInn: one inner round of local steps, drift-free or plain (FedNest, algorithms 2 and 6).
+"""FedInn: one inner round of local steps, drift-free or plain (FedNest, algorithms 4 and 6).
 
-In FedInn, q is the global gradient at y. Every local step is corrected by it, so the zero of the
-mean inner gradient stays where it is, whatever the clients' own zeros are. FedInnSGD saves the
+In FedInn, q is the global gradient at y. It corrects every local step, so the zero of the mean
+inner gradient stays a fixed point, whatever the clients' own zeros are. FedInnSGD saves the
 exchange for q and pays with a bias that grows with the number of local steps.
 """
 
@@ -12,19 +12,112 @@ import jax
 
 from rookery import check
 from rookery.algorithms.shared import levels, local
-from rookery.algorithms.shared.interface import AbstractInner
+from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
+from rookery.algorithms.shared.server import inner_gradient
+from rookery.algorithms.shared.system import LocalSystem
+from rookery.algorithms.shared.two_level import AbstractInner
 from rookery.program.federation import Client
 from rookery.types import Key, Tree
 
 
+def fedinn(
+    context: Context,
+    x: Tree,
+    y: Tree,
+    key: Key,
+    *,
+    lr: local.LearningRate,
+    local_steps: local.LocalSteps,
+    anchor_batch: int | None,
+) -> Tree:
+    """Two exchanges with one cohort: the global gradient q at y, then local steps along it."""
+    who, anchor_key, local_key = jax.random.split(key, 3)
+    fed, cohort = context.fed, context.sample(who)
+    x, y = fed.broadcast(cohort, x, y)  # ----------------------------------- down  x, y
+    q_i = context.map(inner_gradient, x, y, key=anchor_key, batch_size=anchor_batch)
+    q = fed.mean(q_i)  # ---------------------------------------------------- up    q
+    q = fed.broadcast(cohort, q)  # ----------------------------------------- down  q
+    y_i = context.map(corrected_inner_steps, x, y, q, key=local_key, lr=lr, steps=local_steps)
+    return fed.mean(y_i)  # ------------------------------------------------- up    y
+
+
+def fedinn_sgd(
+    context: Context,
+    x: Tree,
+    y: Tree,
+    key: Key,
+    *,
+    lr: local.LearningRate,
+    local_steps: local.LocalSteps,
+) -> Tree:
+    """One exchange: the mean of the clients' plain local steps."""
+    who, local_key = jax.random.split(key)
+    fed, cohort = context.fed, context.sample(who)
+    x, y = fed.broadcast(cohort, x, y)  # ----------------------------------- down  x, y
+    y_i = context.map(plain_inner_steps, x, y, key=local_key, lr=lr, steps=local_steps)
+    return fed.mean(y_i)  # ------------------------------------------------- up    y
+
+
+def corrected_inner_steps(
+    client: Client,
+    x: Tree,
+    y: Tree,
+    q: Tree,
+    *,
+    problem: TwoLevel,
+    batch_size: int | None,
+    lr: local.LearningRate,
+    steps: local.LocalSteps,
+) -> Tree:
+    """y_{i,ν+1} = y_{i,ν} - β_i [ G_i(y_{i,ν}; ζ) - G_i(y; ζ) + q ]."""
+    return local.corrected_steps(
+        client,
+        draw=lambda key: client.draw(levels.inner_split(problem), batch_size, key),
+        gradient=lambda y_i, sample: levels.inner_gradient(problem, x, y_i, sample),
+        anchor=y,
+        correction=q,
+        lr=lr,
+        steps=steps,
+    )
+
+
+def plain_inner_steps(
+    client: Client,
+    x: Tree,
+    y: Tree,
+    *,
+    problem: TwoLevel,
+    batch_size: int | None,
+    lr: local.LearningRate,
+    steps: local.LocalSteps,
+) -> Tree:
+    """y_{i,ν+1} = y_{i,ν} - β_i G_i(y_{i,ν}; ζ)."""
+    at = LocalSystem(client, problem, x, y, batch_size)
+    return own_inner_steps(at, client.key, lr=lr, steps=steps)
+
+
+def own_inner_steps(
+    at: LocalSystem, key: Key, *, lr: local.LearningRate, steps: local.LocalSteps
+) -> Tree:
+    """The client's inner variable after its plain local steps from y."""
+
+    def gradient(y_i, key):
+        return levels.inner_gradient(at.problem, at.x, y_i, at.inner_sample(key))
+
+    return local.plain_steps(at.client, gradient, at.y, lr, steps, key)
+
+
 class FedInn(AbstractInner):
-    """Two exchanges with one cohort give a new y.
+    """:func:`fedinn` as a part: two exchanges give a new y.
 
     Args:
         lr: β, of every local step, or of the whole call (:class:`PerCall`).
         local_steps: τ, one number or one per client.
         anchor_batch: rows of the gradient q; None is all.
+
+    >>> FedInn(lr=0.1, local_steps=5).local_steps
+    5
     """
 
     _: KW_ONLY
@@ -38,19 +131,17 @@ class FedInn(AbstractInner):
         if self.anchor_batch is not None:
             check.count("anchor_batch", self.anchor_batch)
 
-    def __call__(self, fed, problem, sampling, x, y, key):
+    def __call__(self, context, x, y, key):
         """The inner variable y after one round."""
-        who, anchor_key, local_key = jax.random.split(key, 3)
-        cohort = fed.sample(sampling.clients, who)
-        x, y = fed.broadcast(cohort, x, y)  # ------------------------------- down  x, y
-        q_i = fed.map(
-            inner_gradient, x, y, key=anchor_key, problem=problem, batch_size=self.anchor_batch
+        return fedinn(
+            context,
+            x,
+            y,
+            key,
+            lr=self.lr,
+            local_steps=self.local_steps,
+            anchor_batch=self.anchor_batch,
         )
-        q = fed.mean(q_i)  # ------------------------------------------------ up    q
-        q = fed.broadcast(cohort, q)  # ------------------------------------- down  q
-        settings = {"problem": problem, "batch_size": sampling.batch_size, "fedinn": self}
-        y_i = fed.map(corrected_inner_steps, x, y, q, key=local_key, **settings)
-        return fed.mean(y_i)  # --------------------------------------------- up    y
 
     def check(self, n_clients):
         """Numbers of local steps must fit the clients."""
@@ -58,11 +149,14 @@ class FedInn(AbstractInner):
 
 
 class FedInnSGD(AbstractInner):
-    """One exchange gives a new y, the mean of the clients' plain local steps.
+    """:func:`fedinn_sgd` as a part: one exchange gives a new y.
 
     Args:
         lr: β, of every local step, or of the whole call (:class:`PerCall`).
         local_steps: τ, one number or one per client.
+
+    >>> FedInnSGD(lr=0.1, local_steps=[1, 2, 3]).local_steps
+    (1, 2, 3)
     """
 
     _: KW_ONLY
@@ -73,76 +167,10 @@ class FedInnSGD(AbstractInner):
         local.check_learning_rate("FedInnSGD.lr", self.lr)
         local.check_local_steps("FedInnSGD.local_steps", self.local_steps)
 
-    def __call__(self, fed, problem, sampling, x, y, key):
+    def __call__(self, context, x, y, key):
         """The inner variable y after one round."""
-        who, local_key = jax.random.split(key)
-        settings = {"problem": problem, "batch_size": sampling.batch_size, "fedinn": self}
-        cohort = fed.sample(sampling.clients, who)
-        x, y = fed.broadcast(cohort, x, y)  # ------------------------------- down  x, y
-        y_i = fed.map(plain_inner_steps, x, y, key=local_key, **settings)
-        return fed.mean(y_i)  # --------------------------------------------- up    y
+        return fedinn_sgd(context, x, y, key, lr=self.lr, local_steps=self.local_steps)
 
     def check(self, n_clients):
         """Numbers of local steps must fit the clients."""
         local.check_local_steps("FedInnSGD.local_steps", self.local_steps, n_clients)
-
-
-def inner_gradient(
-    client: Client, x: Tree, y: Tree, *, problem: TwoLevel, batch_size: int | None
-) -> Tree:
-    """q_i = G_i(y; ζ)."""
-    sample = client.draw(levels.inner_split(problem), batch_size, client.key)
-    return levels.inner_gradient(problem, x, y, sample)
-
-
-def corrected_inner_steps(
-    client: Client,
-    x: Tree,
-    y: Tree,
-    q: Tree,
-    *,
-    problem: TwoLevel,
-    batch_size: int | None,
-    fedinn: FedInn,
-) -> Tree:
-    """y_{i,ν+1} = y_{i,ν} - β_i [ G_i(y_{i,ν}; ζ) - G_i(y; ζ) + q ]."""
-    return local.corrected_steps(
-        client,
-        draw=lambda key: client.draw(levels.inner_split(problem), batch_size, key),
-        gradient=lambda y_i, sample: levels.inner_gradient(problem, x, y_i, sample),
-        anchor=y,
-        correction=q,
-        lr=fedinn.lr,
-        steps=fedinn.local_steps,
-    )
-
-
-def plain_inner_steps(
-    client: Client,
-    x: Tree,
-    y: Tree,
-    *,
-    problem: TwoLevel,
-    batch_size: int | None,
-    fedinn: FedInnSGD,
-) -> Tree:
-    """y_{i,ν+1} = y_{i,ν} - β_i G_i(y_{i,ν}; ζ)."""
-    return own_inner_steps(client, problem, x, y, batch_size, fedinn, client.key)
-
-
-def own_inner_steps(
-    client: Client,
-    problem: TwoLevel,
-    x: Tree,
-    y: Tree,
-    batch_size: int | None,
-    fedinn: FedInnSGD,
-    key: Key,
-) -> Tree:
-    """The client's inner variable after its plain local steps from y."""
-
-    def gradient(y_i, key):
-        sample = client.draw(levels.inner_split(problem), batch_size, key)
-        return levels.inner_gradient(problem, x, y_i, sample)
-
-    return local.plain_steps(client, gradient, y, fedinn.lr, fedinn.local_steps, key)

@@ -25,19 +25,24 @@ two cancelling gradients; in a composition v is the mean of f_y (the paper's N =
 from dataclasses import KW_ONLY
 
 import equinox as eqx
+import jax
 
-from rookery import tree
+from rookery import check
 from rookery.algorithms.fednest.fedihgp import FedIHGPSum
-from rookery.algorithms.fednest.fedinn import FedInn, FedInnSGD
-from rookery.algorithms.fednest.fedout import FedOut
-from rookery.algorithms.nested import AbstractNested, Nested
+from rookery.algorithms.fednest.fedinn import FedInnSGD, fedinn
+from rookery.algorithms.fednest.fedout import FedOut, fedout
+from rookery.algorithms.nested import Nested
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import AbstractAdjoint
-from rookery.program.participation import AbstractParticipation, participation
-from rookery.types import Tree
+from rookery.algorithms.shared.context import Context
+from rookery.algorithms.shared.levels import TwoLevel
+from rookery.algorithms.shared.two_level import State, TwoLevelAlgorithm
+from rookery.program.federation import AbstractFederation
+from rookery.program.participation import AbstractParticipation
+from rookery.types import Key, Tree
 
 
-class FedNest(AbstractNested):
+class FedNest(TwoLevelAlgorithm):
     """Alternates drift-free inner rounds with one step along the global hypergradient.
 
     Args:
@@ -47,10 +52,10 @@ class FedNest(AbstractNested):
         inner_steps: τ of FedInn, one number or one per client.
         outer_steps: τ of FedOut, likewise.
         ihgp: how the inverse Hessian times the outer gradient is estimated; bilevel only.
-        clients: how many take part in an exchange, a rule that draws them, or None for everyone.
-        batch_size: rows per stochastic evaluation on a client; None is all its rows.
         anchor_batch: rows for FedInn's global gradient; None is all.
-        inner_start: initial y, in compositions only, where the start is x alone.
+
+    >>> FedNest(outer_lr=0.05, inner_lr=0.1, inner_rounds=2, clients=10, batch_size=32).inner_rounds
+    2
     """
 
     _: KW_ONLY
@@ -60,58 +65,65 @@ class FedNest(AbstractNested):
     inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     outer_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     ihgp: AbstractAdjoint = eqx.field(default_factory=FedIHGPSum)
-    clients: AbstractParticipation = eqx.field(converter=participation, default=None)
-    batch_size: int | None = None
     anchor_batch: int | None = None
-    inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
 
-    def parts(self) -> Nested:
-        """FedInn, T times, and FedOut with FedIHGP."""
-        return Nested(
-            inner=FedInn(
-                lr=self.inner_lr, local_steps=self.inner_steps, anchor_batch=self.anchor_batch
-            ),
-            outer=FedOut(lr=self.outer_lr, local_steps=self.outer_steps, adjoint=self.ihgp),
-            inner_rounds=self.inner_rounds,
-            clients=self.clients,
-            batch_size=self.batch_size,
-            inner_start=self.inner_start,
-        )
+    def __check_init__(self):
+        local.check_fields(self)
+        check.count("inner_rounds", self.inner_rounds)
+        if self.anchor_batch is not None:
+            check.count("anchor_batch", self.anchor_batch)
+
+    def check(self, problem: TwoLevel, n_clients: int) -> None:
+        """Raise unless the problem has two levels and the settings fit it and the clients."""
+        self.check_problem(problem, n_clients)
+        local.check_fields(self, n_clients)
+        self.ihgp.check(problem, n_clients)
+
+    def round(self, fed: AbstractFederation, problem: TwoLevel, state: State, key: Key) -> State:
+        """T times FedInn; then FedIHGP and FedOut."""
+        context = Context(fed, problem, self.clients, self.batch_size)
+        inner_key, outer_key = jax.random.split(key)
+        who, ihgp_key, hyper_key, local_key = jax.random.split(outer_key, 4)
+        inner = {"lr": self.inner_lr, "local_steps": self.inner_steps}
+        outer = {"lr": self.outer_lr, "local_steps": self.outer_steps}
+
+        def inner_round(t, y):
+            t_key = jax.random.fold_in(inner_key, t)
+            return fedinn(context, state.x, y, t_key, anchor_batch=self.anchor_batch, **inner)
+
+        y = fed.repeat(self.inner_rounds, inner_round, state.y)  # ----------- y^{k+1}
+        state = state._replace(y=y)
+        v, L = self.ihgp.estimate(context, state, ihgp_key)  # --------------- FedIHGP
+        x = fedout(context, state.x, y, v, (who, hyper_key, local_key), **outer)  # x^{k+1}
+        return state._replace(x=x, lipschitz=L)
 
 
-class FedNestSGD(AbstractNested):
+def FedNestSGD(
+    *,
+    outer_lr: local.LearningRate,
+    inner_lr: local.LearningRate,
+    inner_rounds: int = 1,
+    inner_steps: local.LocalSteps = 1,
+    outer_steps: local.LocalSteps = 1,
+    ihgp: AbstractAdjoint | None = None,
+    clients: AbstractParticipation | int | None = None,
+    batch_size: int | None = None,
+    inner_start: Tree = None,
+) -> Nested:
     """FedNest with plain local steps inside: an exchange less per inner round, and a biased y.
 
-    Args:
-        outer_lr: α, of every local step, or of the whole call (:class:`PerCall`).
-        inner_lr: β, likewise.
-        inner_rounds: T.
-        inner_steps: τ of FedInnSGD, one number or one per client.
-        outer_steps: τ of FedOut, likewise.
-        ihgp: how the inverse Hessian times the outer gradient is estimated; bilevel only.
-        clients: how many take part in an exchange, a rule that draws them, or None for everyone.
-        batch_size: rows per stochastic evaluation on a client; None is all its rows.
-        inner_start: initial y, in compositions only, where the start is x alone.
+    The settings are those of :class:`FedNest`; the inner solver is FedInnSGD.
+
+    >>> FedNestSGD(outer_lr=0.05, inner_lr=0.1).name
+    'FedNestSGD'
     """
-
-    _: KW_ONLY
-    outer_lr: local.LearningRate = eqx.field(converter=local.number)
-    inner_lr: local.LearningRate = eqx.field(converter=local.number)
-    inner_rounds: int = 1
-    inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    outer_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    ihgp: AbstractAdjoint = eqx.field(default_factory=FedIHGPSum)
-    clients: AbstractParticipation = eqx.field(converter=participation, default=None)
-    batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
-
-    def parts(self) -> Nested:
-        """FedInnSGD, T times, and FedOut with FedIHGP."""
-        return Nested(
-            inner=FedInnSGD(lr=self.inner_lr, local_steps=self.inner_steps),
-            outer=FedOut(lr=self.outer_lr, local_steps=self.outer_steps, adjoint=self.ihgp),
-            inner_rounds=self.inner_rounds,
-            clients=self.clients,
-            batch_size=self.batch_size,
-            inner_start=self.inner_start,
-        )
+    adjoint = FedIHGPSum() if ihgp is None else ihgp
+    return Nested(
+        label="FedNestSGD",
+        inner=FedInnSGD(lr=inner_lr, local_steps=inner_steps),
+        outer=FedOut(lr=outer_lr, local_steps=outer_steps, adjoint=adjoint),
+        inner_rounds=inner_rounds,
+        clients=clients,
+        batch_size=batch_size,
+        inner_start=inner_start,
+    )

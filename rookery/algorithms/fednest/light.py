@@ -12,8 +12,8 @@ D. A. Tarzanagh, M. Li, C. Thrampoulidis, S. Oymak. ICML 2022, arXiv:2205.02215,
     S       clients                         who takes part in an exchange
 
 Cost of a round in exchanges, whatever the problem and the adjoint: LFedNest T + 1, LFedNestSVRG
-2 T + 1, LFedNestNonAlt 1. Where clients differ, all three come to rest beside the solution, at a
-zero of the mean of local hypergradients. Departures from the paper: LocalNeumannSum is the default;
+2 T + 1, LFedNestNonAlt 1. Where clients differ, all three converge to a biased point, a zero of the
+mean of local hypergradients. Departures from the paper: LocalNeumannSum is the default;
 algorithm 5 needs f_y(x_ν, y) where it prints f_x(y_ν, y).
 """
 
@@ -22,112 +22,147 @@ from dataclasses import KW_ONLY
 import equinox as eqx
 import jax
 
-from rookery import check, tree
 from rookery.algorithms.fednest.fedinn import FedInn, FedInnSGD, own_inner_steps
-from rookery.algorithms.fednest.lfedout import (
-    AbstractLocalAdjoint,
-    LFedOut,
-    LocalNeumannSum,
-    own_outer_steps,
-)
-from rookery.algorithms.nested import (
-    AbstractNested,
-    Nested,
-    State,
-    initial_state,
-    solution_of,
-)
+from rookery.algorithms.nested import Nested
 from rookery.algorithms.shared import local
-from rookery.algorithms.shared.levels import TwoLevel, check_two_levels
-from rookery.algorithms.shared.lipschitz import REMEDY
-from rookery.program.algorithm import AbstractAlgorithm
+from rookery.algorithms.shared.adjoint import own_piece
+from rookery.algorithms.shared.levels import TwoLevel
+from rookery.algorithms.shared.local_adjoint import (
+    AbstractLocalAdjoint,
+    LocalNeumannSum,
+    own_adjoint,
+)
+from rookery.algorithms.shared.system import LocalSystem
+from rookery.algorithms.shared.two_level import AbstractOuter, State, TwoLevelAlgorithm
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.participation import AbstractParticipation, participation
+from rookery.program.participation import AbstractParticipation
 from rookery.types import Key, Tree
 
 
-class LFedNest(AbstractNested):
+class LFedOut(AbstractOuter):
+    """One outer round in one exchange, each client along its own hypergradient (algorithm 5).
+
+    The mean of the clients' hypergradients is not the hypergradient of the means: where clients
+    differ, LFedOut converges to a biased point.
+
+    Args:
+        lr: α, of every local step, or of the whole call (:class:`PerCall`).
+        local_steps: τ, one number or one per client.
+        adjoint: how a client estimates its own inverse Hessian times its own outer gradient.
+
+    >>> LFedOut(lr=0.1, local_steps=3).adjoint.terms
+    5
+    """
+
+    _: KW_ONLY
+    lr: local.LearningRate = eqx.field(converter=local.number)
+    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
+    adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)
+
+    def __check_init__(self):
+        local.check_learning_rate("LFedOut.lr", self.lr)
+        local.check_local_steps("LFedOut.local_steps", self.local_steps)
+
+    def __call__(self, context, state, key):
+        """The state with the x of one round."""
+        who, local_key = jax.random.split(key)
+        fed, cohort = context.fed, context.sample(who)
+        x, y = fed.broadcast(cohort, state.x, state.y)  # -------------------- down  x, y
+        x_i = context.map(local_outer_steps, x, y, key=local_key, lfedout=self)
+        with fed.outer():
+            return state._replace(x=fed.mean(x_i))  # ------------------------ up    x
+
+    def check(self, problem, n_clients):
+        """Numbers of local steps must fit the clients."""
+        local.check_local_steps("LFedOut.local_steps", self.local_steps, n_clients)
+
+
+def local_outer_steps(
+    client: Client, x: Tree, y: Tree, *, problem: TwoLevel, batch_size: int | None, lfedout: LFedOut
+) -> Tree:
+    """x_{i,ν+1} = x_{i,ν} - α_i h_i(x_{i,ν}, y)  with the client's own adjoint at x_{i,ν}."""
+    return own_outer_steps(LocalSystem(client, problem, x, y, batch_size), lfedout, client.key)
+
+
+def own_outer_steps(at: LocalSystem, lfedout: LFedOut, key: Key) -> Tree:
+    """The client's outer variable after its local steps from x."""
+    steps_key, adjoint_key = jax.random.split(key)
+    adjoint = own_adjoint(at, lfedout.adjoint, adjoint_key)
+
+    def hypergradient(x_i, key):
+        adjoint_key, piece_key = jax.random.split(key)
+        v = adjoint(x_i, adjoint_key)
+        return own_piece(at.moved_to(x_i), v, piece_key)
+
+    lr, steps = lfedout.lr, lfedout.local_steps
+    return local.plain_steps(at.client, hypergradient, at.x, lr, steps, steps_key)
+
+
+def LFedNest(
+    *,
+    outer_lr: local.LearningRate,
+    inner_lr: local.LearningRate,
+    inner_rounds: int = 1,
+    inner_steps: local.LocalSteps = 1,
+    outer_steps: local.LocalSteps = 1,
+    adjoint: AbstractLocalAdjoint | None = None,
+    clients: AbstractParticipation | int | None = None,
+    batch_size: int | None = None,
+    inner_start: Tree = None,
+) -> Nested:
     """Alternates plain local inner rounds with one round of local outer steps.
 
-    Args:
-        outer_lr: α, of every local step, or of the whole call (:class:`PerCall`).
-        inner_lr: β, likewise.
-        inner_rounds: T.
-        inner_steps: τ of FedInnSGD, one number or one per client.
-        outer_steps: τ of LFedOut, likewise.
-        adjoint: how a client estimates its own adjoint; bilevel only.
-        clients: how many take part in an exchange, a rule that draws them, or None for everyone.
-        batch_size: rows per stochastic evaluation on a client; None is all its rows.
-        inner_start: initial y, in compositions only, where the start is x alone.
+    The settings are those of :class:`FedNest`, with FedInnSGD (algorithm 6) inside and LFedOut
+    (algorithm 5) outside; ``adjoint`` is how a client estimates its own adjoint, bilevel only.
+
+    >>> LFedNest(outer_lr=0.05, inner_lr=0.1, inner_steps=5).name
+    'LFedNest'
     """
-
-    _: KW_ONLY
-    outer_lr: local.LearningRate = eqx.field(converter=local.number)
-    inner_lr: local.LearningRate = eqx.field(converter=local.number)
-    inner_rounds: int = 1
-    inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    outer_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)
-    clients: AbstractParticipation = eqx.field(converter=participation, default=None)
-    batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
-
-    def parts(self) -> Nested:
-        """FedInnSGD, T times, and LFedOut."""
-        return Nested(
-            inner=FedInnSGD(lr=self.inner_lr, local_steps=self.inner_steps),
-            outer=LFedOut(lr=self.outer_lr, local_steps=self.outer_steps, adjoint=self.adjoint),
-            inner_rounds=self.inner_rounds,
-            clients=self.clients,
-            batch_size=self.batch_size,
-            inner_start=self.inner_start,
-        )
+    return Nested(
+        label="LFedNest",
+        inner=FedInnSGD(lr=inner_lr, local_steps=inner_steps),
+        outer=LFedOut(lr=outer_lr, local_steps=outer_steps, adjoint=adjoint or LocalNeumannSum()),
+        inner_rounds=inner_rounds,
+        clients=clients,
+        batch_size=batch_size,
+        inner_start=inner_start,
+    )
 
 
-class LFedNestSVRG(AbstractNested):
+def LFedNestSVRG(
+    *,
+    outer_lr: local.LearningRate,
+    inner_lr: local.LearningRate,
+    inner_rounds: int = 1,
+    inner_steps: local.LocalSteps = 1,
+    outer_steps: local.LocalSteps = 1,
+    adjoint: AbstractLocalAdjoint | None = None,
+    anchor_batch: int | None = None,
+    clients: AbstractParticipation | int | None = None,
+    batch_size: int | None = None,
+    inner_start: Tree = None,
+) -> Nested:
     """LFedNest with FedNest's drift-free inner rounds.
 
-    Args:
-        outer_lr: α, of every local step, or of the whole call (:class:`PerCall`).
-        inner_lr: β, likewise.
-        inner_rounds: T.
-        inner_steps: τ of FedInn, one number or one per client.
-        outer_steps: τ of LFedOut, likewise.
-        adjoint: how a client estimates its own adjoint; bilevel only.
-        clients: how many take part in an exchange, a rule that draws them, or None for everyone.
-        batch_size: rows per stochastic evaluation on a client; None is all its rows.
-        anchor_batch: rows for FedInn's global gradient; None is all.
-        inner_start: initial y, in compositions only, where the start is x alone.
+    The settings are those of :func:`LFedNest`; ``anchor_batch`` is the rows of FedInn's global
+    gradient, None for all.
+
+    >>> LFedNestSVRG(outer_lr=0.05, inner_lr=0.1, anchor_batch=64).name
+    'LFedNestSVRG'
     """
-
-    _: KW_ONLY
-    outer_lr: local.LearningRate = eqx.field(converter=local.number)
-    inner_lr: local.LearningRate = eqx.field(converter=local.number)
-    inner_rounds: int = 1
-    inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    outer_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)
-    clients: AbstractParticipation = eqx.field(converter=participation, default=None)
-    batch_size: int | None = None
-    anchor_batch: int | None = None
-    inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
-
-    def parts(self) -> Nested:
-        """FedInn, T times, and LFedOut."""
-        return Nested(
-            inner=FedInn(
-                lr=self.inner_lr, local_steps=self.inner_steps, anchor_batch=self.anchor_batch
-            ),
-            outer=LFedOut(lr=self.outer_lr, local_steps=self.outer_steps, adjoint=self.adjoint),
-            inner_rounds=self.inner_rounds,
-            clients=self.clients,
-            batch_size=self.batch_size,
-            inner_start=self.inner_start,
-        )
+    return Nested(
+        label="LFedNestSVRG",
+        inner=FedInn(lr=inner_lr, local_steps=inner_steps, anchor_batch=anchor_batch),
+        outer=LFedOut(lr=outer_lr, local_steps=outer_steps, adjoint=adjoint or LocalNeumannSum()),
+        inner_rounds=inner_rounds,
+        clients=clients,
+        batch_size=batch_size,
+        inner_start=inner_start,
+    )
 
 
-class LFedNestNonAlt(AbstractAlgorithm):
-    """Both levels in one exchange: a client's outer steps follow on its own inner steps.
+class LFedNestNonAlt(TwoLevelAlgorithm):
+    """Both levels in one exchange: a client's outer steps start from its own inner steps.
 
     Args:
         outer_lr: α, of every local step, or of the whole call (:class:`PerCall`).
@@ -135,9 +170,9 @@ class LFedNestNonAlt(AbstractAlgorithm):
         inner_steps: T τ, all inner steps of a round, one number or one per client.
         outer_steps: τ of the outer steps, likewise.
         adjoint: how a client estimates its own adjoint; bilevel only.
-        clients: how many take part in an exchange, a rule that draws them, or None for everyone.
-        batch_size: rows per stochastic evaluation on a client; None is all its rows.
-        inner_start: initial y, in compositions only, where the start is x alone.
+
+    >>> LFedNestNonAlt(outer_lr=0.05, inner_lr=0.1, inner_steps=10).inner_steps
+    10
     """
 
     _: KW_ONLY
@@ -146,54 +181,35 @@ class LFedNestNonAlt(AbstractAlgorithm):
     inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     outer_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)
-    clients: AbstractParticipation = eqx.field(converter=participation, default=None)
-    batch_size: int | None = None
-    inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None)
 
     def __check_init__(self):
         local.check_fields(self)
-        if self.batch_size is not None:
-            check.count("batch_size", self.batch_size)
 
     def check(self, problem: TwoLevel, n_clients: int) -> None:
         """Raise unless the problem has two levels and the settings fit the clients."""
-        check_two_levels("LFedNestNonAlt", problem)
+        self.check_problem(problem, n_clients)
         local.check_fields(self, n_clients)
-        self.clients.check(n_clients)
-
-    def init(self, problem: TwoLevel, x: Tree, y: Tree = None) -> State:
-        """The given iterates."""
-        return initial_state(problem, x, y, self.inner_start)
 
     def round(self, fed: AbstractFederation, problem: TwoLevel, state: State, key: Key) -> State:
         """One exchange, with all the work on the clients."""
-        x, y, L = state
         who, local_key = jax.random.split(key)
         cohort = fed.sample(self.clients, who)
-        x, y = fed.broadcast(cohort, x, y)  # -------------------------------- down  x, y
+        x, y = fed.broadcast(cohort, state.x, state.y)  # -------------------- down  x, y
         both = fed.map(joint_steps, x, y, key=local_key, problem=problem, algorithm=self)
         with fed.outer():
             x, y = fed.mean(both)  # ----------------------------------------- up    x, y
-        return type(state)(x, y, L)
-
-    def solution(self, state: State) -> tuple[Tree, ...]:
-        """(x, y), or (x,) of a composition."""
-        return solution_of(state)
-
-    def remedy(self) -> str:
-        """A smaller step, or a larger L."""
-        return REMEDY
+        return state._replace(x=x, y=y)
 
 
 def joint_steps(
     client: Client, x: Tree, y: Tree, *, problem: TwoLevel, algorithm: LFedNestNonAlt
 ) -> tuple[Tree, Tree]:
-    """The client's own y_i by plain steps, and then its own x_i at that y_i."""
+    """The client's own y_i by plain steps, then its own x_i at that y_i."""
     inner_key, outer_key = jax.random.split(client.key)
-    rows = algorithm.batch_size
-    inner = FedInnSGD(lr=algorithm.inner_lr, local_steps=algorithm.inner_steps)
+    at = LocalSystem(client, problem, x, y, algorithm.batch_size)
+    y_i = own_inner_steps(at, inner_key, lr=algorithm.inner_lr, steps=algorithm.inner_steps)
     outer = LFedOut(
         lr=algorithm.outer_lr, local_steps=algorithm.outer_steps, adjoint=algorithm.adjoint
     )
-    y_i = own_inner_steps(client, problem, x, y, rows, inner, inner_key)
-    return own_outer_steps(client, problem, x, y_i, rows, outer, outer_key), y_i
+    at = LocalSystem(client, problem, x, y_i, algorithm.batch_size)
+    return own_outer_steps(at, outer, outer_key), y_i

@@ -39,11 +39,16 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.fednest.lfedout import AbstractLocalAdjoint, LocalNeumannSum, own_adjoint
 from rookery.algorithms.prometheus.mixing import AbstractMixing, RingGraph
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import own_piece
-from rookery.algorithms.shared.lipschitz import REMEDY
+from rookery.algorithms.shared.local_adjoint import (
+    AbstractLocalAdjoint,
+    LocalNeumannSum,
+    own_adjoint,
+)
+from rookery.algorithms.shared.system import LocalSystem
+from rookery.algorithms.shared.two_level import REMEDY
 from rookery.problem.bilevel import Bilevel
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import AbstractFederation, Client
@@ -184,5 +189,6 @@ def estimates(
     """g_y and the client's own hypergradient at (x, y), on rows that its key alone decides."""
     inner_key, L_key, series_key, piece_key = jax.random.split(client.key, 4)
     g_y = problem.inner_grad_y(x, y, client.draw(problem.inner_split, batch_size, inner_key))
-    v = own_adjoint(client, problem, x, y, batch_size, adjoint, L_key)(x, series_key)
-    return g_y, own_piece(client, problem, x, y, v, batch_size, piece_key)
+    at = LocalSystem(client, problem, x, y, batch_size)
+    v = own_adjoint(at, adjoint, L_key)(x, series_key)
+    return g_y, own_piece(at, v, piece_key)

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 from rookery import tree
-from rookery.algorithms.shared.interface import Sampling
+from rookery.algorithms.shared.context import Context
 from rookery.problem.minimax import Minimax
-from rookery.program.federation import AbstractFederation, Client
+from rookery.program.federation import Client
 from rookery.types import Key, Sample, Tree
 
 Blocks = tuple[Tree, ...]
@@ -42,21 +42,13 @@ def check_minimax(name: str, problem: Any) -> None:
         raise TypeError(f"{name} solves Minimax problems, got {type(problem).__name__}.")
 
 
-def mean_field(
-    fed: AbstractFederation,
-    field: Field,
-    problem: Any,
-    sampling: Sampling,
-    blocks: Blocks,
-    key: Key,
-) -> Tree:
+def mean_field(context: Context, field: Field, blocks: Blocks, key: Key) -> Tree:
     """The mean of a field over a fresh cohort: one exchange."""
     who, sample_key = jax.random.split(key)
-    settings = {"field": field, "problem": problem, "batch_size": sampling.batch_size}
-    cohort = fed.sample(sampling.clients, who)
-    at = fed.broadcast(cohort, blocks)  # ------------------------------------ down  all blocks
-    values = fed.map(own_field, at, key=sample_key, **settings)
-    return fed.mean(values)  # ----------------------------------------------- up    the field
+    cohort = context.sample(who)
+    at = context.fed.broadcast(cohort, blocks)  # ---------------------------- down  all blocks
+    values = context.map(own_field, at, key=sample_key, field=field)
+    return context.fed.mean(values)  # --------------------------------------- up    the field
 
 
 def own_field(

@@ -1,4 +1,4 @@
-"""What the two levels are in each class of problem: the one place that tells the classes apart.
+"""The two levels of each class of problem: the only module that distinguishes the classes.
 
                         Bilevel         Minimax     Composition of two layers, f(r(x))
     inner gradient      g_y             -f_y        y - r(x)
@@ -6,8 +6,8 @@
     adjoint v           g_yy^{-1} f_y   none        f_y
     hypergradient       f_x - g_xy v    f_x         r_x' v
 
-Every client has a share of each, and the mean over clients is what counts. In a minimax problem
-f_y vanishes at the inner solution, and the adjoint with it.
+Each of these is a mean over clients of their own terms. In a minimax problem f_y vanishes at the
+inner solution, and the adjoint with it.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ TwoLevel = Bilevel | Minimax | Composition
 
 
 def check_two_levels(name: str, problem: Any) -> None:
-    """Raise unless a problem is of one of the classes, and a composition has two layers."""
+    """Raise unless a problem is of a class above, and a composition has two layers."""
     if not isinstance(problem, TwoLevel):
         raise TypeError(
             f"{name} solves Bilevel, Minimax and two-layer Composition problems, "
@@ -36,17 +36,17 @@ def check_two_levels(name: str, problem: Any) -> None:
 
 
 def inner_split(problem: TwoLevel) -> str:
-    """Which part of a client's data the inner level is averaged over."""
+    """The split of a client's data that the inner level is averaged over."""
     return problem.inner_split if isinstance(problem, Bilevel) else problem.split
 
 
 def outer_split(problem: TwoLevel) -> str:
-    """Which part of a client's data the outer level is averaged over."""
+    """The split of a client's data that the outer level is averaged over."""
     return problem.outer_split if isinstance(problem, Bilevel) else problem.split
 
 
 def inner_gradient(problem: TwoLevel, x: Tree, y: Tree, sample: Sample) -> Tree:
-    """What is zero, in the mean over clients, at the inner solution."""
+    """The gradient whose mean over clients is zero at the inner solution."""
     match problem:
         case Bilevel():
             return problem.inner_grad_y(x, y, sample)
@@ -56,24 +56,26 @@ def inner_gradient(problem: TwoLevel, x: Tree, y: Tree, sample: Sample) -> Tree:
             return tree.sub(y, problem.layer(0, x, sample))
 
 
-def outer_gradient_y(problem: Bilevel | Composition, x: Tree, y: Tree, sample: Sample) -> Tree:
+def outer_gradient_y(problem: TwoLevel, x: Tree, y: Tree, sample: Sample) -> Tree:
     """f_y, the right side of the adjoint's system."""
     match problem:
         case Bilevel():
             return problem.outer_grad_y(x, y, sample)
         case Composition():
             return oracles.gradient(problem.layers[1], (y,), 0, sample)
+        case Minimax():
+            raise TypeError("a minimax problem has no adjoint.")
 
 
-def hessian_vector(
-    problem: Bilevel | Composition, x: Tree, y: Tree, p: Tree, sample: Sample
-) -> Tree:
+def hessian_vector(problem: TwoLevel, x: Tree, y: Tree, p: Tree, sample: Sample) -> Tree:
     """g_yy p, the left side of the adjoint's system."""
     match problem:
         case Bilevel():
             return problem.inner_hvp(x, y, p, sample)
         case Composition():
             return p
+        case Minimax():
+            raise TypeError("a minimax problem has no adjoint.")
 
 
 def outer_gradient_x(problem: TwoLevel, x: Tree, y: Tree, sample: Sample) -> Tree:
@@ -90,7 +92,7 @@ def outer_gradient_x(problem: TwoLevel, x: Tree, y: Tree, sample: Sample) -> Tre
 def hypergradient_piece(
     problem: TwoLevel, x: Tree, y: Tree, v: Tree, outer_sample: Sample, inner_sample: Sample
 ) -> Tree:
-    """A client's share h_i of the hypergradient, given the adjoint v (None in minimax problems)."""
+    """A client's term h_i of the hypergradient, given the adjoint v (None in minimax problems)."""
     match problem:
         case Bilevel():
             direct = problem.outer_grad_x(x, y, outer_sample)

@@ -1,23 +1,30 @@
 """L, the largest eigenvalue of the inner Hessian: given, or estimated by power iteration."""
 
 from dataclasses import KW_ONLY
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.shared.interface import Sampling
+from rookery.algorithms.shared import levels
+from rookery.algorithms.shared.context import Context
+from rookery.algorithms.shared.system import LocalSystem
+from rookery.algorithms.shared.two_level import State
 from rookery.problem.bilevel import Bilevel
-from rookery.program.federation import AbstractFederation, Client
+from rookery.program.federation import Client
 from rookery.types import Key, Tree
 
 
 class PowerIteration(eqx.Module):
-    """Estimates L as the largest eigenvalue of any asked client's inner Hessian.
+    """Estimates L as the largest eigenvalue of the inner Hessian of any client in a cohort.
 
     Each client iterates on its own data, so an estimate costs one exchange with one number up. The
     largest over clients bounds the eigenvalues of the mean Hessian.
+
+        >>> PowerIteration(iterations=10, every=5).is_due(10).item()
+        True
 
     Args:
         iterations: Hessian-vector products per client.
@@ -35,11 +42,12 @@ class PowerIteration(eqx.Module):
         check.count("PowerIteration.every", self.every)
         check.positive("PowerIteration.safety", self.safety)
 
+    def is_due(self, round: Any) -> jax.Array:
+        """Whether L is estimated in a round."""
+        return jnp.asarray(round) % self.every == 0
+
 
 Lipschitz = float | PowerIteration
-
-REMEDY = "A smaller step size, or a larger lipschitz where there is one, is the usual remedy."
-"""What algorithms say whose adjoint may need L, when a value is no longer finite."""
 
 
 def check_lipschitz(name: str, rule: Lipschitz) -> None:
@@ -48,50 +56,29 @@ def check_lipschitz(name: str, rule: Lipschitz) -> None:
         check.positive(name, rule)
 
 
-def lipschitz(
-    fed: AbstractFederation,
-    problem: Bilevel,
-    sampling: Sampling,
-    x: Tree,
-    y: Tree,
-    rule: Lipschitz,
-    previous: jax.Array,
-    key: Key,
-) -> jax.Array:
-    """L for this round: given, kept from an earlier round, or estimated anew in one exchange."""
+def lipschitz(context: Context, state: State, rule: Lipschitz, key: Key) -> jax.Array:
+    """L for this round: given, kept from an earlier round, or estimated in one exchange."""
+    x, y, previous = state
     if not isinstance(rule, PowerIteration):
         return jnp.asarray(rule).astype(previous.dtype)
     who, sample_key = jax.random.split(key)
-    settings = {"problem": problem, "batch_size": sampling.batch_size}
 
-    def estimate(_, previous):
-        cohort = fed.sample(sampling.clients, who)
-        point = fed.broadcast(cohort, (x, y))  # ----------------------------- down  x, y
-        largest = fed.map(
-            largest_eigenvalue, point, key=sample_key, iterations=rule.iterations, **settings
-        )
-        largest = fed.stack(largest)  # -------------------------------------- up    one number
+    def estimate(previous):
+        cohort = context.sample(who)
+        point = context.fed.broadcast(cohort, (x, y))  # --------------------- down  x, y
+        largest = context.map(largest_eigenvalue, point, key=sample_key, iterations=rule.iterations)
+        largest = context.fed.stack(largest)  # ------------------------------ up    one number
         largest = jnp.max(jnp.where(cohort.active, largest, jnp.zeros_like(largest)))
         return tree.scale(rule.safety, largest).astype(previous.dtype)
 
-    is_due = jnp.asarray(fed.round) % rule.every == 0
-    return fed.repeat(jnp.where(is_due, 1, 0), estimate, previous)
+    return context.fed.when(rule.is_due(context.fed.round), estimate, previous)
 
 
-def own_lipschitz(
-    client: Client,
-    problem: Bilevel,
-    x: Tree,
-    y: Tree,
-    rule: Lipschitz,
-    batch_size: int | None,
-    key: Key,
-) -> jax.Array:
+def own_lipschitz(at: LocalSystem, rule: Lipschitz, key: Key) -> jax.Array:
     """L of a client's own inner Hessian: given, or estimated on the spot, which sends nothing."""
     if not isinstance(rule, PowerIteration):
-        return jnp.asarray(rule).astype(jnp.result_type(*jax.tree.leaves(y)))
-    found = _largest(client, problem, x, y, rule.iterations, batch_size, key)
-    return tree.scale(rule.safety, found)
+        return jnp.asarray(rule).astype(jnp.result_type(*jax.tree.leaves(at.y)))
+    return tree.scale(rule.safety, _largest(at, rule.iterations, key))
 
 
 def largest_eigenvalue(
@@ -103,21 +90,21 @@ def largest_eigenvalue(
     iterations: int,
 ) -> jax.Array:
     """By how much the inner Hessian of one sample stretches its leading direction."""
-    return _largest(client, problem, *point, iterations, batch_size, client.key)
+    return _largest(LocalSystem(client, problem, *point, batch_size), iterations, client.key)
 
 
-def _largest(client, problem, x, y, iterations, batch_size, key):
+def _largest(at: LocalSystem, iterations: int, key: Key) -> jax.Array:
     start_key, sample_key = jax.random.split(key)
-    sample = client.draw(problem.inner_split, batch_size, sample_key)
+    sample = at.inner_sample(sample_key)
 
     def step(_, carry):
         direction, _ = carry
-        image = problem.inner_hvp(x, y, direction, sample)
+        image = levels.hessian_vector(at.problem, at.x, at.y, direction, sample)
         stretch = tree.norm(image)
         # a Hessian of zeros gives the estimate zero and not a division by it
         return tree.scale(1 / jnp.maximum(stretch, jnp.finfo(stretch.dtype).tiny), image), stretch
 
-    direction = tree.random_normal(start_key, y)
+    direction = tree.random_normal(start_key, at.y)
     norm = tree.norm(direction)
     init = (tree.scale(1 / norm, direction), jnp.zeros_like(norm))
-    return client.repeat(iterations, step, init)[1]
+    return at.client.repeat(iterations, step, init)[1]

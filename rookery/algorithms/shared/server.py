@@ -6,17 +6,40 @@ import equinox as eqx
 import jax
 
 from rookery import tree
-from rookery.algorithms.fednest.fedinn import inner_gradient
-from rookery.algorithms.shared import local
-from rookery.algorithms.shared.interface import AbstractHypergradient, AbstractInner, AbstractOuter
+from rookery.algorithms.shared import levels, local
+from rookery.algorithms.shared.context import Context
+from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.schedule import Rate, check_rates, size_at
+from rookery.algorithms.shared.two_level import AbstractHypergradient, AbstractInner, AbstractOuter
+from rookery.program.federation import Client
+from rookery.types import Key, Tree
+
+
+def mean_inner_gradient(context: Context, x: Tree, y: Tree, key: Key) -> Tree:
+    """One exchange: the mean inner gradient q at (x, y) over a fresh cohort."""
+    who, sample_key = jax.random.split(key)
+    cohort = context.sample(who)
+    x, y = context.fed.broadcast(cohort, x, y)  # ---------------------------- down  x, y
+    q_i = context.map(inner_gradient, x, y, key=sample_key)
+    return context.fed.mean(q_i)  # ------------------------------------------ up    q
+
+
+def inner_gradient(
+    client: Client, x: Tree, y: Tree, *, problem: TwoLevel, batch_size: int | None
+) -> Tree:
+    """q_i = G_i(y; ζ)."""
+    sample = client.draw(levels.inner_split(problem), batch_size, client.key)
+    return levels.inner_gradient(problem, x, y, sample)
 
 
 class ServerSGD(AbstractInner):
-    """One exchange gives the mean inner gradient, and the server takes one step (FedMBO).
+    """One exchange gives the mean inner gradient, and the server takes one step.
 
     Args:
-        lr: β, or how it falls (:class:`PowerDecay`).
+        lr: β, or a schedule (:class:`Decay`, :class:`PowerDecay`).
+
+    >>> ServerSGD(lr=0.1).lr
+    0.1
     """
 
     _: KW_ONLY
@@ -25,15 +48,10 @@ class ServerSGD(AbstractInner):
     def __check_init__(self):
         check_rates("ServerSGD.lr", self.lr)
 
-    def __call__(self, fed, problem, sampling, x, y, key):
+    def __call__(self, context, x, y, key):
         """The inner variable y after one step."""
-        who, sample_key = jax.random.split(key)
-        settings = {"problem": problem, "batch_size": sampling.batch_size}
-        cohort = fed.sample(sampling.clients, who)
-        at_x, at_y = fed.broadcast(cohort, x, y)  # ------------------------- down  x, y
-        q_i = fed.map(inner_gradient, at_x, at_y, key=sample_key, **settings)
-        q = fed.mean(q_i)  # ------------------------------------------------ up    q
-        return tree.axpy(-size_at(self.lr, fed.round), q, y)
+        q = mean_inner_gradient(context, x, y, key)
+        return tree.axpy(-size_at(self.lr, context.fed.round), q, y)
 
     def check(self, n_clients):
         """Always fits."""
@@ -45,10 +63,14 @@ class ServerStep(AbstractOuter):
     It costs what the estimate of h costs.
 
     Args:
-        lr: α, or how it falls (:class:`PowerDecay`).
+        lr: α, or a schedule (:class:`Decay`, :class:`PowerDecay`).
         hypergradient: the estimator of h: :class:`PHE` or :class:`PHESum`, or an adjoint
             (:class:`FedIHGP`, :class:`FedIHGPSum`, :class:`FederatedCG`), which costs one exchange
             more to become a hypergradient.
+
+    >>> import rookery as rk
+    >>> ServerStep(lr=0.1, hypergradient=rk.parts.PHE(terms=3)).lr
+    0.1
     """
 
     _: KW_ONLY
@@ -58,22 +80,27 @@ class ServerStep(AbstractOuter):
     def __check_init__(self):
         check_rates("ServerStep.lr", self.lr)
 
-    def __call__(self, fed, problem, sampling, x, y, L, key):
-        """The outer variable x after one step, and L."""
-        h, L = self.hypergradient(fed, problem, sampling, x, y, L, key)
-        return tree.axpy(-size_at(self.lr, fed.round), h, x), L
+    def __call__(self, context, state, key):
+        """The state with the x of one step."""
+        h, L = self.hypergradient(context, state, key)
+        x = tree.axpy(-size_at(self.lr, context.fed.round), h, state.x)
+        return state._replace(x=x, lipschitz=L)
 
     def check(self, problem, n_clients):
         """The estimator must fit."""
         self.hypergradient.check(problem, n_clients)
 
 
-class Hold(AbstractOuter):
-    """Leaves x as it is, so that the inner problem alone is solved; it costs nothing."""
+class FrozenOuter(AbstractOuter):
+    """Leaves x as it is, so that the inner problem alone is solved; it costs nothing.
 
-    def __call__(self, fed, problem, sampling, x, y, L, key):
-        """The same x and L."""
-        return x, L
+    >>> FrozenOuter()
+    FrozenOuter()
+    """
+
+    def __call__(self, context, state, key):
+        """The same state."""
+        return state
 
     def check(self, problem, n_clients):
         """Always fits."""

@@ -13,13 +13,10 @@ import jax
 
 from rookery import tree
 from rookery.algorithms.shared import levels
-from rookery.algorithms.shared.interface import Sampling
-from rookery.problem.bilevel import Bilevel
-from rookery.problem.composition import Composition
-from rookery.program.federation import AbstractFederation, Cached, Client
-from rookery.types import Key, Tree
-
-HasAdjoint = Bilevel | Composition
+from rookery.algorithms.shared.context import Context
+from rookery.algorithms.shared.levels import TwoLevel
+from rookery.program.federation import Cached, Client
+from rookery.types import Key, Sample, Tree
 
 
 class AbstractSystem(eqx.Module):
@@ -35,64 +32,69 @@ class AbstractSystem(eqx.Module):
 
     @abc.abstractmethod
     def repeat(self, n: Any, body: Callable[[Any, Tree], Tree], init: Tree) -> Tree:
-        """``body(i, value)`` n times over."""
+        """``body(i, value)``, n times."""
 
 
 class GlobalSystem(AbstractSystem):
-    """The system of the mean Hessian. Everything asked of it is one exchange.
+    """The system of the mean Hessian. Every right side and every product is one exchange.
 
     Every exchange has a fresh cohort and fresh samples: with one cohort throughout, the mean of a
     product would not be the product of the means. A client keeps (x, y) for as long as the system
-    is worked on, so the point is sent to newcomers only.
+    is in use, so the point is sent to newcomers only.
     """
 
-    fed: AbstractFederation
-    problem: HasAdjoint
-    sampling: Sampling
+    context: Context
     point: Cached
 
     def right_side(self, key):
         """The mean of f_y over a fresh cohort."""
         who, sample_key = jax.random.split(key)
-        cohort = self.fed.sample(self.sampling.clients, who)
-        point = self.fed.broadcast(cohort, self.point)  # -------------------- down  x, y
-        f_y = self.fed.map(outer_gradient_y, point, key=sample_key, **self._settings())
-        return self.fed.mean(f_y)  # ----------------------------------------- up    f_y
+        cohort = self.context.sample(who)
+        point = self.context.fed.broadcast(cohort, self.point)  # ------------ down  x, y
+        f_y = self.context.map(outer_gradient_y, point, key=sample_key)
+        return self.context.fed.mean(f_y)  # --------------------------------- up    f_y
 
     def product(self, p, key):
         """The mean of g_yy p over a fresh cohort."""
         who, sample_key = jax.random.split(key)
-        cohort = self.fed.sample(self.sampling.clients, who)
-        point, p = self.fed.broadcast(cohort, self.point, p)  # -------------- down  p (and x, y)
-        product = self.fed.map(hessian_vector, point, p, key=sample_key, **self._settings())
-        return self.fed.mean(product)  # ------------------------------------- up    g_yy p
+        cohort = self.context.sample(who)
+        point, p = self.context.fed.broadcast(cohort, self.point, p)  # ------ down  p (and x, y)
+        product = self.context.map(hessian_vector, point, p, key=sample_key)
+        return self.context.fed.mean(product)  # ----------------------------- up    g_yy p
 
     def repeat(self, n, body, init):
         """A loop at the server."""
-        return self.fed.repeat(n, body, init)
-
-    def _settings(self):
-        return {"problem": self.problem, "batch_size": self.sampling.batch_size}
+        return self.context.fed.repeat(n, body, init)
 
 
 class LocalSystem(AbstractSystem):
-    """The system of one client's own Hessian, worked on by that client."""
+    """The system of one client's own Hessian at its own (x, y), solved by that client."""
 
     client: Client
-    problem: HasAdjoint
+    problem: TwoLevel
     x: Tree
     y: Tree
     batch_size: int | None
 
+    def moved_to(self, x: Tree) -> "LocalSystem":
+        """The same client's system at another x."""
+        return LocalSystem(self.client, self.problem, x, self.y, self.batch_size)
+
+    def outer_sample(self, key: Key) -> Sample:
+        """Rows of the outer level."""
+        return self.client.draw(levels.outer_split(self.problem), self.batch_size, key)
+
+    def inner_sample(self, key: Key) -> Sample:
+        """Rows of the inner level."""
+        return self.client.draw(levels.inner_split(self.problem), self.batch_size, key)
+
     def right_side(self, key):
         """The client's f_y(x, y; ξ)."""
-        sample = self.client.draw(levels.outer_split(self.problem), self.batch_size, key)
-        return levels.outer_gradient_y(self.problem, self.x, self.y, sample)
+        return levels.outer_gradient_y(self.problem, self.x, self.y, self.outer_sample(key))
 
     def product(self, p, key):
         """The client's g_yy(x, y; ζ) p."""
-        sample = self.client.draw(levels.inner_split(self.problem), self.batch_size, key)
-        return levels.hessian_vector(self.problem, self.x, self.y, p, sample)
+        return levels.hessian_vector(self.problem, self.x, self.y, p, self.inner_sample(key))
 
     def repeat(self, n, body, init):
         """A loop on the client."""
@@ -100,19 +102,14 @@ class LocalSystem(AbstractSystem):
 
 
 def outer_gradient_y(
-    client: Client, point: tuple[Tree, Tree], *, problem: HasAdjoint, batch_size: int | None
+    client: Client, point: tuple[Tree, Tree], *, problem: TwoLevel, batch_size: int | None
 ) -> Tree:
     """f_y(x, y; ξ)."""
     return LocalSystem(client, problem, *point, batch_size).right_side(client.key)
 
 
 def hessian_vector(
-    client: Client,
-    point: tuple[Tree, Tree],
-    p: Tree,
-    *,
-    problem: HasAdjoint,
-    batch_size: int | None,
+    client: Client, point: tuple[Tree, Tree], p: Tree, *, problem: TwoLevel, batch_size: int | None
 ) -> Tree:
     """g_yy(x, y; ζ) p."""
     return LocalSystem(client, problem, *point, batch_size).product(p, client.key)

@@ -15,6 +15,7 @@ to have f_y on its right.)
 """
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -22,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import tree
-from rookery.problem import oracles
+from rookery.problem import oracles, validation
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
@@ -51,13 +52,23 @@ class AbstractView(eqx.Module):
     def added(self, problem: Any, *variables: Tree) -> Blocks:
         """Initial values of the blocks that are not the problem's own variables."""
 
+    def check_start(
+        self, problem: Any, start: tuple[Tree, ...], example: Callable[[str], Tree]
+    ) -> None:
+        """Raise unless initial values that the view adds have the shapes of the maps' values."""
+
     @abc.abstractmethod
     def maps(self, problem: Any, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
         """All mean maps at the blocks, each shaped like its block."""
 
 
 class BilevelView(AbstractView):
-    """A bilevel problem as (x, y, v). One vector v, common to all clients, starts at zero."""
+    """A bilevel problem as (x, y, v). One vector v, common to all clients, starts at zero.
+
+    >>> import rookery as rk
+    >>> BilevelView().n_blocks(rk.zoo.scalar_bilevel().problem)
+    3
+    """
 
     def check(self, problem: Bilevel) -> None:
         """The problem must be bilevel."""
@@ -72,7 +83,7 @@ class BilevelView(AbstractView):
         return problem.outer_split, problem.inner_split
 
     def added(self, problem: Bilevel, *variables: Tree) -> Blocks:
-        """V = 0, of the shape of y."""
+        """v = 0, of the shape of y."""
         return (tree.zeros_like(variables[1]),)
 
     def maps(self, problem: Bilevel, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
@@ -88,14 +99,19 @@ class BilevelView(AbstractView):
 
 
 class MinimaxView(AbstractView):
-    """A minimax problem as (x, y)."""
+    """A minimax problem as (x, y).
+
+    >>> import rookery as rk
+    >>> MinimaxView().n_blocks(rk.zoo.curved_saddle().problem)
+    2
+    """
 
     def check(self, problem: Minimax) -> None:
         """The problem must be minimax."""
         _check_class(self, problem, Minimax)
 
     def n_blocks(self, problem: Minimax) -> int:
-        """X and y."""
+        """x and y."""
         return 2
 
     def splits(self, problem: Minimax) -> tuple[str, ...]:
@@ -120,6 +136,10 @@ class AdjointView(AbstractView):
 
     Args:
         starts: initial z_1 .. z_N; those of the problem if not given.
+
+    >>> import rookery as rk
+    >>> AdjointView(starts=([0.0, 0.0],)).n_blocks(rk.zoo.linear_chain(sizes=(1, 2)).problem)
+    3
     """
 
     starts: Blocks | None = eqx.field(converter=tree.as_arrays, default=None)
@@ -128,6 +148,10 @@ class AdjointView(AbstractView):
         """The problem must be a composition."""
         _check_class(self, problem, Composition)
         initial_values(problem, self.starts)
+
+    def check_start(self, problem, start, example):
+        """Initial values must have the shapes of the layers' values."""
+        _check_layer_values(problem, self.starts, start, example)
 
     def n_blocks(self, problem: Composition) -> int:
         """x, and a value and an adjoint for each level between the layers."""
@@ -169,6 +193,10 @@ class ProductView(AbstractView):
         _check_class(self, problem, Composition)
         initial_values(problem, self.starts)
 
+    def check_start(self, problem, start, example):
+        """Initial values must have the shapes of the layers' values."""
+        _check_layer_values(problem, self.starts, start, example)
+
     def n_blocks(self, problem: Composition) -> int:
         """x, and a value for each level between the layers."""
         return len(problem.layers)
@@ -192,7 +220,11 @@ class ProductView(AbstractView):
 
 
 class SequencesView(AbstractView):
-    """A multi-sequence problem as itself."""
+    """A multi-sequence problem as itself: the blocks are its sequences, the maps its own.
+
+    >>> SequencesView()
+    SequencesView()
+    """
 
     def check(self, problem: MultiSequence) -> None:
         """The problem must be a multi-sequence one."""
@@ -245,6 +277,18 @@ def initial_values(problem: Composition, given: Blocks | None = None) -> Blocks:
     if len(values) != between:
         raise ValueError(f"{between + 1} layers need {between} initial values, got {len(values)}.")
     return jax.tree.map(jnp.asarray, tuple(values))
+
+
+def _check_layer_values(
+    problem: Composition,
+    given: Blocks | None,
+    start: tuple[Tree, ...],
+    example: Callable[[str], Tree],
+) -> None:
+    (z,), row = start, example(problem.split)
+    for n, initial in enumerate(initial_values(problem, given)):
+        z = validation.check_map(f"layers[{n}]", problem.layers[n], z, row)
+        validation.check_like(f"starts[{n}]", initial, f"the value of layers[{n}]", z)
 
 
 def _check_class(view: AbstractView, problem: Any, wanted: type) -> None:

@@ -31,6 +31,7 @@ compositions are mended (:mod:`rookery.algorithms.shared.views`). With several c
 iterates are averaged, as in the paper's experiments; its theorem has one.
 """
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY
 from typing import Any, NamedTuple
 
@@ -39,14 +40,14 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.parts.output import AbstractOutput, Kept, LastIterate
-from rookery.algorithms.parts.warmup import AbstractWarmUp
+from rookery.algorithms.fedmsa.output import AbstractOutput, Kept, LastIterate
+from rookery.algorithms.fedmsa.warmup import AbstractWarmUp
 from rookery.algorithms.shared.blocks import Radius, check_radius, descend, evaluate
-from rookery.algorithms.shared.interface import Sampling
+from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.local import number
 from rookery.algorithms.shared.schedule import Rate, Rates, check_rates, rates, sizes_at
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
-from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Cached, Client
 from rookery.program.participation import AbstractParticipation, Everyone, Uniform, participation
 from rookery.rng import below
@@ -63,7 +64,7 @@ class MSAState(NamedTuple):
     kept: Kept | None
 
 
-class FedMSA(AbstractAlgorithm):
+class FedMSA(SampledAlgorithm):
     """Moves all blocks at once, along a global direction that local differences keep fresh.
 
     Args:
@@ -78,8 +79,7 @@ class FedMSA(AbstractAlgorithm):
             ρ / (2 - ρ) times that of one round's answers, so a small ρ averages it over about 1 / ρ
             rounds. The iterates then come near the solution and not to it; as small steps average
             as well, they gain less from ρ than h does.
-        batch_size: rows per evaluation on a client; None is all its rows.
-        first_batch: the same in round 0; the theorem wants K times the number of rounds.
+        first_batch: rows per evaluation in round 0; the theorem wants K times the number of rounds.
         view: how the problem is seen as blocks; by its class if None.
         inner_radius: the largest norm of the blocks other than x, one for all or a tuple with one
             each, where inf is no bound; steps beyond it are pulled back. None bounds none.
@@ -99,7 +99,6 @@ class FedMSA(AbstractAlgorithm):
     momentum_clients: AbstractParticipation = eqx.field(
         converter=participation, default_factory=Everyone
     )
-    batch_size: int | None = None
     first_batch: int | None = None
     view: AbstractView | None = None
     inner_radius: Radius = eqx.field(converter=rates, default=None)
@@ -112,9 +111,8 @@ class FedMSA(AbstractAlgorithm):
         check.count("local_steps", self.local_steps)
         check.fraction("renewal", self.renewal)
         check_radius("inner_radius", self.inner_radius)
-        for name in ("batch_size", "first_batch"):
-            if getattr(self, name) is not None:
-                check.count(name, getattr(self, name))
+        if self.first_batch is not None:
+            check.count("first_batch", self.first_batch)
 
     def check(self, problem: Any, n_clients: int) -> None:
         """Raise unless the problem has blocks and the settings fit them and the clients."""
@@ -126,6 +124,12 @@ class FedMSA(AbstractAlgorithm):
         if self.warm_up is not None:
             self.warm_up.check(problem, n_clients)
 
+    def check_start(
+        self, problem: Any, start: tuple[Tree, ...], example: Callable[[str], Tree]
+    ) -> None:
+        """Raise unless the view's initial values have the shapes that the problem has."""
+        view_of(problem, self.view).check_start(problem, start, example)
+
     def init(self, problem: Any, *variables: Tree) -> MSAState:
         """The given variables, and what the view adds to them; no direction yet."""
         u = (*variables, *view_of(problem, self.view).added(problem, *variables))
@@ -135,7 +139,7 @@ class FedMSA(AbstractAlgorithm):
     def round(self, fed: AbstractFederation, problem: Any, state: MSAState, key: Key) -> MSAState:
         """Exchange A finds the direction, exchange B follows it."""
         momentum_key, local_key, output_key, warm_key = jax.random.split(key, 4)
-        is_first = jnp.where(jnp.asarray(fed.round) == 0, 1, 0)
+        is_first = jnp.asarray(fed.round) == 0
         steps = jnp.where(is_first, 1, self.local_steps)  # K_r
         n = len(state.variables)
 
@@ -174,21 +178,22 @@ class FedMSA(AbstractAlgorithm):
         """Better blocks in round 0, if asked for; the same in later rounds."""
         if self.warm_up is None:
             return u
-        better, sampling = self.warm_up, Sampling(self.momentum_clients, self.batch_size)
-        return fed.repeat(is_first, lambda _, u: better(fed, problem, sampling, u, key), u)
+        warm_up = self.warm_up
+        context = Context(fed, problem, self.momentum_clients, self.batch_size)
+        return fed.when(is_first, lambda u: warm_up(context, u, key), u)
 
     def _direction(self, fed, problem, u: Cached, state: MSAState, is_first, key: Key) -> Blocks:
         """Exchange A:  h = (1 - ρ) h + avg [ s_i(u) - (1 - ρ) s_i(u_prev) ],  ρ = 1 in round 0."""
         who, sample_key = jax.random.split(key)
 
-        def first(_, h):
+        def first(h):
             cohort = fed.sample(self.momentum_clients, who)
             at = fed.broadcast(cohort, u)  # -------------------------------- down  u
             s_i = fed.map(own_maps, at, key=sample_key, problem=problem, algorithm=self)
             with fed.outer():
                 return fed.mean(s_i)  # ------------------------------------- up    s_i(u)
 
-        def later(_, h):
+        def later(h):
             cohort = fed.sample(self.momentum_clients, who)
             at, before = fed.broadcast(cohort, u, state.previous)  # -------- down  u, u_prev
             settings = {"problem": problem, "algorithm": self}
@@ -197,8 +202,7 @@ class FedMSA(AbstractAlgorithm):
                 delta = fed.mean(delta_i)  # -------------------------------- up    delta_i
             return tree.axpy(1 - self.renewal, h, delta)
 
-        # two loops of no or one turn: what the other kind of round needs is neither sent nor billed
-        return fed.repeat(1 - is_first, later, fed.repeat(is_first, first, state.h))
+        return fed.when(~is_first, later, fed.when(is_first, first, state.h))
 
 
 def own_maps(client: Client, u: Blocks, *, problem: Any, algorithm: FedMSA) -> Blocks:

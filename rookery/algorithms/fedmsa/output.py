@@ -15,7 +15,7 @@ from rookery.types import Key, Tree
 
 
 class Kept(NamedTuple):
-    """The iterate that is the output so far, and out of how many it was drawn."""
+    """The output so far, and the number of iterates it was drawn from."""
 
     iterate: Tree
     seen: jax.Array
@@ -26,7 +26,7 @@ class AbstractOutput(eqx.Module):
 
     @abc.abstractmethod
     def init(self, start: Tree) -> Any:
-        """What must be kept before round 0."""
+        """What is kept before round 0."""
 
     @abc.abstractmethod
     def renew(
@@ -44,14 +44,18 @@ class AbstractOutput(eqx.Module):
             fed: the federation.
             kept: what was kept before.
             first: the round's first iterate, which the server has.
-            steps: how many iterates the round has.
-            ask: gives the iterate of a number above 1, at the cost of an exchange.
+            steps: the number of iterates of the round.
+            ask: gives iterate k > 1, at the cost of an exchange.
             key: of the draw.
         """
 
 
 class LastIterate(AbstractOutput):
-    """The newest iterate. Nothing is kept."""
+    """The newest iterate. Nothing is kept.
+
+    >>> LastIterate()
+    LastIterate()
+    """
 
     def init(self, start):
         """Nothing."""
@@ -65,19 +69,21 @@ class LastIterate(AbstractOutput):
 class RandomIterate(AbstractOutput):
     """One of all iterates, each equally likely, by a reservoir that holds one of them.
 
-    The theorems of stochastic approximation speak of this iterate. A round that puts another one
-    into the reservoir costs an exchange more, with one client, which takes its steps again.
+    The theorems of stochastic approximation are about this iterate. A round that replaces the
+    iterate in the reservoir costs an exchange more, with one client, which takes its steps again.
+
+    >>> RandomIterate().init(1.0).seen.item()
+    0
     """
 
     def init(self, start):
-        """The start, out of none."""
+        """The start, drawn from none."""
         return Kept(start, jnp.zeros((), jnp.int32))
 
     def renew(self, fed, kept, first, steps, ask, key):
-        """The old one, or one of the round's."""
+        """The old iterate, or one of the round."""
         seen = kept.seen + jnp.asarray(steps, jnp.int32)
         k = below(key, (), seen) + 1  # numbers beyond this round's stand for older iterates
         iterate = tree.where(k == 1, first, kept.iterate)
         is_later = (k > 1) & (k <= steps)
-        iterate = fed.repeat(jnp.where(is_later, 1, 0), lambda _, __: ask(k), iterate)
-        return Kept(iterate, seen)
+        return Kept(fed.when(is_later, lambda _: ask(k), iterate), seen)

@@ -1,4 +1,4 @@
-"""What is done once, in round 0, before blocks move together."""
+"""Better initial blocks for FedMSA, computed once, in round 0."""
 
 import abc
 from dataclasses import KW_ONLY
@@ -6,17 +6,16 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
 from rookery import check
 from rookery.algorithms.fednest.fedihgp import FedIHGPSum
 from rookery.algorithms.shared.adjoint import AbstractAdjoint
 from rookery.algorithms.shared.chain import backward, forward
-from rookery.algorithms.shared.interface import AbstractInner, Sampling
+from rookery.algorithms.shared.context import Context
+from rookery.algorithms.shared.two_level import AbstractInner, initial_state
 from rookery.algorithms.shared.views import Blocks
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
-from rookery.program.federation import AbstractFederation
 from rookery.types import Key
 
 
@@ -24,14 +23,12 @@ class AbstractWarmUp(eqx.Module):
     """Better initial blocks."""
 
     @abc.abstractmethod
-    def __call__(
-        self, fed: AbstractFederation, problem: Any, sampling: Sampling, blocks: Blocks, key: Key
-    ) -> Blocks:
+    def __call__(self, context: Context, blocks: Blocks, key: Key) -> Blocks:
         """The blocks to start from."""
 
     @abc.abstractmethod
     def check(self, problem: Any, n_clients: int) -> None:
-        """Raise unless it fits the problem and so many clients."""
+        """Raise unless it fits the problem and the number of clients."""
 
 
 class BilevelWarmUp(AbstractWarmUp):
@@ -43,6 +40,10 @@ class BilevelWarmUp(AbstractWarmUp):
         inner: the inner solver; None, with no inner rounds, leaves y as it is.
         inner_rounds: T, calls of it; five in FedMSA's own program.
         adjoint: the estimator of v.
+
+    >>> import rookery as rk
+    >>> BilevelWarmUp(inner=rk.parts.FedInnSGD(lr=0.1), inner_rounds=5).inner_rounds
+    5
     """
 
     _: KW_ONLY
@@ -58,19 +59,19 @@ class BilevelWarmUp(AbstractWarmUp):
                 "Give both, or neither to leave y as it is."
             )
 
-    def __call__(self, fed, problem, sampling, blocks, key):
-        """X as it is, y after the inner rounds, and v at both."""
+    def __call__(self, context, blocks, key):
+        """x as it is, y after the inner rounds, and v at both."""
         x, y, _ = blocks
         inner_key, adjoint_key = jax.random.split(key)
 
         def inner_round(t, y):
             assert self.inner is not None
-            return self.inner(fed, problem, sampling, x, y, jax.random.fold_in(inner_key, t))
+            return self.inner(context, x, y, jax.random.fold_in(inner_key, t))
 
         if self.inner is not None:
-            y = fed.repeat(self.inner_rounds, inner_round, y)
-        L = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
-        v, _ = self.adjoint.estimate(fed, problem, sampling, x, y, L, adjoint_key)
+            y = context.fed.repeat(self.inner_rounds, inner_round, y)
+        state = initial_state(context.problem, x, y)
+        v, _ = self.adjoint.estimate(context, state, adjoint_key)
         return x, y, v
 
     def check(self, problem, n_clients):
@@ -83,14 +84,17 @@ class BilevelWarmUp(AbstractWarmUp):
 
 
 class CompositionWarmUp(AbstractWarmUp):
-    """Values from a pass through the layers at the initial x, and adjoints from the way back.
+    """Values from a forward pass at the initial x, and adjoints from the backward pass.
 
-    Without it both start where the problem says, at zero as a rule, and a composition that is not
-    linear may be thrown far before they have caught up. It costs 2 N + 1 exchanges, N without
+    Without it both start where the problem says, usually at zero, and a composition that is not
+    linear may move far away before they have caught up. It costs 2 N + 1 exchanges, N without
     adjoints.
 
     Args:
         batch_size: rows per client; None is all.
+
+    >>> CompositionWarmUp(batch_size=8).batch_size
+    8
     """
 
     _: KW_ONLY
@@ -100,11 +104,12 @@ class CompositionWarmUp(AbstractWarmUp):
         if self.batch_size is not None:
             check.count("CompositionWarmUp.batch_size", self.batch_size)
 
-    def __call__(self, fed, problem, sampling, blocks, key):
-        """X as it is, z_1 .. z_N, and a_1 .. a_N if these are blocks too."""
+    def __call__(self, context, blocks, key):
+        """x as it is, z_1 .. z_N, and a_1 .. a_N if these are blocks too."""
+        fed, problem = context.fed, context.problem
         N = len(problem.layers) - 1
         who, sample_key = jax.random.split(key)
-        turn = fed.sample(sampling.clients, who), sample_key
+        turn = context.sample(who), sample_key
         points = forward(fed, problem, [turn] * N, blocks[0], self.batch_size)
         values = tuple(point.value for point in points)
         if len(blocks) == N + 1:

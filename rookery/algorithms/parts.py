@@ -1,4 +1,4 @@
-"""Procedures that algorithms are put together from."""
+"""Procedures that algorithms are put together from, for any combination of one's own."""
 
 from rookery.algorithms.adbo.admm import ADMM as ADMM
 from rookery.algorithms.afbo.aphe import APHEPaper as APHEPaper
@@ -7,24 +7,22 @@ from rookery.algorithms.afbo.aphe import APHESum as APHESum
 from rookery.algorithms.afbo.hessians import ActiveHessians as ActiveHessians
 from rookery.algorithms.afbo.hessians import LocalHessians as LocalHessians
 from rookery.algorithms.afbo.hessians import StaleHessians as StaleHessians
+from rookery.algorithms.aid import FederatedCG as FederatedCG
 from rookery.algorithms.comfedl.weighting import NormalisedWeights as NormalisedWeights
 from rookery.algorithms.comfedl.weighting import PrintedWeights as PrintedWeights
 from rookery.algorithms.comfedl.weighting import ShiftedWeights as ShiftedWeights
+from rookery.algorithms.fedmbo import PHE as PHE
+from rookery.algorithms.fedmbo import PHESum as PHESum
+from rookery.algorithms.fedmsa.output import LastIterate as LastIterate
+from rookery.algorithms.fedmsa.output import RandomIterate as RandomIterate
+from rookery.algorithms.fedmsa.warmup import BilevelWarmUp as BilevelWarmUp
+from rookery.algorithms.fedmsa.warmup import CompositionWarmUp as CompositionWarmUp
 from rookery.algorithms.fednest.fedihgp import FedIHGP as FedIHGP
 from rookery.algorithms.fednest.fedihgp import FedIHGPSum as FedIHGPSum
 from rookery.algorithms.fednest.fedinn import FedInn as FedInn
 from rookery.algorithms.fednest.fedinn import FedInnSGD as FedInnSGD
 from rookery.algorithms.fednest.fedout import FedOut as FedOut
-from rookery.algorithms.fednest.lfedout import LFedOut as LFedOut
-from rookery.algorithms.fednest.lfedout import LocalNeumann as LocalNeumann
-from rookery.algorithms.fednest.lfedout import LocalNeumannSum as LocalNeumannSum
-from rookery.algorithms.parts.federatedcg import FederatedCG as FederatedCG
-from rookery.algorithms.parts.output import LastIterate as LastIterate
-from rookery.algorithms.parts.output import RandomIterate as RandomIterate
-from rookery.algorithms.parts.phe import PHE as PHE
-from rookery.algorithms.parts.phe import PHESum as PHESum
-from rookery.algorithms.parts.warmup import BilevelWarmUp as BilevelWarmUp
-from rookery.algorithms.parts.warmup import CompositionWarmUp as CompositionWarmUp
+from rookery.algorithms.fednest.light import LFedOut as LFedOut
 from rookery.algorithms.prometheus.mixing import CompleteGraph as CompleteGraph
 from rookery.algorithms.prometheus.mixing import MixingMatrix as MixingMatrix
 from rookery.algorithms.prometheus.mixing import RingGraph as RingGraph
@@ -33,12 +31,14 @@ from rookery.algorithms.sgda import Simultaneous as Simultaneous
 from rookery.algorithms.shared.lipschitz import PowerIteration as PowerIteration
 from rookery.algorithms.shared.local import PerCall as PerCall
 from rookery.algorithms.shared.local import RandomSteps as RandomSteps
+from rookery.algorithms.shared.local_adjoint import LocalNeumann as LocalNeumann
+from rookery.algorithms.shared.local_adjoint import LocalNeumannSum as LocalNeumannSum
 from rookery.algorithms.shared.meta_hessian import ExactHessian as ExactHessian
 from rookery.algorithms.shared.meta_hessian import FirstOrder as FirstOrder
 from rookery.algorithms.shared.meta_hessian import HessianFree as HessianFree
 from rookery.algorithms.shared.schedule import Decay as Decay
 from rookery.algorithms.shared.schedule import PowerDecay as PowerDecay
-from rookery.algorithms.shared.server import Hold as Hold
+from rookery.algorithms.shared.server import FrozenOuter as FrozenOuter
 from rookery.algorithms.shared.server import ServerSGD as ServerSGD
 from rookery.algorithms.shared.server import ServerStep as ServerStep
 from rookery.algorithms.shared.views import AdjointView as AdjointView
@@ -69,8 +69,8 @@ __all__ = [
     "FedOut",
     "FederatedCG",
     "FirstOrder",
+    "FrozenOuter",
     "HessianFree",
-    "Hold",
     "LFedOut",
     "LastIterate",
     "LocalHessians",

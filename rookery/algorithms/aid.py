@@ -1,0 +1,102 @@
+"""AID: approximate implicit differentiation, the hypergradient by conjugate gradients.
+
+K. Ji, J. Yang, Y. Liang. Bilevel optimization: convergence analysis and enhanced design. ICML 2021,
+arXiv:2010.07962. The method for a single machine, its gradients and products computed as means over
+clients; no client takes a local step. With all clients and full batches it is that of the pooled
+data.
+
+    paper   code            meaning
+    x, y    x, y            outer and inner variable
+    α, β    outer_lr, inner_lr  step sizes
+    D       inner_rounds    inner steps per round
+    N       adjoint         conjugate gradients, or a Neumann series
+
+Cost of a round: T + N + 2 exchanges, T + 1 on minimax problems, T + 2 on compositions. Departure from
+the paper: conjugate gradients start from zero in every round, not from the last v.
+"""
+
+from dataclasses import KW_ONLY
+
+import jax
+import jax.numpy as jnp
+
+from rookery import check, tree
+from rookery.algorithms.nested import Nested, server_steps
+from rookery.algorithms.shared.adjoint import AbstractAdjoint
+from rookery.algorithms.shared.schedule import Rate
+from rookery.program.participation import AbstractParticipation
+from rookery.types import Tree
+
+
+def AID(
+    *,
+    outer_lr: Rate = 0.01,
+    inner_lr: Rate = 0.1,
+    inner_rounds: int = 10,
+    adjoint: AbstractAdjoint | None = None,
+    clients: AbstractParticipation | int | None = None,
+    batch_size: int | None = None,
+    inner_start: Tree = None,
+) -> Nested:
+    """Gradient steps inside, then a step along the hypergradient of an approximate adjoint.
+
+    ``adjoint`` is how v is found: :class:`FederatedCG` with ten iterations if None, or
+    :class:`FedIHGPSum` for a Neumann series. The other settings are those of :class:`Nested`.
+
+    >>> AID(outer_lr=0.05, inner_lr=0.1, clients=10).name
+    'AID'
+    """
+    return server_steps(
+        "AID",
+        outer_lr=outer_lr,
+        inner_lr=inner_lr,
+        inner_rounds=inner_rounds,
+        adjoint=FederatedCG(iterations=10) if adjoint is None else adjoint,
+        clients=clients,
+        batch_size=batch_size,
+        inner_start=inner_start,
+    )
+
+
+class FederatedCG(AbstractAdjoint):
+    """A fixed number of conjugate-gradient iterations from zero, on the mean inner Hessian.
+
+    After k products the error is the least that any polynomial of degree k in the Hessian can
+    reach; a Neumann series of k hops is one such polynomial. It needs no L. In return it assumes
+    that all products come from one matrix: sampled clients or mini-batches destroy the conjugacy,
+    and then the series, which tolerates noise, is the better choice. It costs ``iterations`` + 1
+    exchanges.
+
+    Args:
+        iterations: products with the mean Hessian; as many as y has numbers give v exactly.
+
+    >>> FederatedCG(iterations=3).iterations
+    3
+    """
+
+    _: KW_ONLY
+    iterations: int = 5
+
+    def __check_init__(self):
+        check.count("FederatedCG.iterations", self.iterations)
+
+    def solve(self, system, L, key):
+        """The last iterate, and L untouched."""
+        start_key, product_key = jax.random.split(key)
+        r = system.right_side(start_key)
+
+        def iterate(k, carry):
+            v, r, p, rr = carry
+            image = system.product(p, jax.random.fold_in(product_key, k))
+            step = _ratio(rr, tree.dot(p, image))
+            v, r = tree.axpy(step, p, v), tree.axpy(-step, image, r)
+            new_rr = tree.dot(r, r)
+            return v, r, tree.axpy(_ratio(new_rr, rr), p, r), new_rr
+
+        start = (tree.zeros_like(r), r, r, tree.dot(r, r))
+        return system.repeat(self.iterations, iterate, start)[0], L
+
+
+def _ratio(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The quotient a / b, or zero where a solved system leaves nothing to divide by."""
+    return jnp.where(b > 0, a / jnp.where(b > 0, b, jnp.ones_like(b)), jnp.zeros_like(a))

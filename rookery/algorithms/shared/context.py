@@ -1,0 +1,35 @@
+"""What all parts of a round share: the federation, the problem, the cohorts and the batch size."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+
+from rookery.program.federation import AbstractFederation, Placed
+from rookery.program.participation import AbstractParticipation, Cohort
+from rookery.types import Key, Tree
+
+
+class Context(eqx.Module):
+    """Where a part of a round works.
+
+    Attributes:
+        fed: the federation.
+        problem: the problem.
+        clients: the rule that draws a cohort.
+        batch_size: rows per evaluation on a client; None is all its rows.
+    """
+
+    fed: AbstractFederation
+    problem: Any  # of whatever class the part accepts
+    clients: AbstractParticipation
+    batch_size: int | None = None
+
+    def sample(self, key: Key) -> Cohort:
+        """Draw a cohort."""
+        return self.fed.sample(self.clients, key)
+
+    def map(self, step: Callable[..., Tree], *values: Placed, key: Key, **settings: Any) -> Placed:
+        """Run a client step, which is told the problem and the batch size."""
+        settings = {"problem": self.problem, "batch_size": self.batch_size, **settings}
+        return self.fed.map(step, *values, key=key, **settings)

@@ -1,0 +1,105 @@
+"""SOBA: x, y and the adjoint v of a bilevel problem step at once, at the server.
+
+M. Dagréou, P. Ablin, S. Vaiter, T. Moreau. A framework for bilevel optimization that enables
+stochastic and global variance reduction algorithms. NeurIPS 2022, arXiv:2201.13409.
+
+On a population of one client this is the centralised method; with several, the directions are means
+over clients. FedMSA with one client, K = 1 and ρ = 1 takes the same steps. Cost of a round:
+1 exchange, all three variables down and up.
+
+    paper           code                meaning
+    x, z, v         x, y, v             outer and inner variable, adjoint
+    D_x, D_z, D_v   d_x, d_y, d_v       their directions
+    γ, ρ            outer_lr, inner_lr  step sizes of x, and of y and v
+
+Departures from the paper: v has the opposite sign, g_yy v = f_y; outer and inner rows are drawn
+independently.
+"""
+
+from dataclasses import KW_ONLY
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+
+from rookery import tree
+from rookery.algorithms.shared.local import number
+from rookery.algorithms.shared.schedule import Rate, Rates, check_rates, rates, sizes_at
+from rookery.problem.bilevel import Bilevel
+from rookery.program.algorithm import SampledAlgorithm
+from rookery.program.federation import AbstractFederation, Client
+from rookery.types import Key, Tree
+
+
+class SOBAState(NamedTuple):
+    """The iterates and the adjoint."""
+
+    x: Tree
+    y: Tree
+    v: Tree
+
+
+class SOBA(SampledAlgorithm):
+    """One step of x, y and v at once, along the means of the clients' directions.
+
+    Args:
+        outer_lr: of x, a number or a schedule (:class:`Decay`, :class:`PowerDecay`).
+        inner_lr: of y and v, or a tuple with one each.
+
+    >>> SOBA(outer_lr=0.05, inner_lr=(0.1, 0.05), batch_size=8).inner_lr
+    (0.1, 0.05)
+    """
+
+    _: KW_ONLY
+    outer_lr: Rate = eqx.field(converter=number)
+    inner_lr: Rates = eqx.field(converter=rates)
+
+    def __check_init__(self):
+        check_rates("outer_lr", self.outer_lr)
+        check_rates("inner_lr", self.inner_lr, n_blocks=2)
+
+    def check(self, problem: Bilevel, n_clients: int) -> None:
+        """Raise unless the problem is bilevel and a cohort can be drawn."""
+        if not isinstance(problem, Bilevel):
+            raise TypeError(f"SOBA solves Bilevel problems, got {type(problem).__name__}.")
+        self.clients.check(n_clients)
+
+    def init(self, problem: Bilevel, x: Tree, y: Tree) -> SOBAState:
+        """The given variables, and v = 0."""
+        return SOBAState(x, y, tree.zeros_like(y))
+
+    def round(
+        self, fed: AbstractFederation, problem: Bilevel, state: SOBAState, key: Key
+    ) -> SOBAState:
+        """One exchange, and a step of all three variables."""
+        x, y, v = state
+        who, sample_key = jax.random.split(key)
+        cohort = fed.sample(self.clients, who)
+        at = fed.broadcast(cohort, state)  # -------------------------------- down  x, y, v
+        settings = {"problem": problem, "batch_size": self.batch_size}
+        d_i = fed.map(directions, at, key=sample_key, **settings)
+        with fed.outer():
+            d_x, d_y, d_v = fed.mean(d_i)  # -------------------------------- up    d_x, d_y, d_v
+        x_lr, y_lr, v_lr = sizes_at(self.outer_lr, self.inner_lr, 3, fed.round)
+        y = tree.axpy(-y_lr, d_y, y)
+        v = tree.axpy(-v_lr, d_v, v)
+        x = tree.axpy(-x_lr, d_x, x)
+        return SOBAState(x, y, v)
+
+    def solution(self, state: SOBAState) -> tuple[Tree, ...]:
+        """(x, y)."""
+        return state.x, state.y
+
+
+def directions(
+    client: Client, at: SOBAState, *, problem: Bilevel, batch_size: int | None
+) -> SOBAState:
+    """d_x = f_x - g_xy v,  d_y = g_y,  d_v = g_yy v - f_y."""
+    x, y, v = at
+    outer_key, inner_key = jax.random.split(client.key)
+    outer = client.draw(problem.outer_split, batch_size, outer_key)
+    inner = client.draw(problem.inner_split, batch_size, inner_key)
+    d_x = tree.sub(problem.outer_grad_x(x, y, outer), problem.inner_cross(x, y, v, inner))
+    d_y = problem.inner_grad_y(x, y, inner)
+    d_v = tree.sub(problem.inner_hvp(x, y, v, inner), problem.outer_grad_y(x, y, outer))
+    return SOBAState(d_x, d_y, d_v)

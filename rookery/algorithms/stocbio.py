@@ -1,0 +1,56 @@
+"""StocBiO: stochastic bilevel optimisation with a Neumann series of mini-batch products.
+
+K. Ji, J. Yang, Y. Liang. Bilevel optimization: convergence analysis and enhanced design. ICML 2021,
+arXiv:2010.07962. The method for a single machine, its gradients and products computed as means over
+clients; no client takes a local step.
+
+    paper   code                    meaning
+    x, y    x, y                    outer and inner variable
+    α, β    outer_lr, inner_lr      step sizes
+    D       inner_rounds            inner steps per round
+    Q       terms                   length of the Neumann series
+    η       adjoint_lr              its step
+    v       η Σ_n Π (I - η g_yy) f_y, n from 0 to Q
+
+Cost of a round: D + Q + 2 exchanges, D + 1 on minimax problems, D + 2 on compositions. Departures
+from the paper: all batches have one size, and f_x has rows of its own.
+"""
+
+from rookery import check
+from rookery.algorithms.fednest.fedihgp import FedIHGPSum
+from rookery.algorithms.nested import Nested, server_steps
+from rookery.algorithms.shared.schedule import Rate
+from rookery.program.participation import AbstractParticipation
+from rookery.types import Tree
+
+
+def StocBiO(
+    *,
+    outer_lr: Rate = 0.01,
+    inner_lr: Rate = 0.1,
+    inner_rounds: int = 10,
+    terms: int = 10,
+    adjoint_lr: float = 0.1,
+    clients: AbstractParticipation | int | None = None,
+    batch_size: int | None = None,
+    inner_start: Tree = None,
+) -> Nested:
+    """Stochastic steps inside, and a Neumann series whose every product has a batch of its own.
+
+    ``terms`` is Q. ``adjoint_lr`` is η, below 2 over the largest eigenvalue of the inner Hessian.
+    The other settings are those of :class:`Nested`.
+
+    >>> StocBiO(outer_lr=0.05, inner_lr=0.1, terms=5, adjoint_lr=0.2).name
+    'StocBiO'
+    """
+    check.positive("adjoint_lr", adjoint_lr)
+    return server_steps(
+        "StocBiO",
+        outer_lr=outer_lr,
+        inner_lr=inner_lr,
+        inner_rounds=inner_rounds,
+        adjoint=FedIHGPSum(terms=terms, lipschitz=1 / adjoint_lr),
+        clients=clients,
+        batch_size=batch_size,
+        inner_start=inner_start,
+    )

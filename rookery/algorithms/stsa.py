@@ -1,0 +1,101 @@
+"""STSA: all sequences of a multi-sequence problem step at once, at the server.
+
+H. Shen, T. Chen. A single-timescale analysis for stochastic approximation with multiple coupled
+sequences. NeurIPS 2022, arXiv:2206.10414.
+
+On a population of one client this is the centralised method; with several, the map is the mean of
+the clients' maps. FedMSA with one client, K = 1 and ρ = 1 takes the same steps. Cost of a round:
+1 exchange, all blocks down and up.
+
+    paper           code                meaning
+    x, y^1 .. y^N   u, the blocks       what is sought; those of a problem follow from its view
+    v, h^n          view.maps           one map per block
+    α, β_n          outer_lr, inner_lr  step sizes of x and of the other blocks
+
+Departure from the paper: one sample serves all maps of a step, where STSA draws one per block; the
+maps of bilevel problems draw outer and inner rows independently.
+"""
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+
+from rookery.algorithms.shared.blocks import descend, evaluate
+from rookery.algorithms.shared.local import number
+from rookery.algorithms.shared.schedule import Rate, Rates, check_rates, rates, sizes_at
+from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
+from rookery.program.algorithm import SampledAlgorithm
+from rookery.program.federation import AbstractFederation, Client
+from rookery.types import Key, Tree
+
+
+class BlocksState(NamedTuple):
+    """The problem's own variables, and the blocks that its view adds."""
+
+    variables: Blocks
+    added: Blocks
+
+
+class STSA(SampledAlgorithm):
+    """One step of all blocks at once, along the mean of the clients' maps.
+
+    Args:
+        outer_lr: of x, a number or a schedule (:class:`Decay`, :class:`PowerDecay`).
+        inner_lr: of all other blocks, one for all or a tuple with one each.
+        view: how the problem is seen as blocks; by its class if None.
+
+    >>> STSA(outer_lr=0.05, inner_lr=0.1, clients=5).outer_lr
+    0.05
+    """
+
+    _: KW_ONLY
+    outer_lr: Rate = eqx.field(converter=number)
+    inner_lr: Rates = eqx.field(converter=rates)
+    view: AbstractView | None = None
+
+    def __check_init__(self):
+        check_rates("outer_lr", self.outer_lr)
+        check_rates("inner_lr", self.inner_lr)
+
+    def check(self, problem: Any, n_clients: int) -> None:
+        """Raise unless the problem has blocks and the settings fit them and the clients."""
+        check_rates("inner_lr", self.inner_lr, view_of(problem, self.view).n_blocks(problem) - 1)
+        self.clients.check(n_clients)
+
+    def check_start(
+        self, problem: Any, start: tuple[Tree, ...], example: Callable[[str], Tree]
+    ) -> None:
+        """Raise unless the view's initial values have the shapes that the problem has."""
+        view_of(problem, self.view).check_start(problem, start, example)
+
+    def init(self, problem: Any, *variables: Tree) -> BlocksState:
+        """The given variables, and what the view adds to them."""
+        return BlocksState(variables, view_of(problem, self.view).added(problem, *variables))
+
+    def round(
+        self, fed: AbstractFederation, problem: Any, state: BlocksState, key: Key
+    ) -> BlocksState:
+        """One exchange."""
+        who, sample_key = jax.random.split(key)
+        u = (*state.variables, *state.added)
+        cohort = fed.sample(self.clients, who)
+        at = fed.broadcast(cohort, u)  # ------------------------------------ down  u
+        s_i = fed.map(own_maps, at, key=sample_key, problem=problem, algorithm=self)
+        with fed.outer():
+            s = fed.mean(s_i)  # -------------------------------------------- up    s_i(u)
+        u = descend(u, sizes_at(self.outer_lr, self.inner_lr, len(u), fed.round), s)
+        n = len(state.variables)
+        return BlocksState(u[:n], u[n:])
+
+    def solution(self, state: BlocksState) -> tuple[Tree, ...]:
+        """The problem's own variables."""
+        return state.variables
+
+
+def own_maps(client: Client, u: Blocks, *, problem: Any, algorithm: STSA) -> Blocks:
+    """s_i(u; ξ)."""
+    view, batch_size = algorithm.view, algorithm.batch_size
+    return evaluate(client, problem, view, batch_size, client.key, u)[0]
