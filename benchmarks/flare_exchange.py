@@ -1,12 +1,12 @@
-"""What the remote engine adds to NVIDIA FLARE: an exchange that does nothing.
+"""Overhead of the remote engine over NVIDIA FLARE: an empty exchange.
 
-An empty exchange sends an array to every client and has it back. Through the engine that is a
+An empty exchange sends an array to every client and gets it back. Through the engine that is a
 broadcast, a step and a stack; the raw call is one of FLARE's Collab API to all sites at once, with
-a buffer of the same size that comes back. Both take turns, so that a slow moment meets both. Four
-sites of one client each, in processes of FLARE's simulator. Wanted: at most 1.3 times the raw call,
-at 1 KB and at 1 MB.
+a buffer of the same size that comes back. The two alternate, so that a slow moment affects both.
+Four sites of one client each run in processes of FLARE's simulator. Target: at most 1.3 times the
+raw call, at 1 KB and at 1 MB.
 
-This file is also the study that the sites carry out. Run it with ``make bench-remote``.
+This file is also the study that the sites run. Run it with ``make bench-remote``.
 """
 
 import platform
@@ -26,21 +26,19 @@ import rookery as rk
 from rookery.engines.engine import Program
 from rookery.program.participation import Everyone
 from rookery.remote import Policy
-from rookery.remote.server.federation import RemoteFederation
-from rookery.remote.server.message_builder import Holdings
 
-CLIENTS, WANTED = 4, 1.3
+CLIENTS, TARGET = 4, 1.3
 REPEATS = {1_000: 200, 1_000_000: 60}
 
 
 class State(NamedTuple):
-    """What goes to and fro."""
+    """The arrays that are exchanged."""
 
     values: tuple[Any, ...]
 
 
 class Echo(rk.AbstractAlgorithm):
-    """An empty exchange for every size."""
+    """An empty exchange per size."""
 
     def check(self, problem, n_clients):
         """Anything goes."""
@@ -50,7 +48,7 @@ class Echo(rk.AbstractAlgorithm):
         return State(tuple(jnp.zeros(size // 4, jnp.float32) for size in REPEATS))
 
     def round(self, fed, problem, state, key):
-        """There and back."""
+        """Send them and get them back."""
         cohort = fed.sample(Everyone(), key)
         return State(
             tuple(fed.stack(fed.map(same, fed.broadcast(cohort, v)))[0] for v in state.values)
@@ -62,7 +60,7 @@ class Echo(rk.AbstractAlgorithm):
 
 
 def same(client, value):
-    """What came."""
+    """The argument."""
     return value
 
 
@@ -75,24 +73,22 @@ policy = Policy(wait_for=600.0)
 
 
 def load(site):
-    """One row, which no step looks at."""
+    """One row, which no step uses."""
     return rk.Population.stacked(jax.tree.map(lambda a: a[:1], zoo.data))
 
 
 def main(engine, directory):
-    """Take turns, and keep what was measured in a file."""
+    """Alternate the two, and write the measurements to a file."""
     from nvflare.collab import collab  # pyright: ignore[reportMissingImports]
 
     program = Program(problem, population, rk.delays.Clock(), rk.aggregate.Mean())
     runner = engine.prepare(program, [algorithm])
     runner.advance([algorithm.init(problem, 0)], [jax.random.key(0)], 0, [2])
-    plan, session = runner._opened
     cohort = Everyone().draw(jax.random.key(0), CLIENTS, jnp.asarray(population.weights))
-    holdings, lines = Holdings(), []
+    lines = []
 
     def exchange(values):
-        holdings.values.clear()
-        fed = RemoteFederation(program, 0, session, plan, holdings, False)
+        fed = runner.federation(0)
         jax.block_until_ready(fed.stack(fed.map(same, fed.broadcast(cohort, values))))
 
     for size, repeats in REPEATS.items():
@@ -109,12 +105,12 @@ def main(engine, directory):
                 times[0].append(between - began)
                 times[1].append(ended - between)
         ours, raw = (statistics.median(some) for some in times)
-        # on a machine that does other things too, the quick tenth tells more
+        # on a busy machine the fastest tenth is more telling
         quick = [statistics.quantiles(some, n=10)[0] for some in times]
         lines.append(
             f"  {size:>9,} bytes: engine {ours * 1e3:.2f} ms, raw {raw * 1e3:.2f} ms, "
-            f"ratio {ours / raw:.2f}, of the quickest tenth {quick[0] / quick[1]:.2f} "
-            f"(wanted: at most {WANTED})"
+            f"ratio {ours / raw:.2f}, of the fastest tenth {quick[0] / quick[1]:.2f} "
+            f"(target: at most {TARGET})"
         )
     runner.close()
     directory.mkdir(parents=True)

@@ -1,6 +1,6 @@
-"""A study of two clinics: a penalty per input, tuned on validation rows that stay where they are.
+"""A study of two clinics: a penalty per input, tuned on validation rows that never leave a clinic.
 
-The same file lies at the server and at both clinics. `python clinics.py` simulates all of them.
+The server and both clinics have a copy of this file. `python clinics.py` simulates all of them.
 """
 
 import jax
@@ -24,7 +24,7 @@ def inner(a, w, example):
 
 
 def penalties(a, w):
-    """What is watched: seven of the ten inputs mean nothing."""
+    """The metrics: only three of the ten inputs carry information."""
     strength = jax.nn.sigmoid(a)
     return {"useful": jnp.mean(strength[:3]), "useless": jnp.mean(strength[3:])}
 
@@ -36,11 +36,11 @@ algorithm = rk.FedNest(
 start = (np.zeros(10), np.zeros(10))
 sites = ("clinic-1", "clinic-2")
 row = {"input": np.zeros(10), "target": np.zeros(())}
-population = rk.Population.elsewhere(row, len(sites), splits=("train", "validation"))
+population = rk.Population.elsewhere(row, len(sites), splits=("train", "validation"), names=sites)
 
 
 def load(site):
-    """A clinic's own rows; this one invents them, yours would read a file."""
+    """A clinic's own rows; made up here, yours would read a file."""
     rng = np.random.default_rng(sites.index(site))
     inputs = rng.normal(size=(200, 10))
     targets = inputs[:, :3].sum(axis=1) + rng.normal(size=200)
@@ -48,15 +48,15 @@ def load(site):
     return rk.Population.from_parts({"input": inputs, "target": targets}, rows)
 
 
-def main(engine, directory, people=population):
-    """What the server does."""
+def main(engine, directory, population=population):
+    """The server's program."""
     return rk.run(
-        algorithm, problem, people, start, rounds=20, engine=engine, directory=directory,
+        algorithm, problem, population, start, rounds=20, engine=engine, directory=directory,
         evaluate=[rk.metrics.OfSolution(penalties)], evaluate_every=5, console=Console(),
     )  # fmt: skip
 
 
 if __name__ == "__main__":
-    everyone = rk.Population.joined([load(site) for site in sites])
+    everyone = rk.Population.joined([load(site) for site in sites], names=sites)
     result = main(rk.Compiled(), "runs/clinics", everyone)
     print(result.status, result.history.rows[-1])

@@ -1,4 +1,4 @@
-"""Programs across machines: the words of the language as messages."""
+"""The remote engine: runs a program by messages to clients in other processes or machines."""
 
 from rookery.remote.client.worker import Worker as Worker
 from rookery.remote.engine import Remote as Remote

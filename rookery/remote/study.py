@@ -1,27 +1,27 @@
-"""A study that several parties carry out: one module, which each of them has a copy of.
+"""A study: one Python module that describes a run of several parties; each has a copy.
 
-It is an ordinary module with these names:
+The module defines these names:
 
-    problem      what is solved
-    algorithm    the server program
+    problem      the problem
+    algorithm    the algorithm
     start        initial values of the problem's variables
-    sites        names of the parties that have data: a tuple if each is one client, or else a
+    sites        names of the parties with data: a tuple if each is one client, otherwise a
                  dictionary with the number of clients of each
-    population   what the server knows of the clients: ``Population.elsewhere(...)``
-    load(site)   a site's own rows, as a population of its clients; called at that site alone
+    population   what the server knows about the clients: ``Population.elsewhere(...)``
+    load(site)   a site's own rows, as a population of its clients; called only at that site
     main(engine, directory)
-                 what the server does: ``rk.run(..., engine=engine, directory=directory)``. Results
-                 in the order in which they really come are had of
+                 the server's program: ``rk.run(..., engine=engine, directory=directory)``. For
+                 results in the order of their arrival use
                  ``Remote(engine.transport, engine.policy, in_real_time=True)``
-    policy       what to do about clients that do not answer; may be left out
+    policy       a :class:`~rookery.remote.Policy`; optional
 
-Server and sites read the module on their own, and agree on a fingerprint of it before the first
-step: neither code nor data of a party goes to another.
+Server and sites each import their own copy, and the handshake compares fingerprints before the
+first step. No party sends code or data to another.
 """
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,15 +41,28 @@ NAMES = ("problem", "algorithm", "start", "sites", "population", "load", "main")
 
 
 class JobFailed(RuntimeError):
-    """A study that the parties did not finish; what was done until then is kept."""
+    """A job that did not finish; its checkpoints are kept, so it can be resumed."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """What the module of a study holds, checked.
+    """The contents of a study's module, checked; made by :meth:`read`.
+
+    At a site::
+
+        study = Study.read("clinics")
+        workers = study.workers("clinic-1")
 
     Attributes:
+        name: name of the module.
+        problem: the problem.
+        algorithm: the algorithm.
+        start: initial values of the problem's variables.
         sites: by site, the numbers of its clients.
+        population: what the server knows about the clients.
+        load: loads a site's rows, at the site.
+        main: the server's program.
+        policy: deadlines, retries, and how many replies are enough.
     """
 
     name: str
@@ -59,38 +72,38 @@ class Study:
     sites: Mapping[str, range]
     population: Population
     load: Callable[[str], Population]
-    main: Callable[..., Any]
+    main: Callable[..., object]
     policy: Policy
 
     @classmethod
     def read(cls, name: str) -> "Study":
-        """Import a module and check it, or raise and say what it lacks.
+        """Import a module and check it; raises with what it lacks.
 
-        The name may have come from another party, so it is one of a module that Python finds here,
-        and never a path.
+        The name may come from another party, so it must name a module on Python's path: a file
+        path is refused.
         """
         if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f"a study is named as modules are, got {name!r}.")
+            raise ValueError(f"a study must be the name of a Python module, got {name!r}.")
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name != name.partition(".")[0]:
                 raise
             raise ValueError(
-                f"there is no module {name!r} here. Every party needs a copy where its Python "
-                "looks for modules, on PYTHONPATH for example."
+                f"there is no module {name!r} here. Every party needs a copy of the study on its "
+                "PYTHONPATH."
             ) from error
         if missing := [wanted for wanted in NAMES if not hasattr(module, wanted)]:
             raise ValueError(
-                f"the study {name!r} has no {', '.join(missing)}. A study needs "
-                f"{', '.join(NAMES)}; see rookery.remote.study."
+                f"study {name!r} has no {', '.join(missing)}. A study defines {', '.join(NAMES)}; "
+                "see help('rookery.remote.study')."
             )
         sites = _numbered(module.sites)
         population = module.population
         n_clients = sum(map(len, sites.values()))
         if population.n_clients != n_clients:
             raise ValueError(
-                f"the sites of {name!r} have {n_clients} clients, its population "
+                f"study {name!r}: its sites have {n_clients} clients, but its population has "
                 f"{population.n_clients}."
             )
         module.algorithm.check(module.problem, n_clients)
@@ -103,45 +116,55 @@ class Study:
             module.main, policy if policy is not None else Policy(),
         )  # fmt: skip
 
+    @property
+    def client_names(self) -> list[str]:
+        """The clients' names: those of the population, or else made of their sites' names."""
+        if self.population.names is not None:
+            return [*self.population.names]
+        return [f"{site}, client {c}" for site, clients in self.sites.items() for c in clients]
+
     def workers(self, site: str, *, is_checked: bool = True) -> dict[int, Worker]:
-        """The clients of a site, with its rows.
+        """The workers of a site's clients, with the site's rows.
 
         Args:
             site: the site's name.
-            is_checked: whether replies carry a checksum of their arrays.
+            is_checked: whether the checksum of replies covers their arrays.
         """
-        mine = self.sites[check.one_of("site", site, tuple(self.sites))]
+        own = self.sites[check.one_of("site", site, tuple(self.sites))]
         rows = self.load(site)
-        if rows.n_clients != len(mine):
+        if rows.n_clients != len(own):
             raise ValueError(
-                f"load({site!r}) gave {rows.n_clients} clients; by the study it has {len(mine)}."
+                f"load({site!r}) returned {rows.n_clients} clients, but sites gives it {len(own)}."
             )
         rows.check_rows(f"site {site!r}")
-        rows = rows.among(self.population, mine.start)
+        rows = rows.among(self.population, own.start)
         state = first_state(self.algorithm, self.problem, self.population.n_clients, self.start)
         plan = trace_round(numbers_to_arrays(self.algorithm), self.problem, rows, state)
         shared = (self.problem, self.algorithm, jax.device_put(rows), state, plan)
-        return {client: Worker(client, *shared, is_checked=is_checked) for client in mine}
+        return {client: Worker(client, *shared, is_checked=is_checked) for client in own}
 
 
 def module_name(study: str | Path) -> str:
-    """The name of a study that is given by its name, or by its file.
+    """The module name of a study, given by name or by file.
 
-    Python looks in the folder of the file for modules from then on.
+    The folder of a file is added to Python's path.
+
+    >>> module_name("clinics")
+    'clinics'
     """
     file = Path(study)
     if file.suffix != ".py":
         return str(study)
     if not file.is_file():
-        raise ValueError(f"there is no file {study}.")
+        raise ValueError(f"study: there is no file {study}.")
     sys.path.insert(0, str(file.resolve().parent))
     return file.stem
 
 
-def _numbered(sites: Any) -> dict[str, range]:
+def _numbered(sites: Mapping[str, int] | Iterable[str]) -> dict[str, range]:
     counts = dict(sites) if isinstance(sites, Mapping) else dict.fromkeys(sites, 1)
     if not counts or isinstance(sites, str):
-        raise ValueError(f"sites must name at least one site, as ('site-1',), got {sites!r}.")
+        raise ValueError(f"sites must name at least one site, such as ('site-1',), got {sites!r}.")
     numbered, first = {}, 0
     for site, count in counts.items():
         check.count(f"the number of clients of {site!r}", count)

@@ -4,7 +4,7 @@ import time
 
 import jax
 import numpy as np
-from world import PEOPLE
+from world import POPULATION
 
 from rookery.remote import Worker
 
@@ -13,7 +13,7 @@ SECONDS = 2.0  # of the slow client; the others need some 20 ms
 
 def own(client):
     """The client's rows, as the server knows them."""
-    return {"train": PEOPLE.rows(client, "train")}
+    return {"train": POPULATION.rows(client, "train")}
 
 
 def own_but_nan_at_4(client):

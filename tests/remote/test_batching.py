@@ -1,4 +1,4 @@
-"""Clients that share a process: computed together, and each of them answers for itself."""
+"""Clients that share a process: batched, and each replies for itself."""
 
 import sys
 from contextlib import closing
@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
-from world import FEDAVG, PEOPLE, ZOO, plan, same
+from world import FEDAVG, POPULATION, ZOO, plan, same
 
 import rookery as rk
 from rookery.engines.engine import Program
@@ -25,32 +25,34 @@ sys.path.append(str(Path(__file__).parents[1] / "contract"))
 from instances import INSTANCES  # pyright: ignore[reportMissingImports]
 
 
-class Households(eqx.Module):
-    """A transport in this thread; so many clients share a process.
+class SharedProcesses(eqx.Module):
+    """A transport in this thread, as if several clients shared a process.
 
     Args:
         size: clients of a process.
-        forget_every: exchanges after which one client, another one each time, forgets everything.
+        forget_every: exchanges after which one client, a different one each time, loses everything.
     """
 
     size: int
     forget_every: int = 1_000_000
 
     def open(self, program, algorithm, state, plan):
-        people = program.population
+        population = program.population
         rows = {}
-        for first in range(0, people.n_clients, self.size):
-            group = range(first, min(first + self.size, people.n_clients))
-            rows |= dict.fromkeys(group, jax.device_put(people.only(*group)))
+        for first in range(0, population.n_clients, self.size):
+            group = range(first, min(first + self.size, population.n_clients))
+            rows |= dict.fromkeys(group, jax.device_put(population.only(*group)))
 
         def make(client):
             return Worker(client, program.problem, algorithm, rows[client], state, plan)
 
-        return Port(make, people.n_clients, self.size, self.forget_every)
+        return Port(make, population.n_clients, self.size, self.forget_every)
 
 
 class Port:
-    """The port of :class:`Households`."""
+    """The port of :class:`SharedProcesses`."""
+
+    is_reliable = False
 
     def __init__(self, make, n_clients, size, forget_every):
         self._make, self._size, self._forget_every = make, size, forget_every
@@ -78,9 +80,9 @@ class Port:
 
 
 CASES = {
-    "FedMBO": (INSTANCES["FedMBO"], Households(3)),
-    "Scaffold": (INSTANCES["Scaffold"], Households(4)),
-    "AFBO": (INSTANCES["AFBO"], Households(2)),
+    "FedMBO": (INSTANCES["FedMBO"], SharedProcesses(3)),
+    "Scaffold": (INSTANCES["Scaffold"], SharedProcesses(4)),
+    "AFBO": (INSTANCES["AFBO"], SharedProcesses(2)),
 }
 
 
@@ -90,14 +92,17 @@ CASES = {
 def test_numbers_and_ledgers_are_those_of_the_compiled_engine(name):
     instances, transport = CASES[name]
     zoo, algorithm = next(iter(instances.values()))
-    people = rk.Population.stacked(zoo.data)
+    population = rk.Population.stacked(zoo.data)
     program = Program(
         zoo.problem,
-        people,
+        population,
         rk.delays.Clock(rk.delays.LogNormalDelay(0.1), seed=3),
         rk.aggregate.Mean(),
     )
-    state, key = first_state(algorithm, zoo.problem, people.n_clients, zoo.start), jax.random.key(7)
+    state, key = (
+        first_state(algorithm, zoo.problem, population.n_clients, zoo.start),
+        jax.random.key(7),
+    )
     (want,) = rk.Compiled().prepare(program, [algorithm]).advance([state], [key], 0, [3])
     runner = Remote(transport, Policy(wait_for=100.0)).prepare(program, [algorithm])
     assert isinstance(runner, RemoteRunner)
@@ -108,73 +113,79 @@ def test_numbers_and_ledgers_are_those_of_the_compiled_engine(name):
         assert a.values()[:-1] == b.values()[:-1]
 
 
-def test_a_client_that_forgets_is_helped_and_the_others_do_not_notice():
+def test_a_client_that_loses_everything_recovers_without_affecting_others():
     def go(transport):
         return rk.run(
-            FEDAVG, ZOO.problem, PEOPLE, ZOO.start, rounds=25, evaluate_every=5,
+            FEDAVG, ZOO.problem, POPULATION, ZOO.start, rounds=25, evaluate_every=5,
             engine=Remote(transport, Policy(wait_for=100.0)),
         )  # fmt: skip
 
-    clean, forgetful = go(Households(3)), go(Households(3, forget_every=5))
+    clean, forgetful = go(SharedProcesses(3)), go(SharedProcesses(3, forget_every=5))
     assert same(clean, forgetful) and not clean.events
     assert {event.client for event in forgetful.events} == set(range(5))
-    assert all("no agreement with this server" in event.reason for event in forgetful.events)
+    assert all(
+        "not have a handshake with this server" in event.reason for event in forgetful.events
+    )
 
 
 def test_a_bad_message_is_one_clients_own():
-    state = first_state(FEDAVG, ZOO.problem, PEOPLE.n_clients, ZOO.start)
-    rows = jax.device_put(PEOPLE.only(0, 1, 2))
+    state = first_state(FEDAVG, ZOO.problem, POPULATION.n_clients, ZOO.start)
+    rows = jax.device_put(POPULATION.only(0, 1, 2))
     workers = [Worker(i, ZOO.problem, FEDAVG, rows, state, plan("FedAvg")) for i in range(3)]
-    agreed = handshake.agreement(ZOO.problem, FEDAVG, PEOPLE.n_clients, plan("FedAvg"))
-    hello = wire.encode(Message(Kind.HELLO, "", 0, 0, 1, handshake.write(agreed)))
+    configuration = handshake.configuration(
+        ZOO.problem, FEDAVG, POPULATION.n_clients, plan("FedAvg")
+    )
+    hello = wire.encode(Message(Kind.HELLO, "", 0, 0, 1, handshake.write(configuration)))
     pairs = zip(workers, (hello, b"nonsense", hello), strict=True)
     replies = batching.finish([worker.answering(message) for worker, message in pairs])
     fine, malformed, strange = map(wire.decode, replies)
     assert fine.kind is Kind.HELLO
-    assert "malformed" in wire.read_text(malformed.arrays["reason"])
-    assert "this is client 2, not 0" in wire.read_text(strange.arrays["reason"])
+    assert "malformed" in wire.decode_text(malformed.arrays["reason"])
+    assert "this is client 2, not 0" in wire.decode_text(strange.arrays["reason"])
 
 
 class Call:
-    """A step that notes how many clients it has met at a time, and cannot bear number 13."""
+    """A step that records its batch sizes, and raises for client 13."""
 
     number = 0
 
     def __init__(self):
-        self.met = []
+        self.batches = []
 
     def run(self, population, inputs):
-        self.met.append(len(inputs))
+        self.batches.append(len(inputs))
         if any(i.id == 13 for i in inputs):
             raise ArithmeticError("unlucky")
         return [([i], 0) for i in inputs]
 
 
-def asking(call, i):
+def answering(call, i):
     try:
-        (mine,), _ = yield batching.PendingCall(call, PEOPLE, Inputs(np.int32(i), None, (), [], []))
+        (mine,), _ = yield batching.PendingCall(
+            call, POPULATION, Inputs(np.int32(i), None, (), [], [])
+        )
     except ArithmeticError as error:
         return str(error).encode()
     return b"%d" % mine.id
 
 
 @pytest.mark.parametrize(
-    ("n", "most", "met"),
+    ("n", "max_batch", "padded"),
     [(1, None, 1), (2, None, 2), (3, None, 4), (5, None, 8), (5, 6, 6), (5, 5, 5), (7, 20, 8)],
 )
-def test_numbers_of_clients_are_filled_up_to_few_sizes(n, most, met):
+def test_batches_are_padded_to_few_sizes(n, max_batch, padded):
     call = Call()
-    replies = batching.finish([asking(call, i) for i in range(n)], most)
+    replies = batching.finish([answering(call, i) for i in range(n)], max_batch)
     assert replies == [b"%d" % i for i in range(n)]
-    assert call.met == [met]
+    assert call.batches == [padded]
 
 
-def test_what_one_client_raises_the_others_do_not_hear():
+def test_an_error_of_one_client_does_not_affect_the_others():
     call, alone = Call(), Call()
     alone.number = 1
-    clients = [asking(call, i) for i in (12, 13, 14)] + [asking(alone, 9)]
+    clients = [answering(call, i) for i in (12, 13, 14)] + [answering(alone, 9)]
     assert batching.finish(clients) == [b"12", b"unlucky", b"14", b"9"]
-    assert call.met == [4, 1, 1, 1] and alone.met == [1]
+    assert call.batches == [4, 1, 1, 1] and alone.batches == [1]
 
 
 def test_keys_and_halves_go_through_a_shared_call():
@@ -183,11 +194,13 @@ def test_keys_and_halves_go_through_a_shared_call():
 
     like = (jax.ShapeDtypeStruct((2,), jax.numpy.bfloat16), jax.eval_shape(lambda: KEY))
     call = plan_call(step, like)
-    words = wire.unwrapped(KEY)
+    words = wire.unwrap_keys(KEY)
     values = [[np.full(2, i, jax.numpy.bfloat16), words] for i in range(3)]
     inputs = [Inputs(np.int32(i), None, (), v, []) for i, v in enumerate(values)]
     for (leaves, _), (alone, _) in zip(
-        call.run(PEOPLE, inputs), (call.run(PEOPLE, [one])[0] for one in inputs), strict=True
+        call.run(POPULATION, inputs),
+        (call.run(POPULATION, [one])[0] for one in inputs),
+        strict=True,
     ):
         assert [spec(a) for a in leaves] == [spec(a) for a in alone]
         assert spec(leaves[0]) == "bfloat16[2]" and spec(leaves[1]) == spec(KEY)

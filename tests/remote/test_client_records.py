@@ -1,4 +1,4 @@
-"""What clients have, or have no longer: values that only memories need, and two slots of one."""
+"""What the server knows about its clients: values only kept, two slots of one client, losses."""
 
 from typing import Any, NamedTuple
 
@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from world import PEOPLE, QUICK, ZOO, reasons
+from world import POPULATION, QUICK, ZOO, reasons
 
 import rookery as rk
+from rookery.engines.engine import Stopped
 from rookery.program.participation import Cohort
-from rookery.remote import Faults, InProcess, Remote
+from rookery.remote import Faults, InProcess, Policy, Remote
+from rookery.remote.server.client_record import ClientRecord, ClientRecords, PendingJob
 
 
 class State(NamedTuple):
@@ -21,16 +23,16 @@ class State(NamedTuple):
 
 
 class Keeping(rk.AbstractAlgorithm):
-    """Clients keep the model that they are sent, and no step of theirs needs it in that round.
+    """Clients keep the model that they are sent; no step needs it in the same round.
 
     Args:
-        step_too: whether some of them also run a step for it, that nobody asks for.
+        step_too: whether some clients also run a step whose result is only kept.
     """
 
     step_too: bool = False
 
     def check(self, problem, n_clients):
-        """Anything goes."""
+        """Any problem is fine."""
 
     def init(self, problem, w):
         """Zeros."""
@@ -72,7 +74,7 @@ def slope(client, w, *, problem):
 
 def both(algorithm, faults=None, rounds=3):
     def run(engine):
-        return rk.run(algorithm, ZOO.problem, PEOPLE, ZOO.start, rounds=rounds, engine=engine)
+        return rk.run(algorithm, ZOO.problem, POPULATION, ZOO.start, rounds=rounds, engine=engine)
 
     result = run(Remote(InProcess(faults or Faults()), QUICK))
     want = run(rk.Eager())
@@ -89,7 +91,82 @@ def test_a_value_that_is_only_kept_is_sent(step_too):
     assert result.ledger.values()[:-1] == want.ledger.values()[:-1]
 
 
-def test_a_client_that_is_started_anew_between_two_slots_of_its_own_is_sent_all_again():
-    # its agreement, its first slot, and then it has forgotten
+def test_a_client_restarted_between_two_of_its_slots_is_sent_everything_again():
+    # the handshake, its first slot, and then it has lost everything
     result, _ = both(Twice(), Faults(restarts={1: 3}))
-    assert "client 1: the client has no agreement" in reasons(result)
+    assert "client 1: the client does not have a handshake" in reasons(result)
+
+
+def test_a_value_counts_as_received_once_it_is_confirmed():
+    record = ClientRecord()
+    assert not record.is_carried(7, slot=0) and record.is_carried(7, slot=1)
+    assert not record.has(7)  # it was sent, but it may not have arrived
+    record.confirmed([7])
+    assert record.has(7)
+    record.new_round()
+    assert not record.has(7)
+
+
+def test_memory_changes_are_repeated_until_they_are_confirmed():
+    record = ClientRecord()
+    record.changes_memory(0, 1, [(7, 0)])
+    record.changes_memory(0, 2, [(8, 0)])
+    told = record.unconfirmed_changes
+    record.changes_memory(0, 3, [(9, 0)])
+    record.confirmed(changes=told)
+    assert record.unconfirmed_changes == ((0, 3, [(9, 0)]),)
+    assert record.has_new_memory
+    record.memory_collected()
+    assert not record.has_new_memory
+
+
+def test_a_restarted_client_has_nothing_and_still_owes_its_job():
+    record, job = ClientRecord(), PendingJob([])
+    record.confirmed([7], has_memory=True)
+    record.changes_memory(0, 1, [(7, 0)])
+    record.starts_job((0, b"key"), job)
+    record.restarted()
+    assert not record.has(7) and not record.has_memory
+    assert not record.unconfirmed_changes and not record.has_new_memory
+    assert record.job((0, b"key")) is job
+    record.finished_job((0, b"key"))
+    assert record.job((0, b"key")) is None
+
+
+def test_a_reply_in_a_later_round_confirms_nothing():
+    confirmed, job = [], PendingJob([])
+    job.answered(0)  # no message was built
+    job.built(3, lambda: confirmed.append(3))
+    job.answered(4)
+    assert confirmed == []
+    job.answered(3)
+    assert confirmed == [3]
+
+
+def test_collected_rows_are_what_the_next_restore_sends():
+    records = ClientRecords(2)
+    records.restore([[np.zeros((2, 3))], [np.zeros(2), np.ones(2)]])
+    records[1].changes_memory(0, records.new_stamp(), [(7, 0)])
+    assert records.with_new_memory == [1]
+    records.collected(1, [np.full(3, 4.0), 5.0, 6.0])
+    assert records.with_new_memory == []
+    (a,), (b, c) = records.memories
+    assert a[1].tolist() == [4, 4, 4] and a[0].tolist() == [0, 0, 0]
+    assert (b[1], c[1], c[0]) == (5, 6, 1)
+
+
+def test_tokens_and_stamps_are_never_used_twice():
+    records = ClientRecords(1)
+    tokens = [records.new_tokens(3), records.new_tokens(), records.new_tokens(2)]
+    assert tokens == [1, 4, 5]
+    assert records.new_stamp() < records.new_stamp()
+
+
+def test_a_client_that_does_not_reply_is_named():
+    population = rk.Population.stacked(
+        ZOO.data, names=["Oslo", "Bergen", "Narvik", "Molde", "Vadsø"]
+    )
+    policy = Policy(wait_for=60.0, retries=0)
+    engine = Remote(InProcess(Faults(crashes={2: 1})), policy)
+    with pytest.raises(Stopped, match=r"round 0, step .*slope.*4 of 5.*none from Narvik\."):
+        rk.run(Keeping(), ZOO.problem, population, ZOO.start, rounds=1, engine=engine)

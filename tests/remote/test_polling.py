@@ -1,4 +1,4 @@
-"""InFlight as messages: those of the simulation in virtual time, and the first to come in real time."""
+"""Polls as messages: in virtual time those of the simulation, in real time the first to arrive."""
 
 import functools
 import time
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from world import LONG, PEOPLE, ZOO, reasons
+from world import LONG, POPULATION, ZOO, reasons
 
 import rookery as rk
 from rookery.engines.engine import Program, Stopped
@@ -23,7 +23,7 @@ MOST = Policy(wait_for=20.0, back_off=0.01, min_replies=0.5)
 
 
 class State(NamedTuple):
-    """The iterate, the mean of latest gradients, the jobs, and what was seen of them."""
+    """The iterate, the mean of the latest gradients, the jobs, and counts of arrivals."""
 
     w: Any
     g: Any
@@ -33,16 +33,16 @@ class State(NamedTuple):
 
 
 class Anarchic(rk.AbstractAlgorithm):
-    """A step along the mean of all clients' latest gradients, whenever some have come."""
+    """A step along the mean of all clients' latest gradients, after every poll."""
 
     wait_for: int = 2
     staleness: int | None = None
 
     def check(self, problem, n_clients):
-        """Anything goes."""
+        """Any problem is fine."""
 
     def init(self, problem, w):
-        """Nothing has come yet."""
+        """No gradient has arrived."""
         g, none = jnp.zeros_like(w), jnp.zeros((), jnp.int32)
         return State(w, g, rk.program.InFlight.of("inner", (w,), g), none, none)
 
@@ -67,12 +67,12 @@ def slope(client, w, *, problem):
 
 @functools.cache
 def plan(algorithm):
-    state = first_state(algorithm, ZOO.problem, PEOPLE.n_clients, ZOO.start)
-    return trace_round(numbers_to_arrays(algorithm), ZOO.problem, PEOPLE, state)
+    state = first_state(algorithm, ZOO.problem, POPULATION.n_clients, ZOO.start)
+    return trace_round(numbers_to_arrays(algorithm), ZOO.problem, POPULATION, state)
 
 
 def warm_worker(client, program, algorithm, state, _):
-    """A client with a plan of all tests, so that nothing is compiled while others wait."""
+    """A worker with a plan of all tests, so that nothing is compiled while others wait."""
     rows = program.population.only(client)
     return Worker(client, ZOO.problem, algorithm, rows, state, plan(Anarchic()))
 
@@ -81,7 +81,7 @@ def go(algorithm, rounds, faults=None, policy=None, in_real_time=True, **setting
     engine = Remote(InProcess(faults or Faults(), warm_worker), policy or MOST, in_real_time)
     began = time.monotonic()
     result = rk.run(
-        algorithm, ZOO.problem, PEOPLE, ZOO.start, rounds=rounds, engine=engine, clock=CLOCK,
+        algorithm, ZOO.problem, POPULATION, ZOO.start, rounds=rounds, engine=engine, clock=CLOCK,
         **settings,
     )  # fmt: skip
     assert time.monotonic() - began < LONG
@@ -100,8 +100,8 @@ def same(a, b):
 
 def test_a_run_that_is_resumed_in_mid_flight_sends_the_jobs_again():
     algorithm = Anarchic(staleness=3)
-    program = Program(ZOO.problem, PEOPLE, CLOCK, rk.aggregate.Mean())
-    state = first_state(algorithm, ZOO.problem, PEOPLE.n_clients, ZOO.start)
+    program = Program(ZOO.problem, POPULATION, CLOCK, rk.aggregate.Mean())
+    state = first_state(algorithm, ZOO.problem, POPULATION.n_clients, ZOO.start)
     (want,) = rk.Compiled().prepare(program, [algorithm]).advance([state], [KEY], 0, [6])
     ledgers, carried, is_idle = [], [], []
     for first in (0, 2, 4):
@@ -121,7 +121,7 @@ def test_a_run_that_is_resumed_in_mid_flight_sends_the_jobs_again():
         assert got.seconds == pytest.approx(wanted.seconds, rel=1e-12)
 
 
-def test_what_can_be_mended_changes_no_number_of_a_simulation():
+def test_recoverable_faults_change_no_number_of_a_simulation():
     clean = go(Anarchic(), 8, in_real_time=False)
     assert clean.events == ()
     patient = Policy(wait_for=0.5, back_off=0.0, retries=60)
@@ -133,16 +133,16 @@ def test_what_can_be_mended_changes_no_number_of_a_simulation():
         assert result.events
 
 
-def test_a_crash_in_a_simulation_is_noted_and_the_others_go_on():
+def test_a_crash_in_a_simulation_is_reported_and_the_others_continue():
     result = go(Anarchic(), 6, Faults(crashes={2: 2}), in_real_time=False)
-    assert "client 2: its process is gone" in reasons(result)
+    assert "client 2: its process has died" in reasons(result)
     assert result.status == "finished"
-    with pytest.raises(Stopped, match="clients answered"):
+    with pytest.raises(Stopped, match="clients replied"):
         strict = Policy(wait_for=5.0, retries=1, back_off=0.01)
         go(Anarchic(5), 6, Faults(crashes={2: 2}), strict, in_real_time=False)
 
 
-def test_a_client_a_hundred_times_slower_holds_nobody_up():
+def test_a_client_a_hundred_times_slower_delays_no_other():
     fast, slow = 0.03, 3.0
     delays = dict.fromkeys(range(5), fast) | {1: slow}
     began = time.monotonic()
@@ -168,7 +168,7 @@ def test_the_bound_on_staleness_is_kept():
     assert int(result.state.jobs.begun[1]) >= 3  # it was waited for, more than once
 
 
-def test_who_is_silent_for_too_long_is_noted_and_given_another_job():
+def test_a_job_that_times_out_is_reported_and_its_client_gets_another():
     policy = Policy(wait_for=0.8, back_off=0.01, min_replies=0.5)
     result = go(Anarchic(staleness=2), 8, Faults(delays={1: 1.5}), policy)
     assert result.status == "finished"
@@ -177,27 +177,27 @@ def test_who_is_silent_for_too_long_is_noted_and_given_another_job():
     assert int(result.state.stalest) <= 2
 
 
-@pytest.mark.parametrize("said", ["its process is gone", "NaN or infinity"])
-def test_who_fails_is_left_out_and_named(said):
-    faults = Faults(crashes={2: 2}) if "gone" in said else Faults(poison=(2,))
+@pytest.mark.parametrize("said", ["its process has died", "NaN or infinity"])
+def test_a_client_that_fails_is_left_out_and_reported(said):
+    faults = Faults(crashes={2: 2}) if "died" in said else Faults(poison=(2,))
     result = go(Anarchic(), 8, faults)
     assert result.status == "finished"
     assert {event.client for event in result.events} == {2}
     assert said in reasons(result)
 
 
-def test_who_was_started_anew_is_given_its_job_again():
+def test_a_restarted_client_is_sent_its_job_again():
     result = go(Anarchic(5, staleness=0), 5, Faults(restarts=dict.fromkeys(range(5), 3)))
-    assert "no agreement with this server" in reasons(result)
+    assert "not have a handshake with this server" in reasons(result)
     assert result.state.jobs.has_arrived.all() and int(result.state.arrivals) == 5
 
 
-def test_too_few_results_stop_a_run_in_real_time_and_it_goes_on(tmp_path):
+def test_too_few_results_stop_a_run_in_real_time_and_it_can_be_resumed(tmp_path):
     strict = Policy(wait_for=2.0, retries=1, back_off=0.01)
     settings = {"directory": tmp_path, "checkpoint_every": 1}
-    with pytest.raises(Stopped, match="results came, 2 are needed"):
+    with pytest.raises(Stopped, match="results arrived, 2 are needed"):
         go(Anarchic(), 8, Faults(crashes=dict.fromkeys(range(5), 4)), strict, **settings)
-    assert (tmp_path / "events.jsonl").read_text().count("given again")
+    assert (tmp_path / "events.jsonl").read_text().count("sending the jobs again")
     result = go(Anarchic(), 8, policy=strict, **settings)
     assert (result.status, result.rounds) == ("finished", 8)
 
@@ -208,14 +208,14 @@ def test_when_all_results_are_nan_the_run_has_diverged():
     assert (result.status, result.rounds) == ("diverged", 1)
 
 
-def test_one_nan_result_is_no_divergence_when_the_others_are_gone():
+def test_one_nan_result_is_no_divergence_when_the_others_have_died():
     faults = Faults(poison=(2,), crashes=dict.fromkeys((0, 1, 3, 4), 1))
-    with pytest.raises(Stopped, match="0 of 5 results came, 1 are needed"):
+    with pytest.raises(Stopped, match="0 of 5 results arrived, 1 are needed"):
         go(Anarchic(), 3, faults, Policy(wait_for=20.0, min_replies=0.5, retries=0))
 
 
-def test_a_late_result_of_a_job_is_as_good():
-    # were jobs given anew, clients would work on old ones for ever
+def test_a_late_result_of_a_job_is_accepted():
+    # with a new number for each, clients would work on outdated jobs for ever
     delays = Faults(delays=dict.fromkeys(range(5), 1.2))
     policy = Policy(wait_for=0.8, back_off=0.0, retries=8)
     result = go(Anarchic(5, staleness=0), 1, delays, policy)

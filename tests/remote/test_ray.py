@@ -1,4 +1,4 @@
-"""The same program on Ray, with real processes that are killed, slow or mad."""
+"""The remote engine on Ray, with real processes that are killed, slow or faulty."""
 
 import json
 import os
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import ray_program
 import ray_rows
-from world import FEDAVG, PEOPLE, ZOO, only, reasons
+from world import FEDAVG, POPULATION, ZOO, only, reasons
 
 import rookery as rk
 from rookery.engines.engine import Program
@@ -41,8 +41,8 @@ ALONE: dict[str, Any] = {"clients_per_actor": 1, **SMALL}  # so that one can be 
 def cluster():
     """A small cluster that all tests use and none of them stops."""
     transport = Ray(**SMALL)
-    ray = transport._ray()
-    transport._start_cluster(ray, 10)
+    ray = transport.package()
+    transport.start_cluster(ray, 10)
     yield ray
     ray.shutdown()
 
@@ -60,9 +60,12 @@ CASES = {
 def test_numbers_and_ledgers_are_those_of_the_compiled_engine(name):
     (zoo, algorithm), per_actor = CASES[name]
     clock = rk.delays.Clock(rk.delays.LogNormalDelay(0.1), bandwidth=1e4, seed=3)
-    people = rk.Population.stacked(zoo.data)
-    program = Program(zoo.problem, people, clock, rk.aggregate.Mean())
-    state, key = first_state(algorithm, zoo.problem, people.n_clients, zoo.start), jax.random.key(7)
+    population = rk.Population.stacked(zoo.data)
+    program = Program(zoo.problem, population, clock, rk.aggregate.Mean())
+    state, key = (
+        first_state(algorithm, zoo.problem, population.n_clients, zoo.start),
+        jax.random.key(7),
+    )
     (want,) = rk.Compiled().prepare(program, [algorithm]).advance([state], [key], 0, [3])
     runner = Remote(Ray(clients_per_actor=per_actor, **SMALL), LONG).prepare(program, [algorithm])
     assert isinstance(runner, RemoteRunner)
@@ -77,7 +80,7 @@ def test_numbers_and_ledgers_are_those_of_the_compiled_engine(name):
     assert carried == (down, up)
 
 
-class Monitored(eqx.Module):
+class Watched(eqx.Module):
     """Ray, with a note of the processes and of when failures were seen."""
 
     inner: Ray
@@ -96,6 +99,7 @@ class WatchedPort:
     def __init__(self, port, failures):
         self._port, self._failures = port, failures
         self.alive, self.close = port.alive, port.close
+        self.is_reliable = port.is_reliable
 
     def exchange(self, step, messages, wait_for):
         for client, arrival in self._port.exchange(step, messages, wait_for):
@@ -107,8 +111,9 @@ class WatchedPort:
 def go(transport, policy, directory, rounds=8):
     began = time.monotonic()
     result = rk.run(
-        FEDAVG, ZOO.problem, PEOPLE, ZOO.start, rounds=rounds, engine=Remote(transport, policy),
-        evaluate=[rk.metrics.OfSolution(size)], evaluate_every=1, checkpoint_every=1, directory=directory,
+        FEDAVG, ZOO.problem, POPULATION, ZOO.start, rounds=rounds, engine=Remote(transport, policy),
+        evaluate=[rk.metrics.OfSolution(size)], evaluate_every=1, checkpoint_every=1,
+        directory=directory,
     )  # fmt: skip
     lines = (directory / "history.jsonl").read_text().splitlines()
     assert [int(row["round"]) for row in result.history] == list(range(rounds + 1))
@@ -122,7 +127,7 @@ def size(w):
 
 
 def when_lines(directory, count, then):
-    """Do something as soon as so many lines of metrics are written."""
+    """Call ``then`` as soon as ``count`` lines of metrics are written."""
 
     def watch():
         path = directory / "history.jsonl"
@@ -137,7 +142,7 @@ def when_lines(directory, count, then):
 
 def test_clients_load_their_own_rows_and_a_killed_one_is_started_again(tmp_path, capsys):
     clean, _ = go(Ray(load=ray_rows.own, **ALONE), LONG, tmp_path / "clean")
-    watched, killed = Monitored(Ray(load=ray_rows.own_but_slow_at_1, **ALONE)), []
+    watched, killed = Watched(Ray(load=ray_rows.own_but_slow_at_1, **ALONE)), []
 
     def kill():  # client 1 takes two seconds for an answer, so it is in the middle of one
         killed.append(time.monotonic())
@@ -150,8 +155,8 @@ def test_clients_load_their_own_rows_and_a_killed_one_is_started_again(tmp_path,
     assert not Path(f"/proc/{watched.processes[1]}").exists()
     pairs = zip(jax.tree.leaves(result.state), jax.tree.leaves(clean.state), strict=True)
     assert all(bool((a == b).all()) for a, b in pairs)
-    assert "client 1: its process is gone" in reasons(result)
-    assert "client 1: the client has no agreement with this server" in reasons(result)
+    assert "client 1: its process has died" in reasons(result)
+    assert "client 1: the client does not have a handshake with this server" in reasons(result)
     ((client, seen),) = watched.failures
     assert client == 1 and seen - killed[0] < 10
     with capsys.disabled():
@@ -161,7 +166,7 @@ def test_clients_load_their_own_rows_and_a_killed_one_is_started_again(tmp_path,
 def test_clients_that_share_a_killed_process_all_come_back(tmp_path):
     shared: dict[str, Any] = {"clients_per_actor": 3, "clients_at_once": 2, **SMALL}
     clean, _ = go(Ray(load=ray_rows.own, **shared), LONG, tmp_path / "clean")
-    watched = Monitored(Ray(load=ray_rows.own, **shared))
+    watched = Watched(Ray(load=ray_rows.own, **shared))
 
     def kill():
         assert len(set(watched.processes.values())) == 2
@@ -174,7 +179,7 @@ def test_clients_that_share_a_killed_process_all_come_back(tmp_path):
     assert all(bool((a == b).all()) for a, b in pairs)
     gone = [client for client, _ in watched.failures]
     assert gone and len(gone) == len(set(gone)) and set(gone) <= {0, 1, 2}
-    assert "its process is gone" in reasons(result)
+    assert "its process has died" in reasons(result)
 
 
 def test_a_cluster_that_is_there_is_joined_by_its_address(tmp_path, cluster):
@@ -190,11 +195,11 @@ def test_a_cluster_that_is_there_is_joined_by_its_address(tmp_path, cluster):
 
 
 def test_a_server_that_has_no_rows_comes_to_the_same():
-    example = PEOPLE.example("train")
-    people = rk.Population.elsewhere(example, PEOPLE.n_clients)
+    example = POPULATION.example("train")
+    population = rk.Population.elsewhere(example, POPULATION.n_clients)
     transport = Ray(load=ray_rows.own, clients_per_actor=3, **SMALL)
     result = rk.run(
-        FEDAVG, ZOO.problem, people, ZOO.start, rounds=4, engine=Remote(transport, LONG)
+        FEDAVG, ZOO.problem, population, ZOO.start, rounds=4, engine=Remote(transport, LONG)
     )
     np.testing.assert_allclose(result.state.w, only(0, 1, 2, 3, 4).state.w, rtol=1e-12)
 
@@ -204,11 +209,11 @@ def test_a_slow_client_is_left_out_by_the_deadline(tmp_path, capsys):
     go(Ray(load=ray_rows.own, **ALONE), LONG, tmp_path / "warm", 1)
     policy = Policy(wait_for=1.0, min_replies=0.8, back_off=0.01, retries=20)
     result, took = go(transport, policy, tmp_path / "slow")
-    silent = [e for e in result.events if "no reply within 1 s" in e.reason]
-    spared = [e for e in result.events if "not asked" in e.reason]
-    noted = [e for e in (*silent, *spared) if e.step != "agreement"]
+    timed_out = [e for e in result.events if "no reply within 1 s" in e.reason]
+    skipped = [e for e in result.events if "skipped" in e.reason]
+    noted = [e for e in (*timed_out, *skipped) if e.step != "handshake"]
     missing = {e.round for e in noted if e.client == 1}
-    assert silent and missing == set(range(8))
+    assert timed_out and missing == set(range(8))
     # the others only while they compile
     assert all(e.client == 1 for e in noted if e.round > 4)
     with capsys.disabled():
@@ -224,7 +229,7 @@ def test_nan_is_refused_by_name(tmp_path):
 
 
 def test_a_third_of_the_clients_dead(tmp_path, capsys):
-    watched, killed = Monitored(Ray(restarts=0, **ALONE)), []
+    watched, killed = Watched(Ray(restarts=0, **ALONE)), []
 
     def kill():
         killed.append(time.monotonic())
@@ -235,7 +240,7 @@ def test_a_third_of_the_clients_dead(tmp_path, capsys):
     policy = Policy(wait_for=120.0, min_replies=0.6, back_off=0.01)
     result, took = go(watched, policy, tmp_path)
     thread.join()
-    gone = {(e.client, e.round) for e in result.events if "its process is gone" in e.reason}
+    gone = {(e.client, e.round) for e in result.events if "its process has died" in e.reason}
     assert {client for client, _ in gone} == {0, 3}
     assert {round for _, round in gone} >= set(range(3, 8))
     seconds = max(min(t for c, t in watched.failures if c == i) for i in (0, 3)) - killed[0]
@@ -291,7 +296,7 @@ def running(pid):
 
 
 def descendants(pid):
-    """The processes that a process has started, and those that they have."""
+    """The child processes of a process, and theirs."""
     found, parents = [], [pid]
     while parents:
         children = Path(f"/proc/{parents[0]}/task")

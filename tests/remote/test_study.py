@@ -1,4 +1,4 @@
-"""A study as its parties read it; their messages go over threads here."""
+"""A study as its parties read it, with messages over threads."""
 
 import io
 import subprocess
@@ -45,7 +45,7 @@ GOOD = """
 import numpy as np
 import rookery as rk
 zoo = rk.zoo.quadratic_losses(n_clients=2, size=2, rows=3)
-problem, algorithm, start = zoo.problem, rk.FedAvg(0.1, 2), zoo.start
+problem, algorithm, start = zoo.problem, rk.FedAvg(lr=0.1, local_steps=2), zoo.start
 sites = ("a", "b")
 everyone = rk.Population.stacked(zoo.data)
 population = rk.Population.elsewhere(everyone.example("train"), 2)
@@ -76,7 +76,7 @@ def write(tmp_path, monkeypatch):
 
 def test_a_study_can_be_named_by_its_file_here_and_by_its_module_alone_elsewhere(write):
     file = write()
-    with pytest.raises(ValueError, match="named as modules are"):
+    with pytest.raises(ValueError, match="name of a Python module"):
         Study.read(str(file))
     assert Study.read(module_name(file)).name == "some_study"
 
@@ -85,10 +85,10 @@ def test_a_study_can_be_named_by_its_file_here_and_by_its_module_alone_elsewhere
     ("old", "new", "match"),
     [
         ("def main", "def other", "has no main"),
-        ('("a", "b")', '("a",)', "have 1 clients, its population 2"),
+        ('("a", "b")', '("a",)', "have 1 clients, but its population has 2"),
         ('("a", "b")', '"ab"', "name at least one site"),
         ('("a", "b")', '{"a": 0, "b": 2}', "must be at least 1"),
-        ("rk.FedAvg(0.1, 2)", "rk.FedNest(0.1, 0.1)", "FedNest"),
+        ("rk.FedAvg(lr=0.1, local_steps=2)", "rk.FedNest(outer_lr=0.1, inner_lr=0.1)", "FedNest"),
     ],
 )
 def test_what_is_wrong_with_a_study_is_said_at_once(write, old, new, match):
@@ -107,7 +107,7 @@ def test_a_study_that_is_not_here_is_missed_by_name():
 @pytest.mark.parametrize(
     ("old", "new", "match"),
     [
-        ("v[:1]", "v[:2]", "gave 2 clients; by the study it has 1"),
+        ("v[:1]", "v[:2]", "returned 2 clients, but sites gives it 1"),
         ("v[:1]", "v[:1].astype(np.float16)", "float16.*wanted"),
     ],
 )
@@ -123,18 +123,19 @@ def test_an_unknown_site_is_refused(write):
 
 def test_traffic_is_shown_with_names_bytes_and_those_missing():
     zoo = rk.zoo.quadratic_losses(n_clients=3, size=2, rows=3)
+    population = rk.Population.stacked(zoo.data, names=["north", "south", "west"])
     console = Console(record=True, file=io.StringIO(), width=200)
-    transport = Monitored(InProcess(Faults(crashes={1: 2})), console, {0: "north"}, every=1e-6)
+    transport = Monitored(InProcess(Faults(crashes={1: 2})), console, every=1e-6)
     rk.run(
-        rk.FedAvg(lr=0.1, local_steps=2), zoo.problem, rk.Population.stacked(zoo.data), zoo.start, rounds=3,
+        rk.FedAvg(lr=0.1, local_steps=2), zoo.problem, population, zoo.start, rounds=3,
         engine=Remote(transport, Policy(60.0, 0.5, back_off=0.01)),
     )  # fmt: skip
     text = console.export_text()
     assert "Before gradient_steps, 3 of 3 clients alive:" in text
     *_, end, north, crashed, _ = text.splitlines()
     assert end == "At the end, 2 of 3 clients alive:"
-    assert "north: 4 of 4 answered, in" in north and "kB down" in north and "kB up" in north
-    assert "client 1: 2 of 4 answered" in crashed and "its process is gone" in crashed
+    assert "north: 4 replies to 4 requests, " in north and "kB down" in north and "kB up" in north
+    assert "south: 2 replies to 4 requests" in crashed and "its process has died" in crashed
 
 
 @pytest.mark.skipif(find_spec("nvflare") is not None, reason="NVIDIA FLARE is installed")

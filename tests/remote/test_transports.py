@@ -1,11 +1,11 @@
-"""What goes wrong before the first step: it is said at once, and with its cause."""
+"""Transports: failures before the first step, actors that die, what a handshake shows."""
 
 import sys
 import types
 from typing import Any
 
 import pytest
-from world import FEDAVG, PEOPLE, ZOO, go, plan, reasons, warm_worker
+from world import FEDAVG, POPULATION, ZOO, go, plan, reasons, warm_worker
 
 import rookery as rk
 from rookery.engines.engine import Program
@@ -15,7 +15,7 @@ from rookery.remote.transports.ray.actors import Actors
 from rookery.remote.transports.ray.transport import Ray
 
 
-def test_a_client_that_cannot_be_made_says_why():
+def test_an_error_in_make_worker_is_reported():
     def make(client, *rest):
         if client == 2:
             raise FileNotFoundError("no rows.csv")
@@ -24,7 +24,7 @@ def test_a_client_that_cannot_be_made_says_why():
     result = go(make=make, policy=Policy(wait_for=60.0, min_replies=0.6), rounds=2)
     assert result.status == "finished"
     assert {event.client for event in result.events} == {2}
-    assert reasons(result).count("FileNotFoundError: no rows.csv") == 3  # agreement, two rounds
+    assert reasons(result).count("FileNotFoundError: no rows.csv") == 3  # the handshake, two rounds
 
 
 class TimedOut(Exception):
@@ -39,18 +39,18 @@ def fake_ray():
     return types.SimpleNamespace(get=get, exceptions=exceptions)
 
 
-def test_actors_that_do_not_come_up_are_explained():
+def test_actors_that_do_not_start_are_explained():
     process = types.SimpleNamespace(remote=lambda: None)
     actor = types.SimpleNamespace(process=process)
     port: Any = Actors(fake_ray(), [(0,), (1,)], lambda clients: actor, 0, None, is_ours=False)
-    with pytest.raises(TimeoutError, match=r"2 processes.*within 3 s.*start_within"):
+    with pytest.raises(TimeoutError, match=r"2 actors.*within 3 s.*start_within"):
         port.wait_until_up(3.0)
 
 
 def test_ray_without_load_needs_rows(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", fake_ray())
-    people = rk.Population.elsewhere(PEOPLE.example("train"), 5)
-    program = Program(ZOO.problem, people, rk.delays.Clock(), rk.aggregate.Mean())
+    population = rk.Population.elsewhere(POPULATION.example("train"), 5)
+    program = Program(ZOO.problem, population, rk.delays.Clock(), rk.aggregate.Mean())
     with pytest.raises(ValueError, match="Ray without load needs the clients' rows"):
         Ray().open(program, FEDAVG, None, None)  # pyright: ignore[reportArgumentType]
 
@@ -59,13 +59,13 @@ def test_clients_share_as_many_processes_as_there_are_cpus(monkeypatch):
     ray = fake_ray()
     ray.is_initialized, ray.available_resources = (lambda: True), (lambda: {"CPU": 8.0})
     monkeypatch.setitem(sys.modules, "ray", ray)
-    assert [len(group) for group in Ray()._groups(ray, 20)] == [3] * 4 + [2] * 4
-    assert [len(group) for group in Ray(cpus_per_actor=0.5)._groups(ray, 20)] == [2] * 4 + [1] * 12
-    assert Ray()._groups(ray, 3) == [(0,), (1,), (2,)]
-    assert Ray(clients_per_actor=2)._groups(ray, 3) == [(0, 1), (2,)]
+    assert [len(group) for group in Ray().groups(ray, 20)] == [3] * 4 + [2] * 4
+    assert [len(group) for group in Ray(cpus_per_actor=0.5).groups(ray, 20)] == [2] * 4 + [1] * 12
+    assert Ray().groups(ray, 3) == [(0,), (1,), (2,)]
+    assert Ray(clients_per_actor=2).groups(ray, 3) == [(0, 1), (2,)]
     ray.is_initialized = lambda: False
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1}, raising=False)
-    assert Ray()._groups(ray, 4) == Ray(cpus_per_actor=0)._groups(ray, 4) == [(0, 1), (2, 3)]
+    assert Ray().groups(ray, 4) == Ray(cpus_per_actor=0).groups(ray, 4) == [(0, 1), (2, 3)]
 
 
 class Gone(Exception):
@@ -86,13 +86,13 @@ class FakeRay:
             self.calls.append((client, message))
             return self.calls[-1]
 
-        def answer_together(clients, *messages):
+        def answer_batch(clients, *messages):
             return [answer(c, m) for c, m in zip(clients, messages, strict=True)]
 
-        many = types.SimpleNamespace(remote=answer_together)
+        many = types.SimpleNamespace(remote=answer_batch)
         return types.SimpleNamespace(
             answer=types.SimpleNamespace(remote=answer),
-            answer_together=types.SimpleNamespace(options=lambda num_returns: many),
+            answer_batch=types.SimpleNamespace(options=lambda num_returns: many),
         )
 
     def wait(self, calls, num_returns, timeout):
@@ -116,28 +116,28 @@ def test_all_clients_of_a_dead_process_fail_once_and_not_again():
     ray.replies |= {(2, b"2"): b"fine"} | {(c, b"%d" % n): Gone() for c in (0, 1) for n in (1, 2)}
     came = dict(asked_again)
     assert came[2] == b"fine" and came.keys() == {0, 1, 2}
-    assert all("is gone: Gone It is started again." in came[c].reason for c in (0, 1))
+    assert all("has died (Gone); restarting" in came[c].reason for c in (0, 1))
     assert port.alive() == {0, 1, 2}
     ray.replies |= {(0, b"3"): b"new", (1, b"3"): b"new"}
     assert dict(port.exchange("s", messages(3, 0, 1), 1.0)) == {0: b"new", 1: b"new"}
     ray.replies |= {(0, b"4"): Gone()}
     ((client, failure),) = port.exchange("s", messages(4, 0), 1.0)
-    assert client == 0 and "It stays away." in failure.reason
+    assert client == 0 and "not restarted" in failure.reason
     assert port.alive() == {2}
     came = dict(port.exchange("s", messages(5, 0, 1), 1.0))
-    assert all("restarted often enough" in came[c].reason for c in (0, 1))
+    assert all("restarts are used up" in came[c].reason for c in (0, 1))
 
 
-def test_who_was_not_asked_hears_of_its_process_in_the_next_exchange():
+def test_a_pending_client_of_a_dead_process_fails_in_the_next_exchange():
     ray = FakeRay()
     port: Any = Actors(ray, [(0, 1)], ray.actor, 5, None, is_ours=False)
     assert list(port.exchange("job", messages(1, 1), 0.0)) == []
     ray.replies |= {(0, b"2"): Gone()}
     asked = port.exchange("s", messages(2, 0), 1.0)
     first, _ = next(asked)
-    asked.close()  # whoever asked has what it waited for
+    asked.close()  # the caller has what it waited for
     ((second, failure),) = port.exchange("t", [], 1.0)
-    assert {first, second} == {0, 1} and "is gone" in failure.reason
+    assert {first, second} == {0, 1} and "has died" in failure.reason
 
 
 def test_a_call_that_fails_in_a_living_process_is_one_clients_own():
@@ -149,13 +149,13 @@ def test_a_call_that_fails_in_a_living_process_is_one_clients_own():
     assert port._left[0, 1] == 5  # nothing was restarted
 
 
-def test_clients_at_once_are_sent_in_calls_of_so_many():
+def test_clients_at_once_bounds_the_size_of_a_call():
     ray, sizes = FakeRay(), []
 
     def actor(clients):
         one = ray.actor(clients)
-        many = one.answer_together.options(0)
-        one.answer_together.options = lambda num_returns: (sizes.append(num_returns), many)[1]
+        many = one.answer_batch.options(0)
+        one.answer_batch.options = lambda num_returns: (sizes.append(num_returns), many)[1]
         return one
 
     port: Any = Actors(ray, [tuple(range(5))], actor, 5, 2, is_ours=False)
@@ -174,5 +174,5 @@ def test_a_difference_is_shown_where_it_is():
 
 
 def test_versions_hold_that_of_python():
-    versions = handshake.agreement(ZOO.problem, FEDAVG, 5, plan("FedAvg"))["versions"]
+    versions = handshake.configuration(ZOO.problem, FEDAVG, 5, plan("FedAvg"))["versions"]
     assert f'"python": "{sys.version_info.major}.{sys.version_info.minor}"' in versions

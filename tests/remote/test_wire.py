@@ -1,4 +1,4 @@
-"""The wire format: what goes in comes out, and nothing else gets through."""
+"""The wire format: messages survive a round trip, and anything else is rejected."""
 
 import struct
 import time
@@ -39,7 +39,7 @@ def test_everything_comes_back(is_checked):
         have = got.arrays[path]
         assert have.dtype == want.dtype and have.shape == np.shape(want), path
         if jnp.issubdtype(want.dtype, jax.dtypes.prng_key):
-            have = wire.wrapped(have)
+            have = wire.wrap_keys(have)
             assert have.dtype == want.dtype
             assert jax.random.key_impl(have) == jax.random.key_impl(want)
             have, want = jax.random.key_data(have), jax.random.key_data(want)
@@ -52,8 +52,8 @@ def test_an_array_without_elements_travels():
 
 
 def test_texts_travel():
-    got = decode(encode(Message(Kind.RUN, "", 0, arrays={"t": wire.text("ä")})))
-    assert wire.read_text(got.arrays["t"]) == "ä"
+    got = decode(encode(Message(Kind.RUN, "", 0, arrays={"t": wire.encode_text("ä")})))
+    assert wire.decode_text(got.arrays["t"]) == "ä"
 
 
 def test_what_cannot_travel_is_refused_by_its_path():
@@ -62,7 +62,7 @@ def test_what_cannot_travel_is_refused_by_its_path():
 
 
 def resealed(data: bytes) -> bytes:
-    """The same with a checksum that fits, as one who means harm would send it."""
+    """The message with a valid checksum, as an attacker would send it."""
     header = wire._HEADER
     *fixed, _ = header.unpack_from(data)
     end = header.size + fixed[7] + fixed[9]
@@ -88,7 +88,7 @@ def with_field(index: int, value: int) -> bytes:
         (8, 60_000, "arrays claims"),
         (9, 1 << 31, "description claims"),
         (10, 2 << 30, "body claims 2147483648"),
-        (10, 5, "bytes and has"),
+        (10, 5, "claims 229 bytes"),
     ],
 )
 def test_a_header_that_claims_too_much_is_refused(index, value, match):
@@ -101,9 +101,9 @@ def test_a_header_that_claims_too_much_is_refused(index, value, match):
 def test_a_huge_shape_is_refused_before_anything_is_allocated():
     data = bytearray(encode(Message(Kind.RUN, "", 0, arrays={"a": np.zeros(4)})))
     at = bytes(data).index(struct.pack("<Q", 4), wire._HEADER.size)
-    for claim in (2**31, 2**63):
+    for claim, said in ((2**31, "body has 32"), (2**63, "does not fit")):
         data[at : at + 8] = struct.pack("<Q", claim)
-        with pytest.raises(WireError, match="does not fit"):
+        with pytest.raises(WireError, match=said):
             decode(resealed(bytes(data)))
 
 

@@ -1,4 +1,4 @@
-"""A tiny run over threads, with clients whose steps are compiled once for all tests."""
+"""A tiny run over threads; the clients' steps are compiled once for all tests."""
 
 import functools
 import time
@@ -12,28 +12,28 @@ from rookery.remote import Faults, InProcess, Policy, Remote, Worker
 from rookery.remote.protocol.tracing import trace_round
 
 ZOO = rk.zoo.quadratic_losses(n_clients=5, size=2, rows=3, noise=0.3)
-PEOPLE = rk.Population.stacked(ZOO.data)
+POPULATION = rk.Population.stacked(ZOO.data)
 FEDAVG = rk.FedAvg(lr=0.1, local_steps=2, batch_size=2)
 SCAFFOLD = rk.Scaffold(lr=0.1, local_steps=2, clients=3, batch_size=2)
 QUICK = Policy(wait_for=5.0, back_off=0.01)
-LONG = 180.0  # seconds in which every test here must have ended, on a busy machine
+LONG = 180.0  # seconds: the longest a run may take on a busy machine
 
 
 @functools.cache
 def plan(algorithm_name):
     algorithm = {"FedAvg": FEDAVG, "Scaffold": SCAFFOLD}[algorithm_name]
-    state = first_state(algorithm, ZOO.problem, PEOPLE.n_clients, ZOO.start)
-    return trace_round(numbers_to_arrays(algorithm), ZOO.problem, PEOPLE, state)
+    state = first_state(algorithm, ZOO.problem, POPULATION.n_clients, ZOO.start)
+    return trace_round(numbers_to_arrays(algorithm), ZOO.problem, POPULATION, state)
 
 
 def warm_worker(client, program, algorithm, state, _):
-    """A client with the plan of all tests, so that nothing is compiled while others wait."""
+    """A worker with the plan of all tests, so that nothing is compiled while others wait."""
     rows = program.population.only(client)
     return Worker(client, ZOO.problem, algorithm, rows, state, plan(type(algorithm).__name__))
 
 
 def go(algorithm: Any = FEDAVG, faults=None, policy=QUICK, make=warm_worker, rounds=4, **settings):
-    """A run and what it took in seconds."""
+    """A run of four rounds by messages."""
     clean(type(algorithm).__name__)
     engine = Remote(InProcess(faults or Faults(), make), policy)
     return timed(algorithm, engine, rounds, **settings)
@@ -41,7 +41,7 @@ def go(algorithm: Any = FEDAVG, faults=None, policy=QUICK, make=warm_worker, rou
 
 @functools.cache
 def clean(algorithm_name):
-    """The run in which nothing goes wrong; it also compiles the steps."""
+    """The run without faults; it also compiles the steps."""
     algorithm = {"FedAvg": FEDAVG, "Scaffold": SCAFFOLD}[algorithm_name]
     return timed(algorithm, Remote(InProcess(Faults(), warm_worker), Policy(wait_for=120.0)), 4)
 
@@ -49,18 +49,18 @@ def clean(algorithm_name):
 def timed(algorithm, engine, rounds, **settings):
     began = time.monotonic()
     result = rk.run(
-        algorithm, ZOO.problem, PEOPLE, ZOO.start, rounds=rounds, engine=engine, **settings
+        algorithm, ZOO.problem, POPULATION, ZOO.start, rounds=rounds, engine=engine, **settings
     )
     assert time.monotonic() - began < LONG
     return result
 
 
 def only(*clients):
-    """What the run comes to with some clients alone, by simulation."""
+    """The same run with some clients only, simulated."""
     algorithm = rk.FedAvg(
         lr=0.1, local_steps=2, clients=rk.participation.Fixed(clients), batch_size=2
     )
-    return rk.run(algorithm, ZOO.problem, PEOPLE, ZOO.start, rounds=4, engine=rk.Eager())
+    return rk.run(algorithm, ZOO.problem, POPULATION, ZOO.start, rounds=4, engine=rk.Eager())
 
 
 def same(a, b):

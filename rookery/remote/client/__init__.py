@@ -1,1 +1,1 @@
-"""The client's side: it answers requests and keeps its data and memory."""
+"""The client's side: answers requests, and keeps its data and memory."""

@@ -1,71 +1,74 @@
-"""Clients of one process, computed together: calls that they share go through one vmap."""
+"""Batching of clients in one process: equal calls go through one vmap."""
 
 from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rookery.clients.population import Population
-from rookery.remote.protocol.plan import Call, Inputs
+from rookery.remote.protocol.plan import Call, Inputs, Result
 
 
 class PendingCall(NamedTuple):
-    """A call that a client has to have run before it can go on."""
+    """A call whose result a client waits for."""
 
     call: Call
     population: Population
     inputs: Inputs
 
 
-Result = tuple[list[Any], Any]
-"""The leaves of a call's reply, and the work."""
-
 Answering = Generator[PendingCall, Result, bytes]
-"""A client that makes a reply: it hands out calls, takes in their results, and has it at last."""
+"""A client at work on a reply: yields calls, receives their results, returns the reply."""
 
 
-def finish(clients: Sequence[Answering], most: int | None = None) -> list[bytes]:
-    """The replies, once all calls are run.
+def finish(clients: Sequence[Answering], max_batch: int | None = None) -> list[bytes]:
+    """The replies of clients; runs all their calls.
 
     Args:
-        clients: at work, each on one reply. Those to be computed together share a population.
-        most: a vmap is not filled up beyond so many clients; None is any number.
+        clients: each at work on one reply. Clients are batched if they share a population.
+        max_batch: a batch is not padded beyond this many clients; None is no limit.
     """
     replies: dict[int, bytes] = {}
-    results: dict[int, Any] = dict.fromkeys(range(len(clients)))
+    results: dict[int, Result | Exception | None] = dict.fromkeys(range(len(clients)))
     while results:
-        turns: dict[int, PendingCall] = {}
+        calls: dict[int, PendingCall] = {}
         for i, result in results.items():
             try:
-                if isinstance(result, Exception):
-                    turns[i] = clients[i].throw(result)
+                if result is None:
+                    calls[i] = next(clients[i])
+                elif isinstance(result, Exception):
+                    calls[i] = clients[i].throw(result)
                 else:
-                    turns[i] = clients[i].send(result)
+                    calls[i] = clients[i].send(result)
             except StopIteration as end:
                 replies[i] = end.value
-        alike: dict[Any, list[int]] = {}
-        for i, (call, population, inputs) in turns.items():
-            alike.setdefault((call.number, id(population), len(inputs.folds)), []).append(i)
+        batches: dict[tuple[int, int, int], list[int]] = {}
+        for i, (call, population, inputs) in calls.items():
+            batches.setdefault((call.number, id(population), len(inputs.folds)), []).append(i)
         results = {
             i: result
-            for some in alike.values()
-            for i, result in zip(some, _results([turns[i] for i in some], most), strict=True)
+            for batch in batches.values()
+            for i, result in zip(batch, _run([calls[i] for i in batch], max_batch), strict=True)
         }
     return [replies[i] for i in range(len(clients))]
 
 
-def _results(turns: Sequence[PendingCall], most: int | None) -> list[Result | Exception]:
-    """What a call gives each client."""
-    call, population, _ = turns[0]
-    inputs = [turn.inputs for turn in turns]
+def _run(batch: Sequence[PendingCall], max_batch: int | None) -> list[Result | Exception]:
+    """The result of one call for each client of a batch."""
+    call, population, _ = batch[0]
+    inputs = [pending.inputs for pending in batch]
     try:
-        results = call.run(population, inputs + inputs[-1:] * _spare(len(inputs), most))
-    except Exception as error:  # a client says so in its reply
-        if len(turns) > 1:  # whose it was is seen when they take turns
-            return [_results([turn], most)[0] for turn in turns]
+        results = call.run(population, inputs + inputs[-1:] * _padding(len(inputs), max_batch))
+    except Exception as error:  # the client reports it in its reply
+        if len(batch) > 1:  # run one by one to find the client that raised it
+            return [_run([pending], max_batch)[0] for pending in batch]
         return [error]
-    return [*results[: len(turns)]]
+    return [*results[: len(batch)]]
 
 
-def _spare(n: int, most: int | None) -> int:
-    """Clients to compute in vain, so that numbers of them that vary compile few programs."""
+def _padding(n: int, max_batch: int | None) -> int:
+    """Padding up to the next power of two, so that varying batch sizes share few programs.
+
+    >>> [_padding(n, None) for n in (1, 2, 3, 5)]
+    [0, 0, 1, 3]
+    """
     full = 1 << (n - 1).bit_length()
-    return max(min(full, most or full) - n, 0)
+    return max(min(full, max_batch or full) - n, 0)

@@ -1,6 +1,5 @@
-"""The client's side: it answers messages, and keeps its data and its memory."""
+"""The client's side: answers messages; keeps its data, values and memory."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,18 +12,17 @@ from rookery.remote.client.batching import Answering, PendingCall
 from rookery.remote.protocol import handshake, instructions, wire
 from rookery.remote.protocol.plan import Call, Inputs, Plan, spec
 from rookery.remote.protocol.tracing import trace_round
-from rookery.remote.protocol.wire import Kind, Message, WireError
+from rookery.remote.protocol.wire import Arrays, Kind, Leaf, Message, WireError
 from rookery.types import Tree
 
-_KEPT = 8  # replies that are sent again when their request comes again
-
+_KEPT = 8  # latest replies, sent again if their request is received again
 
 VALUES, ALL = 1, 2
-"""What a client may have lost."""
+"""What a client may have lost: the values of the round, or everything."""
 
 
 class _Lost(LookupError):
-    """The server speaks of something that this client does not have, or has no longer."""
+    """The request refers to something that this client does not have, or no longer has."""
 
     def __init__(self, what: str, lost: int):
         super().__init__(what)
@@ -32,18 +30,29 @@ class _Lost(LookupError):
 
 
 class Worker:
-    """One client. It needs no network: whoever carries the messages calls :meth:`answer`.
+    """One client. It needs no network: a transport calls :meth:`answer` with each message.
+
+    >>> import rookery as rk
+    >>> from rookery.program.algorithm import first_state
+    >>> zoo = rk.zoo.quadratic_losses(n_clients=2, size=2, rows=3)
+    >>> algorithm = rk.FedAvg(lr=0.1, local_steps=2)
+    >>> rows = rk.Population.stacked(zoo.data).only(1)
+    >>> state = first_state(algorithm, zoo.problem, 2, zoo.start)
+    >>> worker = Worker(1, zoo.problem, algorithm, rows, state)
+    >>> wire.decode(worker.answer(b"not a message")).kind.name
+    'FAILURE'
 
     Args:
         id: the client's number.
-        problem: what is solved.
-        algorithm: the server's program, of which a client runs the steps.
-        population: with this client's rows; see :meth:`Population.only`. Clients that share one
-            that is on the device already can be computed together.
+        problem: the problem.
+        algorithm: the algorithm whose steps the client runs.
+        population: has this client's rows; see :meth:`Population.only`. Clients that share one
+            population object on the device can be batched.
         state: the algorithm's state before the first round, or its shapes.
-        plan: of a rehearsal that was made before, to save the time for another.
-        limits: on the sizes of messages.
-        is_checked: whether replies carry a checksum of their arrays; see :class:`~port.Port`.
+        plan: the plan, if it was traced before; saves the time of tracing it again.
+        limits: limits on the sizes of requests.
+        is_checked: whether the checksum of replies covers their arrays; see
+            :class:`~rookery.remote.transports.port.Port`.
     """
 
     def __init__(
@@ -64,24 +73,26 @@ class Worker:
         is_here = all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(population))
         self._population = population if is_here else jax.device_put(population)
         self._limits, self._is_checked = limits, is_checked
-        self._agreement = handshake.agreement(problem, algorithm, population.n_clients, plan)
-        self._has_agreed = False
-        self._latest = 0  # number of the newest exchange
+        self._configuration = handshake.configuration(
+            problem, algorithm, population.n_clients, plan
+        )
+        self._handshake_done = False
+        self._latest = 0  # largest exchange number so far
         self._round = -1
-        self._values: dict[int, list[Any]] = {}
-        self._memory: dict[int, tuple[int, list[Any]]] = {}  # memory: stamp, leaves
+        self._values: dict[int, list[Leaf]] = {}
+        self._memory: dict[int, tuple[int, list[Leaf]]] = {}  # memory: stamp, leaves
         self._answered: dict[tuple[int, int], bytes] = {}
 
     def answer(self, data: bytes) -> bytes:
-        """The reply to a message; whatever is wrong with it is said in the reply."""
+        """The reply to a message; errors are reported in the reply."""
         (reply,) = batching.finish([self.answering(data)])
         return reply
 
     def answering(self, data: bytes) -> Answering:
-        """The same, by and by: calls are handed out to be run, and their results taken in.
+        """Generator form of :meth:`answer`: yields each call to run and receives its result.
 
-        What the message brings is taken in before the first call, so a second message to the same
-        client in the same exchange can be begun before this one is answered.
+        Values in the message are stored before the first call, so a second message to this client
+        in the same exchange can be started before this one is answered.
         """
         try:
             message = wire.decode(data, self._limits)
@@ -91,14 +102,14 @@ class Worker:
             return self._failure(message, f"this is client {self.id}, not {message.client}")
         seen = (message.exchange, message.slot)
         if seen in self._answered:
-            return self._answered[seen]  # asked again: not done again
+            return self._answered[seen]  # a duplicate request: not computed again
         if message.exchange < self._latest:
-            return self._failure(message, "this request is older than one that was answered")
+            return self._failure(message, "outdated request: a later exchange was already answered")
         try:
             reply = yield from self._reply(message)
         except _Lost as error:
-            return self._failure(message, f"the client has no {error}", error.lost)
-        except Exception as error:  # a client says what went wrong, and lives
+            return self._failure(message, f"the client does not have {error}", error.lost)
+        except Exception as error:  # reported to the server; the client lives on
             return self._failure(message, f"{type(error).__name__}: {error}")
         self._answered[seen] = reply
         self._latest = message.exchange
@@ -109,61 +120,66 @@ class Worker:
     def _reply(self, message: Message) -> Answering:
         if message.kind is Kind.HELLO:
             theirs = handshake.read(message.arrays)
-            self._has_agreed = not handshake.differences(theirs, self._agreement)
+            self._handshake_done = not handshake.differences(theirs, self._configuration)
             self._values, self._memory, self._round = {}, {}, -1
-            return self._message(Kind.HELLO, message, handshake.write(self._agreement))
+            return self._message(Kind.HELLO, message, handshake.write(self._configuration))
         if message.kind is not Kind.RUN:
-            raise WireError(f"a client is not sent messages of kind {message.kind.name}")
-        if not self._has_agreed:
-            raise _Lost("agreement with this server", ALL)
+            raise WireError(f"a client takes requests, not messages of kind {message.kind.name}")
+        if not self._handshake_done:
+            raise _Lost("a handshake with this server", ALL)
         wanted = instructions.read(message.arrays)
-        self._remember(wanted.commit)
+        self._change_memory(wanted.commit)
         if wanted.round != self._round:
             self._round, self._values = wanted.round, {}
-        self._store(message.arrays, wanted.brought)
-        self._remember(wanted.remember)
-        names = [call.name for call in map(self._call, wanted.tasks)]
+        self._store(message.arrays, wanted.tokens)
+        self._change_memory(wanted.restore)
+        names = [call.name for call in map(self._call, wanted.steps)]
         if names and message.name not in names:
-            raise WireError(f"the message names {message.name} and asks for {names}")
+            raise WireError(f"the message is for step {message.name} but requests {names}")
         work = np.zeros(2, np.uint64)
-        for i, task in enumerate(wanted.tasks):
-            self._values[task.token], done = yield self._turn(i, task, message)
+        for i, step in enumerate(wanted.steps):
+            self._values[step.token], done = yield self._pending_call(i, step, message)
             work += np.asarray(done).astype(np.uint64)
-        given = {f"give/{i}": self._leaf(ref) for i, ref in enumerate(wanted.give)}
-        return self._message(Kind.REPLY, message, {"work": work, **given})
+        leaves = {f"reply/{i}": self._leaf(ref) for i, ref in enumerate(wanted.reply)}
+        return self._message(Kind.REPLY, message, {"work": work, **leaves})
 
-    def _turn(self, i: int, task: instructions.Instruction, message: Message) -> PendingCall:
-        call = self._call(task)
-        values = [self._leaf(ref) for ref in task.values]
-        if (got := [spec(v) for v in values]) != call.wanted:
-            raise WireError(f"{call.name} takes {call.wanted}, got {got}")
-        numbers = [message.arrays.get(f"set/{i}/{j}") for j in range(len(call.travelling))]
-        for number, wanted in zip(numbers, call.travelling, strict=True):
-            if number is None or (str(number.dtype), number.shape) != (wanted.dtype, wanted.shape):
-                raise WireError(f"{call.name} needs settings {call.travelling}")
+    def _pending_call(
+        self, i: int, step: instructions.Instruction, message: Message
+    ) -> PendingCall:
+        call = self._call(step)
+        values = [self._leaf(ref) for ref in step.arguments]
+        if (got := [spec(v) for v in values]) != call.argument_specs:
+            raise WireError(f"step {call.name} takes {call.argument_specs}, got {got}")
+        settings: list[Leaf] = []
+        for j, wanted in enumerate(call.traced_settings):
+            sent = message.arrays.get(f"setting/{i}/{j}")
+            if sent is None or (str(sent.dtype), sent.shape) != (wanted.dtype, wanted.shape):
+                raise WireError(f"step {call.name} needs settings {call.traced_settings}")
+            settings.append(sent)
         key = message.arrays.get(f"key/{i}")
         if (key is not None) != call.has_key:
-            raise WireError(f"{call.name} has a key on one side and none on the other")
+            takes = "takes a key, got none" if call.has_key else "takes no key, got one"
+            raise WireError(f"step {call.name} {takes}")
         if key is not None and not (isinstance(key, wire.Keys) and key.shape == ()):
-            raise WireError(f"{call.name} takes one key, got {spec(key)}")
-        folds = (self.id,) if task.occurrence < 0 else (self.id, task.occurrence)
-        if key is None or task.occurrence == instructions.OWN_KEY:
+            raise WireError(f"step {call.name} takes a single key, got {spec(key)}")
+        folds = (self.id,) if step.occurrence < 0 else (self.id, step.occurrence)
+        if key is None or step.occurrence == instructions.OWN_KEY:
             folds = ()
         own = tuple(np.uint32(n) for n in folds)
         return PendingCall(
-            call, self._population, Inputs(np.int32(self.id), key, own, values, numbers)
+            call, self._population, Inputs(np.int32(self.id), key, own, values, settings)
         )
 
-    def _call(self, task: instructions.Instruction) -> Call:
-        if not 0 <= task.call < len(self._plan.calls):
-            raise WireError(f"no such step: number {task.call}")
-        return self._plan.calls[task.call]
+    def _call(self, step: instructions.Instruction) -> Call:
+        if not 0 <= step.call < len(self._plan.calls):
+            raise WireError(f"step number {step.call} is not one of {len(self._plan.calls)}")
+        return self._plan.calls[step.call]
 
-    def _store(self, arrays: Mapping[str, Any], brought: list[int]) -> None:
-        """Values come as ``value/place/leaf``, rows of memories as ``row/place/leaf``."""
-        if any(token < 0 for token in brought):
-            raise WireError("a value has a number below 0, as only memories have")
-        new: list[list[Any]] = [[] for _ in brought]
+    def _store(self, arrays: Arrays, tokens: list[int]) -> None:
+        """Store values (``value/place/leaf``) and rows of memories (``row/place/leaf``)."""
+        if any(token < 0 for token in tokens):
+            raise WireError("a value has a negative token, which only memories may have")
+        new: list[list[Leaf]] = [[] for _ in tokens]
         for path, array in arrays.items():
             kind, _, rest = path.partition("/")
             if kind not in ("value", "row"):
@@ -172,37 +188,37 @@ class Worker:
             if not (place.isdecimal() and len(place) < 20 and int(place) < len(new)):
                 raise WireError(f"{path!r} is not one of the {len(new)} values")
             if leaf != str(len(new[int(place)])):
-                raise WireError(f"{path!r} comes out of order")
+                raise WireError(f"{path!r} is out of order")
             new[int(place)].append(array)
-        self._values.update(zip(brought, new, strict=True))
+        self._values.update(zip(tokens, new, strict=True))
 
-    def _remember(self, changes: list[tuple[int, int, list[instructions.Ref]]]) -> None:
+    def _change_memory(self, changes: list[instructions.MemoryChange]) -> None:
         for memory, stamp, refs in changes:
             if stamp > self._memory.get(memory, (-1,))[0]:
-                # a row of clients that were computed together would keep the others' rows as well
+                # copied: a row of a batched result would keep the whole batch alive
                 leaves = [jax.tree.map(np.array, self._leaf(ref)) for ref in refs]
                 self._memory[memory] = (stamp, leaves)
 
-    def _leaf(self, ref: instructions.Ref) -> Any:
+    def _leaf(self, ref: instructions.Ref) -> Leaf:
         token, leaf = ref
         if token < 0:
             leaves = self._memory.get(-1 - token, (0, []))[1]
         else:
             leaves = self._values.get(token, [])
         if not 0 <= leaf < len(leaves):
-            raise _Lost(f"value {token}, leaf {leaf}", ALL if token < 0 else VALUES)
+            raise _Lost(f"leaf {leaf} of value {token}", ALL if token < 0 else VALUES)
         return leaves[leaf]
 
     def _failure(self, to: Message, reason: str, lost: int = 0) -> bytes:
-        arrays = {"reason": wire.text(reason[:2000]), "lost": np.array(lost, np.uint8)}
+        arrays = {"reason": wire.encode_text(reason[:2000]), "lost": np.array(lost, np.uint8)}
         return self._message(Kind.FAILURE, to, arrays)
 
-    def _message(self, kind: Kind, to: Message, arrays: Mapping[str, Any]) -> bytes:
+    def _message(self, kind: Kind, to: Message, arrays: Arrays) -> bytes:
         message = Message(kind, to.name, self.id, to.slot, to.exchange, arrays)
         return wire.encode(message, is_checked=self._is_checked)
 
 
-def nbytes(arrays: Mapping[str, Any], kind: str) -> int:
-    """Bytes of the values, ``value``, or of the replies, ``give``, that a message carries."""
+def nbytes(arrays: Arrays, kind: str) -> int:
+    """Bytes of the ``value`` arrays, or of the ``reply`` arrays, in a message."""
     mine = (array for path, array in arrays.items() if path.startswith(f"{kind}/"))
     return sum(array.size * array.dtype.itemsize for array in mine)

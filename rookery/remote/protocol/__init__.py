@@ -1,1 +1,1 @@
-"""What crosses the wire: messages, plans of calls, the handshake."""
+"""What both sides share: messages, the plan of calls, the handshake."""

@@ -1,9 +1,10 @@
-"""What server and clients must have in common before the first step, and the check of it."""
+"""The handshake: server and clients check before the first step that they agree."""
 
 import json
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.remote.protocol import wire
@@ -11,24 +12,27 @@ from rookery.remote.protocol.plan import Plan
 from rookery.runner.describe import describe
 from rookery.runner.run_record import versions
 
+STEP = "handshake"
+"""The name of the handshake in messages and events."""
+
 _SHOWN = 100  # characters on either side of the first difference
 _LINES = 10
 _VERSIONS = ("rookery", "jax", "equinox", "python")
 
 
 class HandshakeError(ValueError):
-    """Two sides that would not compute the same."""
+    """A client whose configuration differs from the server's."""
 
 
-def agreement(
+def configuration(
     problem: Any, algorithm: AbstractAlgorithm, n_clients: int, plan: Plan
 ) -> dict[str, str]:
-    """By name, what both sides must have in common."""
+    """Everything, by name, that must be equal on the server and on a client."""
     used = versions()
-    # functions are known by their compiled code, which differs between versions of Python
+    # functions are identified by their byte code, which differs between minor versions of Python
     used["python"] = used["python"].rpartition(".")[0]
     return {
-        "format of messages": str(wire.VERSION),
+        "message format": str(wire.VERSION),
         "versions": json.dumps({name: used[name] for name in _VERSIONS}),
         "float precision": str(jnp.zeros(()).dtype),
         "number of clients": str(n_clients),
@@ -39,30 +43,34 @@ def agreement(
 
 
 def differences(server: dict[str, str], client: dict[str, str]) -> list[str]:
-    """One line for everything that is not the same, with both values where they part."""
+    """One line per field that differs, quoting both values around the first difference.
+
+    >>> differences({"float precision": "float64"}, {"float precision": "float32"})
+    ['float precision: the server has float64, the client float32']
+    """
     lines = []
     for name in dict.fromkeys([*server, *client]):
         ours, theirs = server.get(name), client.get(name)
         if ours != theirs:
             at = _first_difference(ours or "", theirs or "")
             pair = f"the server has {_around(ours, at)}, the client {_around(theirs, at)}"
-            lines.append(f"{wire.tidy(name)}: {pair}")
+            lines.append(f"{wire.printable(name)}: {pair}")
     return lines[:_LINES]
 
 
-def write(fields: dict[str, str]) -> dict[str, Any]:
-    """An agreement as the arrays of a message."""
-    return {"agreement": wire.text(json.dumps(fields))}
+def write(fields: dict[str, str]) -> dict[str, np.ndarray]:
+    """A configuration as the arrays of a message."""
+    return {"handshake": wire.encode_text(json.dumps(fields))}
 
 
-def read(arrays: Any) -> dict[str, str]:
-    """An agreement out of a message, or :class:`wire.WireError`."""
+def read(arrays: wire.Arrays) -> dict[str, str]:
+    """The configuration in a message; raises :class:`wire.WireError` if there is none."""
     try:
-        fields = json.loads(wire.read_text(arrays.get("agreement")))
+        fields = json.loads(wire.decode_text(arrays.get("handshake")))
     except (ValueError, RecursionError) as error:
-        raise wire.WireError(f"this is not an agreement: {error}") from None
+        raise wire.WireError(f"malformed handshake: {error}") from None
     if not isinstance(fields, dict) or not all(isinstance(v, str) for v in fields.values()):
-        raise wire.WireError("an agreement is a table of texts.")
+        raise wire.WireError("malformed handshake: expected an object with string values.")
     return fields
 
 
@@ -75,5 +83,5 @@ def _around(value: str | None, at: int) -> str:
     if value is None:
         return "nothing"
     begin, end = max(at - _SHOWN, 0), at + _SHOWN
-    shown = wire.tidy(value[begin:end])
+    shown = wire.printable(value[begin:end])
     return f"{'...' if begin else ''}{shown}{'...' if end < len(value) else ''}"

@@ -1,95 +1,107 @@
-"""What a message asks of a client: the small part of it that is not arrays."""
+"""What a request tells a client to do: the small part of a message that is not arrays."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from rookery.remote.protocol import wire
 from rookery.remote.protocol.wire import WireError
 
 Ref = tuple[int, int]
-"""A value's token and the number of a leaf of it. A client's memory m has the token -1 - m."""
+"""A leaf of a value: the value's token and the leaf's index. Memory m has the token -1 - m."""
 
-MOST = 1 << 20
-"""Bytes of a script."""
+MemoryChange = tuple[int, int, list[Ref]]
+"""A memory's number, the stamp of its new content, and the leaves of that content."""
+
+NO_OCCURRENCE = -1
+"""Occurrence of a client in a cohort that cannot hold a client twice."""
 
 OWN_KEY = -2
+"""In place of an occurrence: the key is already the client's own and is used unchanged."""
+
+_MAX_BYTES = 1 << 20
 
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One step to be run.
+    """Run one step.
 
     Attributes:
-        token: under which the reply is kept.
-        call: its number in the plan.
-        occurrence: how often the client stood in earlier slots, or -1 where that cannot be;
-            ``OWN_KEY`` says that the key is the client's own and is taken as it is.
-        values: the leaves of its arguments.
+        token: token under which the client stores the result.
+        call: number of the call in the plan.
+        occurrence: how many earlier slots of the cohort the client is in, or ``NO_OCCURRENCE``, or
+            ``OWN_KEY``.
+        arguments: the leaves of its arguments.
     """
 
     token: int
     call: int
     occurrence: int
-    values: list[Ref]
+    arguments: list[Ref]
 
 
 @dataclass(frozen=True)
 class Instructions:
-    """In this order: ``commit``, forget the values of other rounds, ``remember``, run, give.
+    """One request. The client commits, drops values of other rounds, restores, runs, replies.
 
     Attributes:
-        round: the number of the round; values of other rounds are forgotten.
-        brought: the tokens of values that come with this message, in order.
-        commit: what a memory becomes, out of values that the client has: memory, stamp, leaves.
-            The stamp grows, so that a change which comes twice is made once.
-        remember: the same, out of values that come with this message.
-        tasks: steps to run, in order.
-        give: leaves that the server wants.
+        round: number of the round; the client drops values of other rounds.
+        tokens: tokens of the values that come with this message, in order.
+        commit: memory changes made of values that the client already has. Stamps increase, so a
+            change that is received twice is made once.
+        restore: memory changes made of values that come with this message.
+        steps: the steps to run, in order.
+        reply: the leaves to send back.
     """
 
     round: int
-    brought: list[int] = field(default_factory=list)
-    commit: list[tuple[int, int, list[Ref]]] = field(default_factory=list)
-    remember: list[tuple[int, int, list[Ref]]] = field(default_factory=list)
-    tasks: list[Instruction] = field(default_factory=list)
-    give: list[Ref] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    commit: list[MemoryChange] = field(default_factory=list)
+    restore: list[MemoryChange] = field(default_factory=list)
+    steps: list[Instruction] = field(default_factory=list)
+    reply: list[Ref] = field(default_factory=list)
 
 
-def write(script: Instructions) -> Any:
-    """A script as an array."""
-    tasks = [[t.token, t.call, t.occurrence, t.values] for t in script.tasks]
-    content = [script.round, script.brought, script.commit, script.remember, tasks, script.give]
-    return wire.text(_compact(content))
+def write(instructions: Instructions) -> dict[str, np.ndarray]:
+    """Instructions as an array of a message.
+
+    >>> read(write(Instructions(round=3, reply=[(7, 0)]))).reply
+    [(7, 0)]
+    """
+    it = instructions
+    steps = [[s.token, s.call, s.occurrence, s.arguments] for s in it.steps]
+    content = [it.round, it.tokens, it.commit, it.restore, steps, it.reply]
+    return {"instructions": wire.encode_text(_compact(content))}
 
 
-def read(arrays: Mapping[str, Any]) -> Instructions:
-    """The script of a message, or :class:`WireError`."""
-    array = arrays.get("script")
-    if array is None or array.size > MOST:
-        raise WireError("the message has no script, or one that is too long.")
+def read(arrays: wire.Arrays) -> Instructions:
+    """The instructions in a message; raises :class:`WireError` if there are none."""
+    array = arrays.get("instructions")
+    if array is None or array.size > _MAX_BYTES:
+        raise WireError(f"the request needs instructions of at most {_MAX_BYTES} bytes.")
     try:
-        round, brought, commit, remember, tasks, give = json.loads(wire.read_text(array))
+        round, tokens, commit, restore, steps, reply = json.loads(wire.decode_text(array))
         return Instructions(
             _whole(round),
-            [_whole(token) for token in brought],
+            [_whole(token) for token in tokens],
             [(_whole(m), _whole(stamp), _refs(refs)) for m, stamp, refs in commit],
-            [(_whole(m), _whole(stamp), _refs(refs)) for m, stamp, refs in remember],
-            [Instruction(_whole(t), _whole(c), _whole(o), _refs(refs)) for t, c, o, refs in tasks],
-            _refs(give),
+            [(_whole(m), _whole(stamp), _refs(refs)) for m, stamp, refs in restore],
+            [Instruction(_whole(t), _whole(c), _whole(o), _refs(refs)) for t, c, o, refs in steps],
+            _refs(reply),
         )
     except (ValueError, TypeError, RecursionError) as error:
-        raise WireError(f"this is not a script: {error}") from None
+        raise WireError(f"malformed instructions: {error}") from None
 
 
-def _refs(values: Any) -> list[Ref]:
+def _refs(values: Any) -> list[Ref]:  # decoded JSON
     return [(_whole(token), _whole(leaf)) for token, leaf in values]
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r} is not a whole number")
+        raise TypeError(f"{value!r} is not an integer")
     return value

@@ -1,17 +1,18 @@
-"""The calls of an algorithm: its steps with their settings and the shapes that go in and out."""
+"""The plan of an algorithm: every client step of a round, with its settings and shapes."""
 
 import hashlib
 import json
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from rookery.clients.local_client import LocalClient
 from rookery.clients.population import Population
@@ -21,9 +22,23 @@ from rookery.runner.describe import describe
 from rookery.types import Tree
 
 
+class HasShape(Protocol):
+    """An array, its shape and type alone, or a remote value."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> Any:  # JAX has no public type for the dtype of keys
+        """Its type."""
+        ...
+
+
 @dataclass(frozen=True)
 class TracedSetting:
-    """A number among the settings that is not known before the run, and is sent with the call."""
+    """A setting whose value is known only during the run, so it is sent with each call."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -31,17 +46,17 @@ class TracedSetting:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A step with its settings and the shapes of what goes in and comes out.
+    """A step with its settings and the shapes of its arguments and its reply.
 
     Attributes:
-        number: its place in the plan.
+        number: position in the plan.
         name: the step's module and name.
         step: the step.
-        arguments: shapes and types of its values, for one client.
+        arguments: shapes and types of its arguments, for one client.
         reply: shapes and types of what it returns.
-        settings: leaves of the settings; ``TracedSetting`` for those that are sent.
-        structure: of the settings.
-        has_key: whether the step draws random numbers.
+        settings: leaves of the settings; a ``TracedSetting`` for each one that is sent.
+        structure: tree structure of the settings.
+        has_key: whether the step takes a random key.
     """
 
     number: int
@@ -49,107 +64,114 @@ class Call:
     step: Step
     arguments: tuple[Tree, ...]
     reply: Tree
-    settings: tuple[Any, ...]
-    structure: Any
+    settings: tuple[Any, ...]  # of any type that a step takes
+    structure: Any  # a tree definition, for which JAX has no usable type
     has_key: bool
     _compiling: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _warm: set[tuple[int, int]] = field(default_factory=set, repr=False)
+    _compiled: set[tuple[int, int]] = field(default_factory=set, repr=False)
 
     @cached_property
-    def wanted(self) -> list[str]:
-        """Types and shapes of the leaves of its values."""
+    def argument_specs(self) -> list[str]:
+        """Types and shapes of the leaves of its arguments."""
         return specs(self.arguments)
 
     @cached_property
-    def travelling(self) -> list[TracedSetting]:
-        """The settings that are sent, in order."""
+    def traced_settings(self) -> list[TracedSetting]:
+        """The settings that are sent with each call, in order."""
         return [leaf for leaf in self.settings if isinstance(leaf, TracedSetting)]
 
-    def run(self, population: Population, inputs: Sequence["Inputs"]) -> list[tuple[list, Any]]:
-        """The leaves of the reply and the work of each client; compiled once and kept warm.
+    def run(self, population: Population, inputs: Sequence["Inputs"]) -> "list[Result]":
+        """The leaves of each client's reply, and its work. Compiled once per batch size.
 
         Args:
-            population: with the rows of these clients.
-            inputs: one for each client. Several go through one vmap.
+            population: has the rows of these clients.
+            inputs: one per client; several go through one vmap.
         """
         kind = id(population), len(inputs)
-        if kind in self._warm:  # a hint: whoever is wrong about it waits, or compiles too
+        if kind in self._compiled:  # only a hint: a wrong one costs a wait or another compilation
             return self._run(population, inputs)
-        with self._compiling:  # clients in one process would all compile it at once
+        with self._compiling:  # otherwise all threads of one process would compile it at once
             out = self._run(population, inputs)
-            self._warm.add(kind)
+            self._compiled.add(kind)
             return out
 
-    def _run(self, population: Population, inputs: Sequence["Inputs"]) -> list[tuple[list, Any]]:
-        if len(inputs) == 1:  # keeps real branches and loops, which a vmap would turn into selects
-            return [self._alone(population, inputs[0])]
-        # stacked before the call and divided after it: in it, every client would be more to compile
+    def _run(self, population: Population, inputs: Sequence["Inputs"]) -> "list[Result]":
+        if len(inputs) == 1:  # a vmap would turn branches into selects
+            return [self._single(population, inputs[0])]
+        # stacked and split outside the compiled function: inside, compile time would grow with
+        # the number of clients
         stacked = jax.tree.map(lambda *one: np.stack(one), *inputs)
-        replies, work = jax.tree.map(np.asarray, self._together(population, stacked))
+        replies, work = jax.tree.map(np.asarray, self._batched(population, stacked))
         rows = range(len(inputs))
         return [(jax.tree.map(lambda a, i=i: a[i], replies), work[i]) for i in rows]
 
     @cached_property
-    def _alone(self):
+    def _single(self):
         return jax.jit(self._one)
 
     @cached_property
-    def _together(self):
+    def _batched(self):
         return jax.jit(jax.vmap(self._one, in_axes=(None, 0)))
 
-    def _one(self, population: Population, inputs: "Inputs") -> tuple[list, Any]:
-        key, values = wire.wrapped(inputs.key), [wire.wrapped(value) for value in inputs.values]
+    def _one(self, population: Population, inputs: "Inputs") -> "Result":
+        key = None if inputs.key is None else wire.words_to_keys(inputs.key)
+        values = [wire.wrap_keys(value) for value in inputs.values]
         for number in inputs.folds:
+            assert key is not None, "only a key is folded"
             key = jax.random.fold_in(key, number)
-        sent = iter(inputs.numbers)
+        sent = iter(inputs.settings)
         leaves = [next(sent) if isinstance(s, TracedSetting) else s for s in self.settings]
         settings = jax.tree.unflatten(self.structure, leaves)
         arguments = jax.tree.unflatten(jax.tree.structure(self.arguments), values)
         client = LocalClient(population, inputs.id, key, traced_loop)
         reply = self.step(client, *arguments, **settings)
         work = jnp.stack([jnp.asarray(w).astype(jnp.uint32) for w in client.work])
-        return [wire.unwrapped(jnp.asarray(leaf)) for leaf in jax.tree.leaves(reply)], work
+        return [wire.unwrap_keys(jnp.asarray(leaf)) for leaf in jax.tree.leaves(reply)], work
 
 
 class Inputs(NamedTuple):
-    """What one client puts into a call.
+    """One client's inputs of a call.
 
     Attributes:
-        id: the client.
-        key: of the step, as it travels.
-        folds: numbers to fold into the key, in order, which make it the client's own.
+        id: the client's number.
+        key: the step's key, as raw words.
+        folds: numbers to fold into the key, in order, to make it the client's own.
         values: leaves of the arguments.
-        numbers: settings that came along.
+        settings: values of the traced settings.
     """
 
     id: np.int32
     key: wire.Keys | None
     folds: tuple[np.uint32, ...]
-    values: list[Any]
-    numbers: list[Any]
+    values: list[wire.Leaf]
+    settings: list[wire.Leaf]
+
+
+Result = tuple[list[wire.Leaf], np.ndarray | jax.Array]
+"""The leaves of a call's reply, and its work: gradients and Hessian-vector products."""
 
 
 class Plan:
-    """All calls of an algorithm, in the order of its first rehearsal."""
+    """All calls of an algorithm, in the order in which tracing a round first meets them."""
 
     def __init__(self, calls: Sequence[Call]):
         self.calls = tuple(calls)
 
     def find(self, step: Step, arguments: list, settings: dict, has_key: bool) -> tuple[Call, list]:
-        """The call that a step with such values is, and its settings that have to be sent.
+        """The call of a step with these arguments, and the values of its traced settings.
 
         Args:
             step: the step.
             arguments: leaves with ``shape`` and ``dtype``, for one client.
-            settings: by keyword.
-            has_key: whether it has a key.
+            settings: its settings by keyword.
+            has_key: whether it is given a key.
         """
         leaves, structure = jax.tree.flatten(settings)
         name = step_name(step)
         for call in self.calls:
             if (call.name, call.has_key, call.structure) != (name, has_key, structure):
                 continue
-            if call.wanted != [spec(leaf) for leaf in arguments]:
+            if call.argument_specs != [spec(leaf) for leaf in arguments]:
                 continue
             if all(_fits(want, leaf) for want, leaf in zip(call.settings, leaves, strict=True)):
                 sent = [
@@ -159,65 +181,69 @@ class Plan:
                 ]
                 return call, sent
         raise ValueError(
-            f"the rehearsal of a round met no call of {name} with values "
-            f"{[spec(leaf) for leaf in arguments]} and these settings. Which steps a round makes, "
-            "and on which shapes, must not depend on the numbers that it meets."
+            f"step {name} with arguments {[spec(leaf) for leaf in arguments]} and these settings "
+            "was not seen when the round was traced. Which steps a round runs, and their shapes, "
+            "must not depend on runtime values."
         )
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of all calls, that two sides must have in common."""
+        """A digest of all calls; the handshake compares it."""
         content = [
-            [call.name, call.wanted, specs(call.reply), call.has_key, _described(call)]
+            [call.name, call.argument_specs, specs(call.reply), call.has_key, _described(call)]
             for call in self.calls
         ]
         return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()[:16]
 
 
 def step_name(step: Step) -> str:
-    """The name that both sides know a step by."""
+    """The name of a step in messages: its module and qualified name."""
     return f"{step.__module__}.{step.__qualname__}"
 
 
-def spec(leaf: Any) -> str:
-    """Type and shape of one array."""
+def spec(leaf: HasShape) -> str:
+    """Type and shape of one array.
+
+    >>> spec(np.zeros((2, 3), np.float32))
+    'float32[2, 3]'
+    """
     return _spec(leaf.dtype, tuple(leaf.shape))
 
 
 @lru_cache(10_000)
-def _spec(dtype: Any, shape: tuple[int, ...]) -> str:
+def _spec(dtype: Hashable, shape: tuple[int, ...]) -> str:
     return f"{dtype}{list(shape)}"
 
 
 @lru_cache(10_000)
 def spec_nbytes(spec: str) -> int:
-    """Bytes of an array of some type and shape, at most."""
+    """Upper bound on the bytes of an array, given its type and shape."""
     name, _, axes = spec.partition("[")
-    size = 16 if name.startswith("key<") else jnp.dtype(name).itemsize  # the longest keys
+    size = 16 if name.startswith("key<") else jnp.dtype(name).itemsize  # the largest key type
     return size * math.prod(json.loads(f"[{axes}"))
 
 
 def specs(tree: Tree) -> list[str]:
-    """Types and shapes of all arrays of a tree."""
+    """Types and shapes of all arrays in a tree."""
     return [spec(leaf) for leaf in jax.tree.leaves(tree)]
 
 
-def struct_of(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Type and shape of a number or an array, for JAX."""
+def struct_of(leaf: ArrayLike) -> jax.ShapeDtypeStruct:
+    """Type and shape of a number or an array, as JAX's struct."""
     return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.asarray(leaf).dtype)
 
 
 def is_same(a: Call, b: Call) -> bool:
-    """Whether two calls differ in nothing but their place."""
+    """Whether two calls are equal but for their position."""
     if (a.name, a.has_key, a.structure) != (b.name, b.has_key, b.structure):
         return False
-    if a.wanted != b.wanted:
+    if a.argument_specs != b.argument_specs:
         return False
     return all(_fits(u, w) for u, w in zip(a.settings, b.settings, strict=True))
 
 
-def _fits(want: Any, leaf: Any) -> bool:
-    """Whether a setting is the rehearsed one, or a number that is sent in its place."""
+def _fits(want: Any, leaf: Any) -> bool:  # settings of any type
+    """Whether a setting equals the traced one, or is a number to send in its place."""
     if isinstance(want, TracedSetting):
         if isinstance(leaf, TracedSetting):
             return want == leaf
@@ -231,5 +257,5 @@ def _fits(want: Any, leaf: Any) -> bool:
     return type(want) is type(leaf) and bool(want == leaf)
 
 
-def _described(call: Call) -> Any:
+def _described(call: Call) -> Any:  # JSON
     return describe(jax.tree.unflatten(call.structure, call.settings))

@@ -1,10 +1,9 @@
-"""A round rehearsed: which steps an algorithm asks of its clients, with which values.
+"""Traces one round of an algorithm: which client steps it runs, on which shapes.
 
-Before the first message both sides trace one round of the algorithm, without data moving. The list
-of calls that comes out is what makes messages small and safe. Both sides have it in the same order,
-so a message names a call by its number. A client runs the calls of its own algorithm and nothing
-else; settings given by keyword need not travel, since its own rehearsal has them; and either side
-knows the shapes and types to expect.
+Before the first message both sides trace a round abstractly, without data. The resulting plan keeps
+messages small and safe: both sides have the calls in the same order, so a message names a call by
+its number; a client runs only calls of its own algorithm; settings given by keyword are not sent,
+because the client's own trace has them; and each side knows which shapes and types to expect.
 """
 
 from dataclasses import replace
@@ -59,10 +58,10 @@ def trace_round(
     """The plan of an algorithm.
 
     Args:
-        algorithm: with arrays for numbers.
-        problem: what it solves.
-        population: of which the shapes are used; a client has its own rows alone.
-        state: a state of the algorithm, or the shapes of one.
+        algorithm: the algorithm, with its numbers as arrays.
+        problem: the problem it solves.
+        population: only its shapes matter; on a client it has that client's rows alone.
+        state: a state of the algorithm, or its shapes.
     """
     calls: list[Call] = []
 
@@ -75,7 +74,7 @@ def trace_round(
 
 
 class _TracingFederation(AbstractFederation):
-    """The words, traced on one client of a cohort; nothing is billed."""
+    """The federation, traced on one client of each cohort; counts no costs."""
 
     def __init__(self, population: Population, round, calls: list[Call]):
         weights = jnp.asarray(population.weights, float)
@@ -84,7 +83,7 @@ class _TracingFederation(AbstractFederation):
         self._calls = calls
 
     def map(self, step: Step, *values: Placed, key: Key | None = None, **settings: Any) -> Placed:
-        """Trace the step on the first client, and note the call."""
+        """Trace the step on the first client and record the call."""
         cohort = common_cohort(step, values)
         arguments = tuple(
             jax.tree.map(lambda a: a[0], v.value) if v.is_stacked else v.value for v in values
@@ -97,22 +96,22 @@ class _TracingFederation(AbstractFederation):
         return Placed(cohort, jax.tree.map(repeated, reply), is_stacked=True)
 
     def recall(self, cohort: Cohort, memory: Memory) -> Placed:
-        """A gather of rows."""
+        """Gathers rows."""
         check_recall(cohort, memory, self.n_clients)
         rows = jax.tree.map(lambda a: a[cohort.ids], memory.rows)
         return Placed(cohort, rows, is_stacked=True)
 
     def keep(self, memory: Memory, placed: Placed) -> Memory:
-        """The memory as it was; only shapes matter."""
+        """The unchanged memory: only shapes matter."""
         rows, cohort = placed.rows(), placed.cohort
         check_recall(cohort, memory, self.n_clients)
         check_keep(memory, rows)
         return memory
 
     def repeat(self, n, body, init):
-        """Once, whatever n is: every turn makes the same calls."""
-        turn = (self.round * 0).astype(jnp.int32)  # traced, as its value differs from turn to turn
-        return body(turn, init)
+        """Traces the body once: every iteration makes the same calls."""
+        index = (self.round * 0).astype(jnp.int32)  # traced: its value changes per iteration
+        return body(index, init)
 
     def poll(
         self,
@@ -123,14 +122,15 @@ class _TracingFederation(AbstractFederation):
         key: Key,
         settings: Settings = NO_SETTINGS,
     ) -> PollResult:
-        """Trace the step on the first client; nobody else delivers anything."""
+        """Trace the step on the first client, whose result is the only one to arrive."""
         plain = plain_values(values)
         check_poll(jobs, self.n_clients, plain, rules, self.aggregate)
         reply = self._trace(step, received(plain, 0), key, dict(settings))
         check_result(jobs, jax.tree.map(lambda a: jnp.asarray(a)[None], reply))
         polls = jobs.polls + 1
-        news = replace(jobs, polls=polls)
-        return PollResult(news, polls, self.weights[0], reply, reply, jobs.polls)
+        return PollResult(
+            replace(jobs, polls=polls), polls, self.weights[0], reply, reply, jobs.polls
+        )
 
     def ask(
         self,
@@ -140,7 +140,7 @@ class _TracingFederation(AbstractFederation):
         key: Key,
         settings: Settings = NO_SETTINGS,
     ) -> Tree:
-        """Trace the step on the first client; its reply is the mean."""
+        """Trace the step on the first client, whose reply is the mean."""
         plain = plain_values(values)
         check_ask(self.n_clients, plain, self.aggregate)
         return self._trace(step, received(plain, 0), key, dict(settings))
@@ -158,14 +158,14 @@ class _TracingFederation(AbstractFederation):
         return placed.rows(), placed.cohort
 
     def _trace(self, step: Step, arguments: tuple, key: Key | None, settings: dict) -> Tree:
-        """The reply of one client; the call is noted."""
+        """The reply of one client; records the call."""
         check_step(step, settings)
         client = LocalClient(self._population, jnp.int32(0), client_key(key, 0, None), traced_loop)
         reply = step(client, *arguments, **settings)
-        self._note(step, arguments, reply, settings, key is not None)
+        self._record(step, arguments, reply, settings, key is not None)
         return reply
 
-    def _note(self, step, arguments, reply, settings, has_key) -> None:
+    def _record(self, step, arguments, reply, settings, has_key) -> None:
         leaves, structure = jax.tree.flatten(settings)
         fixed = tuple(
             TracedSetting(str(leaf.dtype), leaf.shape) if isinstance(leaf, Tracer) else leaf

@@ -1,13 +1,13 @@
 """Messages as bytes: a fixed header, a description of the arrays, and their raw bytes.
 
-A message is data and nothing else: nothing in it is executed, imported or unpickled. Whatever
-bytes come in, decoding gives a message or raises :class:`WireError`, and every size that a message
-claims is held against a limit, and against the bytes that are there, before it is used.
+A message is plain data: nothing in it is executed, imported or unpickled. Decoding arbitrary bytes
+either returns a message or raises :class:`WireError`. Every size that a message claims is checked
+against a limit, and against the bytes received, before it is used.
 
     header       magic, version, kind, flags, client, slot, exchange, sizes, checksum
     name         of the step, UTF-8
     description  per array: length of its path, type, number of axes, then path and axes
-    bytes        of the arrays, each beginning at a multiple of 16, little-endian
+    body         the arrays' bytes, little-endian, each array aligned to a multiple of 16
 """
 
 import enum
@@ -25,16 +25,16 @@ import jax.numpy as jnp
 import numpy as np
 
 MAGIC = b"ROOK"
-VERSION = 2
+VERSION = 3
 
 _HEADER = struct.Struct("<4sHBBIIQHHIQI")
 _ARRAY = struct.Struct("<HBB")
-_ALIGNED = 16
-_GAPS = [bytes(n) for n in range(_ALIGNED)]
-_SHOWN = 500  # characters of a text that somebody else wrote
-_SHORT = 4096  # bytes of a description that may be remembered
-_FEW = 64  # arrays whose description may be
-_CHECKED = 1  # flag: the checksum covers the arrays' bytes too
+_ALIGNMENT = 16
+_PADDING = [bytes(n) for n in range(_ALIGNMENT)]
+_SHOWN = 500  # characters shown of a text that a peer wrote
+_SHORT = 4096  # descriptions of at most this many bytes are cached
+_FEW = 64  # and when encoding, those of at most this many arrays
+_CHECKED = 1  # flag: the checksum also covers the body
 
 _TYPES = {
     code: np.dtype(name)
@@ -49,52 +49,60 @@ _KEY_CODES = {name: code for code, (name, _) in _KEYS.items()}
 
 
 class WireError(ValueError):
-    """Bytes that are not a message, or a message that is too large."""
+    """The bytes are not a valid message, or the message exceeds a limit."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """Random keys as they travel: plain words, until whoever wants keys has :func:`wrapped` them.
+    """Random keys as raw words, until :func:`wrap_keys` makes JAX keys of them.
 
-    JAX compiles something for every new shape of keys, which a peer must not have us do at will.
+    JAX compiles a program for every new shape of keys, so a peer could make us compile at will if
+    decoding made JAX keys right away.
     """
 
     impl: str = field(metadata={"static": True})
-    words: Any
+    words: np.ndarray | jax.Array
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array of keys."""
+        """Shape of the array of keys."""
         return self.words.shape[:-1]
 
     @property
     def size(self) -> int:
-        """How many keys."""
+        """Number of keys."""
         return math.prod(self.shape)
 
     @property
-    def dtype(self) -> Any:
-        """That of the keys."""
+    def dtype(self) -> Any:  # JAX has no public type for it
+        """JAX's dtype of such keys."""
         return _key_dtype(self.impl)
+
+
+Leaf = np.ndarray | jax.Array | Keys
+"""An array of a message."""
+
+Arrays = Mapping[str, Leaf]
+"""The arrays of a message, by path."""
 
 
 class Kind(enum.IntEnum):
     """What a message is for."""
 
     HELLO = 1
-    """Agreement at the start, in both directions."""
+    """Handshake, in both directions."""
     RUN = 2
-    """The server asks a client to do something."""
+    """A request: the server asks a client to run steps."""
     REPLY = 3
-    """A client has done it."""
+    """A client's reply to a request."""
     FAILURE = 4
-    """A client has not."""
+    """A client could not carry out a request."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a message may claim; one that claims more is refused unread."""
+    """Upper bounds on the sizes a message may claim; a larger one is rejected unread."""
 
     name: int = 512
     arrays: int = 20_000
@@ -102,7 +110,7 @@ class Limits:
     body: int = 1 << 30
 
     def allow(self, other: "Limits") -> bool:
-        """Whether they let pass all that the others do."""
+        """Whether every message within the other limits is within these."""
         return (
             self.name >= other.name
             and self.arrays >= other.arrays
@@ -111,7 +119,7 @@ class Limits:
         )
 
     def joined(self, other: "Limits") -> "Limits":
-        """Those that let pass what either would."""
+        """Limits that allow whatever either of the two allows."""
         return Limits(*map(max, _limits(self), _limits(other)))
 
 
@@ -124,12 +132,12 @@ class Message:
 
     Attributes:
         kind: what it is for.
-        name: of the step that it belongs to.
-        client: whom it goes to or comes from.
-        slot: the client's place in the cohort.
-        exchange: the number of the exchange, by which late and double replies are known.
-        arrays: by path; NumPy arrays, or typed keys. Those that were decoded are read-only views,
-            keys among them :class:`Keys`.
+        name: name of the step.
+        client: the client that receives or sent it.
+        slot: the client's position in the cohort.
+        exchange: number of the exchange; identifies late and duplicate replies.
+        arrays: arrays by path: NumPy's, JAX's, or JAX keys. Decoded arrays are read-only views, and
+            decoded keys are :class:`Keys`.
     """
 
     kind: Kind
@@ -137,16 +145,16 @@ class Message:
     client: int
     slot: int = 0
     exchange: int = 0
-    arrays: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
 
 
 def encode(message: Message, *, is_checked: bool = True) -> bytes:
-    """One flat buffer.
+    """The message as one flat buffer.
 
     Args:
-        message: its arrays may be NumPy's or JAX's.
-        is_checked: whether a checksum covers the arrays too. A transport that protects what it
-            carries, as TLS does, can save the time.
+        message: the message.
+        is_checked: whether the checksum also covers the body. Transports that protect their
+            payload, as TLS does, can save the time.
     """
     _little_endian()
     name = message.name.encode()
@@ -155,8 +163,8 @@ def encode(message: Message, *, is_checked: bool = True) -> bytes:
     description = describe(tuple(what for what, _ in plain))
     body, at = [], 0
     for _, array in plain:
-        body += [_GAPS[-at % _ALIGNED], array.reshape(-1).view(np.uint8).data]
-        at += -at % _ALIGNED + array.nbytes
+        body += [_PADDING[-at % _ALIGNMENT], array.reshape(-1).view(np.uint8).data]
+        at += -at % _ALIGNMENT + array.nbytes
     flags = _CHECKED if is_checked else 0
     numbers = (message.client, message.slot, message.exchange)
     sizes = (len(name), len(message.arrays), len(description), at)
@@ -165,24 +173,24 @@ def encode(message: Message, *, is_checked: bool = True) -> bytes:
     if is_checked:
         for part in body:
             checksum = zlib.crc32(part, checksum)
-    gap = _GAPS[-(_HEADER.size + len(name) + len(description)) % _ALIGNED]
+    gap = _PADDING[-(_HEADER.size + len(name) + len(description)) % _ALIGNMENT]
     return b"".join((_HEADER.pack(*fixed, checksum), name, description, gap, *body))
 
 
 def decode(data: bytes | bytearray | memoryview, limits: Limits = LIMITS) -> Message:
-    """The message, or :class:`WireError` with the reason."""
+    """The message in a buffer; raises :class:`WireError` with the reason if there is none."""
     _little_endian()
     view = memoryview(data).cast("B")
     if len(view) < _HEADER.size:
-        raise WireError(f"{len(view)} bytes are too few for a message.")
+        raise WireError(f"{len(view)} bytes are too short for a message header of {_HEADER.size}.")
     *fixed, checksum = _HEADER.unpack_from(view)
     magic, version, kind, flags, client, slot, exchange, *sizes = fixed
     if magic != MAGIC:
-        raise WireError("this is not a message of rookery: it begins otherwise.")
+        raise WireError("not a rookery message: bad magic bytes.")
     if version != VERSION:
-        raise WireError(f"the message has version {version}, this rookery reads {VERSION}.")
+        raise WireError(f"message format version {version}, but this rookery reads {VERSION}.")
     if kind not in Kind.__members__.values() or flags not in (0, _CHECKED):
-        raise WireError(f"no such kind of message: {kind} with flags {flags}.")
+        raise WireError(f"unknown message kind {kind} with flags {flags}.")
     for what, size, most in zip(
         ("name", "arrays", "description", "body"), sizes, _limits(limits), strict=True
     ):
@@ -191,59 +199,71 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = LIMITS) -> Mes
     name_size, count, description_size, body_size = sizes
     begin = _HEADER.size + name_size
     end = begin + description_size
-    body_at = end + -end % _ALIGNED
+    body_at = end + -end % _ALIGNMENT
     if len(view) != body_at + body_size:
-        raise WireError(f"the message claims {body_at + body_size} bytes and has {len(view)}.")
+        raise WireError(f"the message claims {body_at + body_size} bytes but has {len(view)}.")
     covered = zlib.crc32(view[_HEADER.size : end], zlib.crc32(_HEADER.pack(*fixed, 0)))
     covered = zlib.crc32(view[body_at:], covered) if flags & _CHECKED else covered
     if covered != checksum:
-        raise WireError("the checksum does not fit: the message was damaged on its way.")
+        raise WireError("checksum mismatch: the message was damaged in transit.")
     name = _text(view[_HEADER.size : begin])
     layout = _layout if description_size <= _SHORT else _layout.__wrapped__
     places, length = layout(bytes(view[begin:end]), count)
     if length != body_size:
-        raise WireError(f"{length} bytes of arrays: that does not fit the {body_size} there are.")
+        raise WireError(f"the arrays need {length} bytes, but the body has {body_size}.")
     arrays = {place.path: _from_plain(place, view[body_at:]) for place in places}
     return Message(Kind(kind), name, client, slot, exchange, arrays)
 
 
-def unwrapped(value: Any, path: str = "key") -> Any:
-    """An array of JAX as it travels: :class:`Keys` for typed keys, others as they are."""
-    if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)):
-        return value
-    impl = str(jax.random.key_impl(value))
+def keys_to_words(keys: jax.Array, path: str = "key") -> Keys:
+    """JAX keys as raw words."""
+    impl = str(jax.random.key_impl(keys))
     if impl not in _KEY_CODES:
-        raise WireError(f"{path!r}: keys of type {impl} cannot travel.")
-    return Keys(impl, jax.random.key_data(value))
+        raise WireError(f"{path!r}: random keys of type {impl} cannot be sent.")
+    return Keys(impl, jax.random.key_data(keys))
 
 
-def wrapped(value: Any) -> Any:
-    """An array of a message as JAX takes it: typed keys for :class:`Keys`, others as they are."""
-    if not isinstance(value, Keys):
-        return value
-    return jax.random.wrap_key_data(jnp.asarray(value.words), impl=value.impl)
+def words_to_keys(keys: Keys) -> jax.Array:
+    """Raw words as JAX keys."""
+    return jax.random.wrap_key_data(jnp.asarray(keys.words), impl=keys.impl)
 
 
-def text(value: str) -> np.ndarray:
-    """A string as an array, to travel with the others."""
+def unwrap_keys(value: Leaf, path: str = "key") -> Leaf:
+    """:class:`Keys` for JAX keys; other arrays unchanged."""
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return keys_to_words(value, path)
+    return value
+
+
+def wrap_keys(value: Leaf) -> np.ndarray | jax.Array:
+    """JAX keys for :class:`Keys`; other arrays unchanged."""
+    return words_to_keys(value) if isinstance(value, Keys) else value
+
+
+def encode_text(value: str) -> np.ndarray:
+    """A string as an array of UTF-8 bytes.
+
+    >>> decode_text(encode_text("client"))
+    'client'
+    """
     return np.frombuffer(value.encode(), np.uint8)
 
 
-def read_text(array: Any) -> str:
-    """The string again."""
+def decode_text(array: Leaf | None) -> str:
+    """The string in an array of UTF-8 bytes."""
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
-        raise WireError("a text was wanted.")
+        raise WireError("expected a UTF-8 string.")
     return _text(memoryview(array.tobytes()))
 
 
-def tidy(value: str) -> str:
-    """What a peer has said, as it may be shown: not long, and nothing that a terminal obeys."""
+def printable(value: str) -> str:
+    """A peer's text, safe to display: truncated, and without control characters."""
     return "".join(c if c.isprintable() else " " for c in value[:_SHOWN])
 
 
-@lru_cache(128)  # programs send the same few kinds of messages again and again
+@lru_cache(128)  # a run sends the same few kinds of messages over and over
 def _describe(arrays: tuple[tuple[str, int, tuple[int, ...]], ...]) -> bytes:
-    """The description of arrays of some paths, types and shapes."""
+    """The description of arrays, each given by path, type code and shape."""
     parts = []
     for path, code, shape in arrays:
         encoded = path.encode()
@@ -254,7 +274,7 @@ def _describe(arrays: tuple[tuple[str, int, tuple[int, ...]], ...]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where an array lies in the body of a message, and what it is."""
+    """One array in the body of a message: type, shape and position."""
 
     path: str
     dtype: np.dtype
@@ -266,61 +286,61 @@ class _Place:
 
 @lru_cache(128)
 def _layout(description: bytes, count: int) -> tuple[tuple[_Place, ...], int]:
-    """The arrays that a description tells of, and how many bytes they take."""
+    """The arrays in a description, and the size of the body that holds them."""
     places: list[_Place] = []
     at, offset = 0, 0
     for _ in range(count):
         if at + _ARRAY.size > len(description):
-            raise WireError("the description ends in the middle of an array.")
+            raise WireError("the description is truncated.")
         path_size, code, axes = _ARRAY.unpack_from(description, at)
         at += _ARRAY.size
         if at + path_size + 8 * axes > len(description):
-            raise WireError("the description ends in the middle of an array.")
+            raise WireError("the description is truncated.")
         path = _text(description[at : at + path_size])
         shape = struct.unpack_from(f"<{axes}Q", description, at + path_size)
         at += path_size + 8 * axes
-        offset += -offset % _ALIGNED
+        offset += -offset % _ALIGNMENT
         places.append(_place(path, code, shape, offset))
         offset = places[-1].end
     if len({place.path for place in places}) != count:
-        raise WireError("a path is there twice.")
+        raise WireError("two arrays have the same path.")
     if at != len(description):
-        raise WireError("the description is longer than its arrays.")
+        raise WireError("the description has trailing bytes.")
     return tuple(places), offset
 
 
 def _place(path: str, code: int, shape: tuple[int, ...], begin: int) -> _Place:
     if code not in _TYPES and code not in _KEYS:
-        raise WireError(f"{path!r}: no such type: {code}.")
+        raise WireError(f"{path!r}: unknown array type {code}.")
     keys, words = _KEYS.get(code, (None, 0))
     dtype = np.dtype(np.uint32) if words else _TYPES[code]
     whole = (*shape, words) if words else shape
-    # an axis of length zero must not hide others that no array can have
+    # an axis of length 0 must not hide other axes that are impossibly long
     if len(whole) > 32 or math.prod(max(n, 1) for n in whole) > 1 << 40:
-        raise WireError(f"{path!r}: shape {shape} does not fit the message.")
+        raise WireError(f"{path!r}: shape {shape} does not fit in a message.")
     return _Place(path, dtype, whole, begin, begin + math.prod(whole) * dtype.itemsize, keys)
 
 
-def _to_plain(path: str, value: Any) -> tuple[tuple[str, int, tuple[int, ...]], np.ndarray]:
-    """Path, type and shape of an array, and its numbers."""
-    value = unwrapped(value, path)
+def _to_plain(path: str, value: Leaf) -> tuple[tuple[str, int, tuple[int, ...]], np.ndarray]:
+    """Path, type code and shape of an array, and its contents in C order."""
+    value = unwrap_keys(value, path)
     if isinstance(value, Keys):
         return (path, _KEY_CODES[value.impl], value.shape), np.asarray(value.words, order="C")
     array = np.asarray(value, order="C")
     if array.dtype not in _CODES:
-        raise WireError(f"{path!r}: arrays of type {array.dtype} cannot travel.")
+        raise WireError(f"{path!r}: arrays of type {array.dtype} cannot be sent.")
     return (path, _CODES[array.dtype], array.shape), array
 
 
-def _from_plain(place: _Place, body: memoryview) -> Any:
+def _from_plain(place: _Place, body: memoryview) -> np.ndarray | Keys:
     array = np.frombuffer(body[place.begin : place.end], place.dtype).reshape(place.shape)
     if place.dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
-        raise WireError(f"{place.path!r}: a truth value is neither 0 nor 1.")
+        raise WireError(f"{place.path!r}: a boolean is neither 0 nor 1.")
     return Keys(place.keys, array) if place.keys else array
 
 
 @lru_cache
-def _key_dtype(impl: str) -> Any:
+def _key_dtype(impl: str) -> Any:  # see Keys.dtype
     return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
 
 
@@ -328,7 +348,7 @@ def _text(view: bytes | memoryview) -> str:
     try:
         return bytes(view).decode()
     except UnicodeDecodeError as error:
-        raise WireError(f"a text is not UTF-8: {error}") from None
+        raise WireError(f"not valid UTF-8: {error}") from None
 
 
 def _limits(limits: Limits) -> tuple[int, ...]:
@@ -337,4 +357,4 @@ def _limits(limits: Limits) -> tuple[int, ...]:
 
 def _little_endian() -> None:
     if sys.byteorder != "little":
-        raise WireError("rookery's messages are little-endian, and this machine is not.")
+        raise WireError("rookery messages are little-endian; this machine is big-endian.")

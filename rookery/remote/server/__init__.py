@@ -1,1 +1,1 @@
-"""The server's side: words become requests, and replies become values."""
+"""The server's side: turns a round into requests, and replies into values."""

@@ -1,40 +1,51 @@
-"""Clients that were silent, and for how long they are left alone.
+"""Exponential back-off of clients that time out.
 
-Asked all the same, a slow client would never be done with questions that are long settled, and
-everybody would wait for it each time.
+Without it, every exchange would wait for a slow client until the deadline, and the client would
+work through a growing queue of requests whose exchanges are over.
 """
 
 import time
 from collections.abc import Iterable
 
-_LONGEST = 16  # deadlines for which a client is left alone, at most
+_MAX_FACTOR = 16  # longest back-off, in deadlines
 
 
 class Backoff:
-    """Who is left alone: for one deadline, and for twice as long each time it is silent again.
+    """Clients in back-off: for one deadline at first, doubled at each further timeout.
 
     Args:
         wait_for: the deadline, in seconds.
+
+    >>> backoff = Backoff(wait_for=60.0)
+    >>> backoff.begin([3])
+    >>> backoff.clients()
+    {3}
+    >>> backoff.end(3)
+    >>> backoff.clients()
+    set()
     """
 
     def __init__(self, wait_for: float):
         self._wait_for = wait_for
-        self._until: dict[int, tuple[float, float]] = {}  # by client: the end, how long it was
+        self._until: dict[int, tuple[float, float]] = {}  # by client: end and length
 
-    def alone(self) -> set[int]:
-        """The clients that are not to be asked now."""
+    def clients(self) -> set[int]:
+        """The clients that are in back-off now."""
         now = time.monotonic()
         return {client for client, (until, _) in self._until.items() if until > now}
 
     def begin(self, clients: Iterable[int]) -> None:
-        """These have not answered; who was asked although it is left alone has no new term."""
+        """Start, or double, the back-off of clients that timed out.
+
+        A client already in back-off keeps its deadline.
+        """
         now = time.monotonic()
         for client in set(clients):
-            until, span = self._until.get(client, (0.0, self._wait_for / 2))
+            until, length = self._until.get(client, (0.0, self._wait_for / 2))
             if until <= now:
-                span = min(2 * span, _LONGEST * self._wait_for)
-                self._until[client] = now + span, span
+                length = min(2 * length, _MAX_FACTOR * self._wait_for)
+                self._until[client] = now + length, length
 
     def end(self, client: int) -> None:
-        """It has answered in time."""
+        """The client replied in time."""
         self._until.pop(client, None)

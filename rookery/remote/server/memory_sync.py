@@ -1,21 +1,24 @@
-"""Clients' memories: they stay with the clients, and come to the server for checkpoints only."""
+"""Clients' memories: they stay on the clients, and come to the server only for checkpoints."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rookery.program.memory import Memory
-from rookery.remote.server.message_builder import Holdings, MessageBuilder
-from rookery.remote.server.remote_values import Recalled, RemoteValue, handles_of
+from rookery.remote.protocol.plan import spec
+from rookery.remote.server.client_record import ClientRecords
+from rookery.remote.server.message_builder import MessageBuilder
+from rookery.remote.server.remote_values import Recalled, RemoteValue, remote_values
 from rookery.remote.server.requests import Request
-from rookery.remote.server.session import Session
+from rookery.remote.server.session import MEMORY_LOST, Session
 from rookery.types import Tree
 
+Change = tuple[int, list[RemoteValue], int]
+"""A memory's number, the leaves that replace a client's row, and the client's slot."""
 
-def replace_memories(state: Tree, new: Callable[[Memory, int], Any]) -> Tree:
+
+def replace_memories(state: Tree, new: Callable[[Memory, int], object]) -> Tree:
     """A state whose memories, in order, are replaced by ``new(memory, number)``."""
     number = iter(range(1000))
     return jax.tree.map(
@@ -32,131 +35,117 @@ def memories_of(state: Tree) -> list[Memory]:
     return found
 
 
-def hand_over(holdings: Holdings, state: Tree) -> None:
-    """Take the rows of a state that the clients do not have, as after a checkpoint was read."""
-    holdings.rows = [
-        [np.array(leaf) for leaf in jax.tree.leaves(memory.rows)] for memory in memories_of(state)
-    ]
-    holdings.remembering.clear()
-    holdings.uncommitted.clear()
-    holdings.unseen.clear()
+def restore(clients: ClientRecords, state: Tree) -> None:
+    """Take over the memories of a state that clients do not have, such as a checkpoint's."""
+    clients.restore([jax.tree.leaves(memory.rows) for memory in memories_of(state)])
 
 
-def with_handles(state: Tree) -> Tree:
+def to_remote(state: Tree) -> Tree:
     """The state as an algorithm sees it during a round: clients have the rows."""
 
     def remote(memory: Memory, number: int) -> Memory:
-        like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), memory.rows)
-        return Memory(handles_of(Recalled(number, {}), like), memory.n_clients)
+        row = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), memory.rows)
+        return Memory(remote_values(Recalled(number, {}), row), memory.n_clients)
 
     return replace_memories(state, remote)
 
 
-def with_rows(state: Tree, holdings: Holdings) -> Tree:
-    """The state with the rows as the server last saw them."""
+def from_remote(state: Tree, clients: ClientRecords) -> Tree:
+    """The state with the rows as the server last collected them."""
 
-    def rows(memory: Memory, number: int) -> Memory:
-        structure = jax.tree.structure(memory.rows)
-        leaves = [jnp.asarray(leaf) for leaf in holdings.rows[number]]
-        return Memory(jax.tree.unflatten(structure, leaves), memory.n_clients)
+    def local(memory: Memory, number: int) -> Memory:
+        leaves = [jnp.asarray(leaf) for leaf in clients.memories[number]]
+        rows = jax.tree.unflatten(jax.tree.structure(memory.rows), leaves)
+        return Memory(rows, memory.n_clients)
 
-    return replace_memories(state, rows)
+    return replace_memories(state, local)
 
 
-def settle(
-    session: Session,
-    holdings: Holdings,
-    round: int,
-    state: Tree,
-    bill: Callable[[int, int], None],
-) -> Tree:
-    """The state for the next round, once it is noted what clients keep of this one.
+def end_round(session: Session, state: Tree, count_work: Callable[[int, int], None]) -> Tree:
+    """The state for the next round; records what clients keep of this one.
 
-    Only work is billed. Clients are told with the next message that they get. What a client has not
-    run yet, because nobody asked for it, is run now, and what it was not sent yet is sent.
+    A client is told with its next message. Steps whose results are only kept run now, and values
+    that are only kept are sent now. Of both, only the work counts.
     """
-    keeping: dict[int, list[tuple[int, list[RemoteValue], int]]] = {}
-    for number, memory in enumerate(memories_of(state)):
-        handles = jax.tree.leaves(memory.rows)
-        if not all(isinstance(h, RemoteValue) and isinstance(h.source, Recalled) for h in handles):
-            raise TypeError("a Memory holds what clients keep: change it with fed.keep alone.")
-        source = handles[0].source
-        moved = source.changed if source.memory == number else range(memory.n_clients or 0)
-        for client in moved:
-            new, slot = source.changed.get(client, (handles, 0))
-            keeping.setdefault(client, []).append((number, new, slot))
-    drafts: dict[int, MessageBuilder] = {}
+    changes = _changes(state)
+    builders: dict[int, MessageBuilder] = {}
 
-    def draft(client: int) -> MessageBuilder:
-        drafts[client] = MessageBuilder(holdings, round, client, client)
-        for _, handles, slot in keeping[client]:
-            for handle in handles:
-                drafts[client].ref(handle, slot)
-        return drafts[client]
+    def build(client: int) -> MessageBuilder:
+        builders[client] = builder = MessageBuilder(session.clients, session.round, client, client)
+        for _, values, slot in changes[client]:
+            for value in values:
+                builder.ref(value, slot)
+        return builder
 
-    asks: dict[str, dict[int, Request]] = {}  # by step, as a message must name what it asks for
-    for client in keeping:
-        if (step := draft(client).step) is not None:
-            asks.setdefault(step, {})[client] = Request(
-                client, lambda c=client: draft(c).give([]), []
-            )
-    silent = {client for some in asks.values() for client in some}
-    for step, some in asks.items():
-        for client, reply in session.ask(step, some, needs_all=False, spares=False).items():
-            bill(*reply.work)
-            drafts[client].confirm()
-            silent.discard(client)
-    for client in keeping.keys() - silent:  # who has not answered keeps nothing
-        now = MessageBuilder(holdings, round, client, client)
-        holdings.unseen.add(client)
-        for number, handles, slot in keeping[client]:
-            refs = [now.ref(handle, slot) for handle in handles]
-            stamp = next(holdings.stamps)
-            holdings.uncommitted.setdefault(client, []).append((number, stamp, refs))
-    return with_handles_again(state)
-
-
-def with_handles_again(state: Tree) -> Tree:
-    """The state of the next round: what was kept is now what clients remember."""
+    requests: dict[str, dict[int, Request]] = {}  # by step, which a message must name
+    for client in changes:
+        if (step := build(client).step) is not None:
+            request = Request(client, lambda c=client: build(c).request([]), [])
+            requests.setdefault(step, {})[client] = request
+    missing = {client for some in requests.values() for client in some}
+    for step, some in requests.items():
+        for client, reply in session.exchange(step, some, needs_all=False, may_skip=False).items():
+            count_work(*reply.work)
+            builders[client].confirm()
+            missing.discard(client)
+    for client in changes.keys() - missing:  # a client that did not reply keeps nothing
+        builder = MessageBuilder(session.clients, session.round, client, client)
+        for number, values, slot in changes[client]:
+            leaves = [builder.ref(value, slot) for value in values]
+            session.clients[client].changes_memory(number, session.clients.new_stamp(), leaves)
     return replace_memories(
         state,
         lambda memory, number: Memory(
-            handles_of(Recalled(number, {}), memory.rows), memory.n_clients
+            remote_values(Recalled(number, {}), memory.rows), memory.n_clients
         ),
     )
 
 
-def collect(session: Session, holdings: Holdings, round: int, state: Tree) -> Tree:
-    """The state with the rows of all clients, for a checkpoint; it is not billed.
+def collect(session: Session, state: Tree) -> Tree:
+    """The state with the rows of all clients, for a checkpoint; not counted as traffic.
 
-    Of a client that does not answer, if the policy allows that, the row that the server last saw is
-    taken, and it is noted.
+    For a client that does not reply, if the policy allows that, the server uses the row that it
+    last collected and reports the loss.
     """
     memories = memories_of(state)
     if not memories:
         return state
-    handles = [handle for memory in memories for handle in jax.tree.leaves(memory.rows)]
-    wanted = [f"{handle.dtype}{list(handle.shape)}" for handle in handles]
-    drafts: dict[int, MessageBuilder] = {}
+    values = [value for memory in memories for value in jax.tree.leaves(memory.rows)]
+    wanted = [spec(value) for value in values]
+    builders: dict[int, MessageBuilder] = {}
 
-    def ask(client: int) -> Request:
+    def request(client: int) -> Request:
         def build():
-            drafts[client] = MessageBuilder(holdings, round, client, client)
-            return drafts[client].give(handles)
+            builder = MessageBuilder(session.clients, session.round, client, client)
+            builders[client] = builder
+            return builder.request(values)
 
-        return Request(client, build, wanted, is_billed=False)
+        return Request(client, build, wanted, is_counted=False)
 
-    asks = {client: ask(client) for client in sorted(holdings.unseen)}
-    replies = session.ask("memory", asks, needs_all=False, spares=False)
-    for client in asks.keys() - replies.keys():
-        session.say("memory", client, "its memory of the last rounds is lost")
-        holdings.remembering.discard(client)
-        holdings.uncommitted.pop(client, None)
+    requests = {client: request(client) for client in session.clients.with_new_memory}
+    replies = session.exchange("memory", requests, needs_all=False, may_skip=False)
+    for client in requests.keys() - replies.keys():
+        session.report("memory", client, MEMORY_LOST)
+        session.clients[client].lost_memory()
     for client, reply in replies.items():
-        drafts[client].confirm()
-        leaves = iter(reply.leaves)
-        for rows in holdings.rows:
-            for row in rows:
-                row[client] = next(leaves)
-    holdings.unseen.clear()
-    return with_rows(state, holdings)
+        builders[client].confirm()
+        session.clients.collected(client, reply.leaves)
+    return from_remote(state, session.clients)
+
+
+def _changes(state: Tree) -> dict[int, list[Change]]:
+    """By client, what it keeps of a round."""
+    changes: dict[int, list[Change]] = {}
+    for number, memory in enumerate(memories_of(state)):
+        values = jax.tree.leaves(memory.rows)
+        if not all(isinstance(v, RemoteValue) and isinstance(v.source, Recalled) for v in values):
+            raise TypeError(
+                f"memory {number} of the state does not lie on the clients. Change a Memory only "
+                "with fed.keep."
+            )
+        source = values[0].source
+        moved = source.changed if source.memory == number else range(memory.n_clients or 0)
+        for client in moved:
+            new, slot = source.changed.get(client, (values, 0))
+            changes.setdefault(client, []).append((number, new, slot))
+    return changes

@@ -1,9 +1,11 @@
-"""How long the server waits, how many replies it needs, and which it takes."""
+"""How long the server waits, how many replies it needs, and which ones it rejects."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -12,29 +14,34 @@ from rookery import check
 
 @dataclass(frozen=True)
 class Policy:
-    """What to do when clients do not answer, or answer nonsense.
+    """What to do when clients do not reply in time, or reply with invalid values.
 
-    An exchange ends when all clients of a cohort have answered, or after ``wait_for`` seconds. If
-    by then at least ``min_replies`` have answered, a mean is taken over those, and every client
-    that is missing is noted. If not, the others are asked again; when that has not helped either,
-    the run stops, and the same command goes on from where it was.
+    An exchange ends when all clients of the cohort have replied, or after ``wait_for`` seconds. If
+    at least ``min_replies`` have replied by then, the mean is taken over those, and every missing
+    client is recorded as an event. Otherwise the missing clients are asked again. If too few have
+    replied after all retries, the run stops; the same command resumes it from its checkpoint.
 
-    A client that was silent is left alone for ``wait_for`` seconds, and for twice as long each time
-    it is silent again, up to sixteen times that, as long as the others may be enough; it is noted
-    in every round. A reply in time ends that.
+    A client that timed out is backed off: it is not asked for ``wait_for`` seconds, twice as long
+    after each further timeout, up to sixteen times, as long as the other clients suffice. Each
+    round in which it is skipped is recorded. A reply in time ends the back-off.
 
-    Sums and stacks need every reply, whatever ``min_replies`` is: an algorithm that asked for each
-    client's value could not know which of them are missing. A robust rule in place of the mean
-    needs as many as it takes to bear a bad one.
+    Sums and stacks need every reply, whatever ``min_replies`` is: an algorithm that asks for each
+    client's value could not tell which ones are missing. A robust aggregator needs as many replies
+    as it takes to tolerate its Byzantine clients.
+
+    >>> Policy(min_replies=0.8).needed(10)
+    8
+    >>> Policy(min_replies=3).needed(10)
+    3
 
     Args:
-        wait_for: seconds, for every attempt.
-        min_replies: how many clients of a cohort must answer: a whole number, or a share of those
-            asked as a float above 0 and at most 1.0. Never fewer than one.
-        retries: how often those missing are asked again.
-        back_off: seconds before the first of these; twice as many before each later one, and never
-            more than ``wait_for``.
-        largest_norm: a reply of a larger Euclidean norm is refused.
+        wait_for: deadline of every attempt, in seconds.
+        min_replies: how many clients of a cohort must reply: an integer, or a fraction of the
+            cohort as a float above 0 and at most 1.0. Never fewer than one.
+        retries: how often missing clients are asked again.
+        back_off: seconds before the first retry, doubled before each further one; at most
+            ``wait_for``.
+        largest_norm: replies with a larger Euclidean norm are rejected.
     """
 
     wait_for: float = 60.0
@@ -55,39 +62,39 @@ class Policy:
             raise ValueError(f"Policy.largest_norm must be above 0, got {self.largest_norm}.")
 
     def needed(self, asked: int) -> int:
-        """How many of so many clients must answer."""
+        """How many of ``asked`` clients must reply."""
         if isinstance(self.min_replies, float):
             return max(1, math.ceil(self.min_replies * asked - 1e-9))
         return min(self.min_replies, asked)
 
     def pause(self, attempt: int) -> float:
-        """Seconds before those missing are asked again, after so many attempts to do so."""
+        """Seconds to wait before the retry number ``attempt``, counted from 0."""
         return min(self.back_off * 2**attempt, self.wait_for)
 
 
-def is_finite(leaves: list[np.ndarray]) -> bool:
-    """Whether no number of a reply is NaN or infinite."""
+def is_finite(leaves: Sequence[np.ndarray | jax.Array]) -> bool:
+    """Whether a reply holds no NaN and no infinity."""
     return all(bool(np.all(np.isfinite(leaf))) for leaf in leaves if _is_inexact(leaf))
 
 
-def norm(leaves: list[np.ndarray], limit: float = 0.0) -> float:
-    """The Euclidean norm of a reply; 0 where there is no limit to hold it against."""
+def norm(leaves: Sequence[np.ndarray | jax.Array], limit: float = 0.0) -> float:
+    """The Euclidean norm of a reply; 0 if there is no limit to compare it with."""
     if math.isinf(limit):
         return 0.0
     total = 0.0
     for leaf in leaves:
         if _is_inexact(leaf):
             wide = np.abs(leaf).astype(np.float64).ravel()
-            with np.errstate(over="ignore"):  # infinity is what such a norm is taken for
+            with np.errstate(over="ignore"):  # an overflow counts as infinity
                 total += float(wide @ wide)
     return math.sqrt(total)
 
 
-def _is_inexact(leaf) -> bool:
-    # NumPy does not know that bfloat16 is a floating-point type
-    return isinstance(leaf, np.ndarray) and _holds_fractions(leaf.dtype)
+def _is_inexact(leaf: np.ndarray | jax.Array) -> bool:
+    # NumPy does not count bfloat16 as a floating-point type
+    return isinstance(leaf, np.ndarray) and _is_floating(leaf.dtype)
 
 
 @lru_cache
-def _holds_fractions(dtype: np.dtype) -> bool:
+def _is_floating(dtype: np.dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.inexact)

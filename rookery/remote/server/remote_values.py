@@ -1,4 +1,4 @@
-"""Values that lie on clients, as the server knows them: by handles, never by content."""
+"""Values that lie on clients, as the server knows them: where they come from, not what they are."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,40 +13,42 @@ from rookery.types import Tree
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """A value of the server, sent to a client when a step first needs it there.
+    """A server value, sent to a client when a step there first needs it.
 
     Attributes:
-        token: its name; of rows, that of the first slot's.
+        token: its token; for rows, that of the first slot.
         leaves: its arrays.
-        are_rows: whether every slot gets another row.
-        is_billed: whether an algorithm sends it; what a client has lost is sent again unbilled.
+        are_rows: whether each slot gets a row of its own.
+        is_counted: whether an algorithm sends it. A value that a client lost is sent again without
+            being counted.
     """
 
     token: int
-    leaves: list[Any]
+    leaves: list[np.ndarray | jax.Array]
     are_rows: bool
-    is_billed: bool = True
+    is_counted: bool = True
 
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """What a step returns; it is run when the server asks for something that depends on it.
+    """The result of a step, which runs when the server requests something that depends on it.
 
     Attributes:
-        token: of the first slot's reply.
+        token: token of the first slot's result.
         call: the step.
-        values: the leaves of its arguments.
-        numbers: its settings that travel.
-        key: of the step, before it is folded with the client's number.
-        occurrences: per slot, or None.
-        missing: slots that did not answer when they were asked for it.
-        has_own_key: whether the key is one client's already, as that of a job.
+        arguments: the leaves of its arguments.
+        settings: values of its traced settings.
+        key: the step's key, before the client's number is folded in.
+        occurrences: per slot, how many earlier slots the same client is in; None where no client is
+            in two slots.
+        missing: slots that did not reply when the result was requested.
+        has_own_key: whether the key is already one client's own, as a job's is.
     """
 
     token: int
     call: Call
-    values: "list[RemoteValue]"
-    numbers: list[np.ndarray]
+    arguments: "list[RemoteValue]"
+    settings: list[np.ndarray]
     key: Keys | None
     occurrences: list[int] | None
     missing: set[int] = field(default_factory=set)
@@ -55,11 +57,11 @@ class Computed:
 
 @dataclass(frozen=True, eq=False)
 class Recalled:
-    """What clients remember.
+    """The rows of a memory.
 
     Attributes:
-        memory: its number, in the order of the state.
-        changed: by client, the leaves that it keeps instead from this round on, and its slot.
+        memory: the memory's number, in the order of the state.
+        changed: by client, the leaves that replace its row from this round on, and the slot.
     """
 
     memory: int
@@ -68,11 +70,11 @@ class Recalled:
 
 @dataclass(frozen=True, eq=False)
 class Copied:
-    """What every client has a copy of its own of, and the server too.
+    """A per-client value that both the client and the server hold.
 
     Attributes:
-        rows: the copies of the server, one row per client.
-        sent: by client, the value of this round that the copy is of.
+        rows: the server's copy, one row per client.
+        sent: by client, the value of this round that equals its row.
     """
 
     rows: Sent
@@ -84,22 +86,22 @@ Source = Sent | Computed | Recalled | Copied
 
 @dataclass(frozen=True, eq=False)
 class RemoteValue:
-    """One array that every client of a cohort has, or can have."""
+    """One array that every client of a cohort has, or can make."""
 
     source: Source
     leaf: int
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: Any  # JAX has no public type for the dtype of keys
 
 
-def handles_of(source: Source, like: Tree) -> Tree:
-    """A tree of handles, for arrays of the shapes and types of another tree."""
+def remote_values(source: Source, like: Tree) -> Tree:
+    """A tree of remote values, one for each array of a tree of arrays or shapes."""
     leaves, structure = jax.tree.flatten(like)
-    handles = [RemoteValue(source, i, leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)]
-    return jax.tree.unflatten(structure, handles)
+    values = [RemoteValue(source, i, leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(structure, values)
 
 
-def name_of(handles: list[RemoteValue]) -> str:
-    """The step that some handles are of, for messages and notes."""
-    names = [h.source.call.name for h in handles if isinstance(h.source, Computed)]
+def step_of(values: list[RemoteValue]) -> str:
+    """The step that computes some values, for messages and events."""
+    names = [v.source.call.name for v in values if isinstance(v.source, Computed)]
     return names[-1] if names else "memory"

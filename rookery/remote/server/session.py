@@ -1,345 +1,411 @@
-"""Exchanges as they really go: deadlines, retries, and replies late, double or nonsense."""
+"""Request and reply with deadlines and retries; rejects late, duplicate and malformed replies."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import numpy as np
 
 from rookery.engines.engine import Event
 from rookery.remote.client.worker import ALL, nbytes
 from rookery.remote.protocol import handshake, wire
 from rookery.remote.protocol.plan import spec
 from rookery.remote.protocol.wire import Kind, Message, WireError
-from rookery.remote.server import replies
 from rookery.remote.server.backoff import Backoff
+from rookery.remote.server.client_record import ClientRecords
 from rookery.remote.server.policy import Policy, is_finite, norm
-from rookery.remote.server.requests import Attempt, Reply, Request, TooFewReplies
+from rookery.remote.server.requests import (
+    MARGIN,
+    Attempt,
+    MemoryLost,
+    Reply,
+    ReplyLimits,
+    Request,
+    TooFewReplies,
+    read_reply,
+)
 from rookery.remote.transports.port import Failure, Port
+
+MEMORY_LOST = "its memory of the last rounds is lost"
 
 
 class Session:
-    """The server's side of a run, above a port.
+    """The server's side of a run, above a port. It owns the records of all clients.
+
+    Args:
+        port: carries the messages.
+        policy: deadlines, retries and limits.
+        configuration: what clients must have in common with the server.
+        client_names: the clients' names, for errors.
+        on_event: called with every event.
+        round: number of the first round.
 
     Attributes:
-        round: the number of the round, for the notes.
-        bytes_down, bytes_up: of values and replies in messages that were really sent.
+        clients: what each client has, has confirmed, remembers and owes.
+        bytes_down, bytes_up: bytes of values and of replies in the messages actually sent.
     """
 
-    def __init__(self, port: Port, policy: Policy, agreed: dict[str, str]):
-        self.port = port
-        self.policy = policy
-        self.round = 0
+    def __init__(
+        self,
+        port: Port,
+        policy: Policy,
+        configuration: dict[str, str],
+        client_names: Sequence[str],
+        *,
+        on_event: Callable[[Event], None],
+        round: int = 0,
+    ):
+        self.port, self.policy = port, policy
+        self.clients = ClientRecords(len(client_names))
         self.bytes_down = self.bytes_up = 0
-        self.note: Callable[[Event], None] = lambda event: None
-        self.forget: Callable[[int, bool], None] = lambda client, everything: None
-        self._agreed = agreed
-        self._room = replies.ReplyLimits(
-            max(replies.SPARE, 2 * handshake.write(agreed)["agreement"].size)
-        )
-        self._silence = Backoff(policy.wait_for)
-        # by step and client that was left alone, the round in which that was last noted
-        self._noted: dict[tuple[str, int], int] = {}
-        # by client and number, jobs whose replies nobody waits for yet, and what has come of them
-        self._under_way: dict[tuple[int, int], Message | Failure | None] = {}
-        # a server that was started again must not use the numbers of the one before
+        self._round = round
+        self._names, self._on_event = client_names, on_event
+        self._configuration = configuration
+        size = handshake.write(configuration)["handshake"].size
+        self._limits = ReplyLimits(max(MARGIN, 2 * size))
+        self._backoff = Backoff(policy.wait_for)
+        # by step and client, the last round in which skipping the client was reported
+        self._skip_reported: dict[tuple[str, int], int] = {}
+        # by client and number, requests sent ahead of the exchange that will take their replies,
+        # and what has arrived for them
+        self._sent_ahead: dict[tuple[int, int], Message | Failure | None] = {}
+        # exchange numbers must differ from those of an earlier server process
         self._number = time.time_ns()
 
-    def greet(self, clients: Iterable[int]) -> None:
-        """Agree with clients, or raise if one of them would compute something else.
+    @property
+    def round(self) -> int:
+        """Number of the current round."""
+        return self._round
 
-        Those that do not answer are noted; they are greeted again when they do.
+    def begin_round(self, round: int) -> None:
+        """Begin a round: clients drop the values of the last one."""
+        self._round = round
+        self.clients.new_round()
+
+    def report(self, step: str, client: int | None, reason: str) -> None:
+        """Record an event. A client may have written the reason."""
+        self._on_event(Event(self._round, step, client, wire.printable(reason)))
+
+    def name(self, client: int) -> str:
+        """The name of a client, for errors."""
+        return wire.printable(self._names[client])
+
+    def handshake(self, clients: Iterable[int]) -> None:
+        """Compare configurations; raise :class:`HandshakeError` if a client's differs.
+
+        Clients that do not reply are reported, and repeat the handshake when they do.
         """
         self._number += 1
-        asks = {c: Request(c, lambda: handshake.write(self._agreed), []) for c in clients}
-        state = Attempt(asks)
-        self._attempt(Kind.HELLO, "agreement", state, {})
-        for client, reason in state.failed.items():
-            self.say("agreement", client, reason)
+        hello = handshake.write(self._configuration)
+        attempt = Attempt({c: Request(c, lambda: hello, []) for c in clients})
+        self._attempt(Kind.HELLO, handshake.STEP, attempt, {})
+        for client, reason in attempt.failed.items():
+            self.report(handshake.STEP, client, reason)
 
-    def begin(
-        self, step: str, asks: Mapping[int, Request], again: Mapping[int, int] | None = None
+    def send(
+        self, step: str, requests: Mapping[int, Request], resent: Mapping[int, int] | None = None
     ) -> dict[int, int]:
-        """Send and do not wait; by slot, the number under which the reply will come.
+        """Send requests without waiting; returns by slot the number that the reply will have.
 
-        They are had from :meth:`ask` or :meth:`gather`, whenever that is.
+        :meth:`exchange` or :meth:`collect` take the replies later.
 
         Args:
-            step: the name of the step.
-            asks: by slot.
-            again: by slot, the number of what was sent before and may not have arrived.
+            step: name of the step.
+            requests: by slot.
+            resent: by slot, the number of a request sent before that may not have arrived.
         """
         self._number += 1
-        numbers = dict.fromkeys(asks, self._number) | dict(again or {})
+        numbers = dict.fromkeys(requests, self._number) | dict(resent or {})
         messages = (
-            self._message(Kind.RUN, step, slot, ask, numbers[slot]) for slot, ask in asks.items()
+            self._message(Kind.RUN, step, slot, request, numbers[slot])
+            for slot, request in requests.items()
         )
-        self._under_way |= {(ask.client, numbers[slot]): None for slot, ask in asks.items()}
+        self._sent_ahead |= {(r.client, numbers[slot]): None for slot, r in requests.items()}
         for client, arrival in self.port.exchange(step, messages, 0.0):
             self._take(Kind.RUN, step, client, arrival, Attempt({}))
         return numbers
 
-    def ask(
+    def exchange(
         self,
         step: str,
-        asks: Mapping[int, Request],
+        requests: Mapping[int, Request],
         *,
         needs_all: bool,
-        fewest: int = 1,
-        begun: Mapping[int, int] | None = None,
-        spares: bool = True,
+        at_least: int = 1,
+        sent: Mapping[int, int] | None = None,
+        may_skip: bool = True,
     ) -> dict[int, Reply]:
-        """The replies by slot; those missing have been noted.
+        """Send requests and wait, with retries; returns replies by slot and reports the others.
 
         Args:
-            step: the name of the step, for the clients to check and for the notes.
-            asks: by slot.
-            needs_all: whether every slot must answer, whatever the policy says.
-            fewest: how many must answer at least, of those asked, whatever the policy says.
-            begun: by slot, the number of what was sent before, so that only the reply is missing.
-            spares: whether clients that were silent may be left alone if the others are enough.
+            step: name of the step; clients check it.
+            requests: by slot.
+            needs_all: whether every slot must reply, whatever the policy.
+            at_least: how many slots must reply at least, whatever the policy.
+            sent: by slot, the number of a request already sent, which only lacks its reply.
+            may_skip: whether clients in back-off may be skipped if the others suffice.
         """
-        if not asks:
+        if not requests:
             return {}
-        needed = max(self.policy.needed(len(asks)), min(fewest, len(asks)))
-        least = len(asks) if needs_all else needed
+        needed = max(self.policy.needed(len(requests)), min(at_least, len(requests)))
+        needed = len(requests) if needs_all else needed
         self._number += 1
-        state, attempt, helped = Attempt(asks, dict(begun or {})), 0, set()
-        spared = self._spared(step, asks, least) if spares and not begun else {}
-        for slot in spared:
-            del state.waiting[slot]
+        state, retries, recovered = Attempt(requests, dict(sent or {})), 0, set[int]()
+        skipped = self._skipped(step, requests, needed) if may_skip and not sent else {}
+        for slot in skipped:
+            del state.pending[slot]
         while True:
-            self._attempt(Kind.RUN, step, state, begun or {})
-            begun = {}  # from now on requests are sent again, as they may have got lost
+            self._attempt(Kind.RUN, step, state, sent or {})
+            sent = {}  # from now on requests are sent again: they may have got lost
             for slot, reason in state.failed.items():
-                self.say(step, asks[slot].client, reason)
-            forgetful = {asks[slot].client: lost for slot, lost in state.lost.items()}
-            for slot, ask in state.waiting.items():
-                # a late reply of who was only silent is as good; the others are asked anew
-                if slot not in state.silent or ask.client in forgetful:
+                self.report(step, requests[slot].client, reason)
+            lost = {requests[slot].client: what for slot, what in state.lost.items()}
+            for slot, request in state.pending.items():
+                # after a timeout alone, a late reply is accepted; other failures need a new number
+                if slot not in state.timed_out or request.client in lost:
                     state.numbers.pop(slot, None)
-            if forgetful:
-                self.remind(forgetful)
-                if set(forgetful) - helped:  # once for each of them, it costs no attempt
-                    helped |= set(forgetful)
+            if lost:
+                self.recover(lost)
+                if set(lost) - recovered:  # the first recovery of a client costs no retry
+                    recovered |= set(lost)
                     continue
-            if len(state.replies) >= least:
-                self._silence.begin(asks[slot].client for slot in state.silent)
+            if len(state.replies) >= needed:
+                self._backoff.begin(requests[slot].client for slot in state.timed_out)
                 return state.replies
-            if len(state.spoiled) == len(asks):
-                return state.spoiled  # all clients alike: that is a divergence, not a bad client
-            if spared:  # the others were not enough after all
-                state.waiting |= spared
-                spared = {}
+            if len(state.non_finite) == len(requests):
+                return state.non_finite  # all clients alike: a divergence, not a faulty client
+            if skipped:  # the others did not suffice after all
+                state.pending |= skipped
+                skipped = {}
                 continue
-            count = f"{len(state.replies)} of {len(asks)} clients answered, {least} are needed"
-            if attempt >= self.policy.retries or not state.waiting:
-                missing = sorted({asks[slot].client for slot in asks.keys() - state.replies.keys()})
-                raise TooFewReplies(f"round {self.round}, {step}: {count}; {missing} did not.")
-            seconds = self.policy.pause(attempt)
-            attempt += 1
-            self.say(step, None, f"{count}; asking again in {seconds:g} s")
+            count = f"{len(state.replies)} of {len(requests)} clients replied, {needed} are needed"
+            if retries >= self.policy.retries or not state.pending:
+                missing = {requests[slot].client for slot in requests.keys() - state.replies.keys()}
+                raise self.too_few(step, count, missing)
+            seconds = self.policy.pause(retries)
+            retries += 1
+            self.report(step, None, f"{count}; retrying in {seconds:g} s")
             time.sleep(seconds)
 
-    def gather(
+    def collect(
         self,
         step: str,
-        asks: Mapping[int, Request],
-        begun: Mapping[int, tuple[int, float]],
+        requests: Mapping[int, Request],
+        sent: Mapping[int, tuple[int, float]],
         is_enough: Callable[[Collection[int], Collection[int]], bool],
     ) -> Attempt:
-        """What has come of jobs when enough has, or when no more can.
+        """Collect replies to requests sent before, until enough have come or no more can.
 
-        A slot that is silent for longer than the policy allows, since its job began, has failed.
+        A slot has failed when the policy's deadline has passed since its request was sent.
 
         Args:
-            step: the name of the step.
-            asks: by slot.
-            begun: by slot, the number of its job, and when it began by the monotonic clock.
-            is_enough: of the slots that have answered and those that still may.
+            step: name of the step.
+            requests: by slot.
+            sent: by slot, the request's number and when it was sent, by the monotonic clock.
+            is_enough: whether to stop, given the slots that have replied and those still pending.
         """
-        state = Attempt(asks, {slot: number for slot, (number, _) in begun.items()})
-        for slot, ask in asks.items():
-            self._take_early(Kind.RUN, step, ask.client, state.numbers[slot], state)
+        state = Attempt(requests, {slot: number for slot, (number, _) in sent.items()})
+        for slot, request in requests.items():
+            self._take_early(Kind.RUN, step, request.client, state.numbers[slot], state)
         while True:
-            waiting = asks.keys() - state.replies.keys() - state.failed.keys()
-            is_over = not waiting or is_enough(state.replies, waiting)
-            until = min((begun[slot][1] for slot in waiting), default=0.0) + self.policy.wait_for
+            pending = requests.keys() - state.replies.keys() - state.failed.keys()
+            is_over = not pending or is_enough(state.replies, pending)
+            until = min((sent[slot][1] for slot in pending), default=0.0) + self.policy.wait_for
             left = 0.0 if is_over else max(until - time.monotonic(), 0.0)
             for client, arrival in self.port.exchange(step, [], left):
                 if self._take(Kind.RUN, step, client, arrival, state) and not is_over:
                     break
             else:
-                if is_over:  # with all that had come by then
+                if is_over:  # including everything that had arrived by then
                     break
-                for slot in waiting:
+                for slot in pending:
                     if time.monotonic() < until:
-                        state.failed[slot] = "no reply can come"
-                    elif begun[slot][1] + self.policy.wait_for <= until:
-                        state.failed[slot] = self._silent()
-                        state.silent.add(slot)
-        for slot in asks.keys() - state.replies.keys() - state.failed.keys():
-            self._under_way[asks[slot].client, state.numbers[slot]] = None
+                        state.failed[slot] = "no reply can come any more"
+                    elif sent[slot][1] + self.policy.wait_for <= until:
+                        state.failed[slot] = self._timeout()
+                        state.timed_out.add(slot)
+        for slot in requests.keys() - state.replies.keys() - state.failed.keys():
+            self._sent_ahead[requests[slot].client, state.numbers[slot]] = None
         for slot, reason in state.failed.items():
-            self.say(step, asks[slot].client, reason)
+            self.report(step, requests[slot].client, reason)
         return state
 
-    def remind(self, forgetful: Mapping[int, int]) -> None:
-        """Agree again with clients that were started anew; all that they had is sent again."""
-        for client, lost in forgetful.items():
-            self.forget(client, lost == ALL)
+    def recover(self, lost: Mapping[int, int]) -> None:
+        """Update the records of clients that lost values, or everything; the latter shake hands.
+
+        Raises :class:`MemoryLost` if a client lost memory changes and the policy needs all clients.
+        """
+        for client, what in lost.items():
+            if what != ALL:
+                self.clients[client].lost_values()
+                continue
+            if self.clients[client].has_new_memory:
+                self.report("memory", client, MEMORY_LOST)
+                if self.policy.needed(len(self.clients)) == len(self.clients):
+                    raise MemoryLost(
+                        f"round {self._round}: {self.name(client)} was restarted and has lost what "
+                        "it kept in the last rounds."
+                    )
+            self.clients[client].restarted()
             try:
-                self.greet([client] if lost == ALL else [])
-            except handshake.HandshakeError as error:  # one client's, and no reason to stop the run
-                self.say("agreement", client, str(error))
-        self._number += 1  # what is sent now, clients have not answered before
+                self.handshake([client])
+            except handshake.HandshakeError as error:  # one client's failure must not end the run
+                self.report(handshake.STEP, client, str(error))
+        self._number += 1  # a client answers a number that it knows with its old reply
 
-    def forget_jobs(self) -> None:
-        """Drop what comes back of jobs that were begun."""
-        self._under_way.clear()
+    def too_few(self, step: str, count: str, missing: Iterable[int]) -> TooFewReplies:
+        """The error of an exchange in which too few clients replied."""
+        names = ", ".join(self.name(client) for client in sorted(missing))
+        return TooFewReplies(f"round {self._round}, step {step}: {count}; none from {names}.")
 
-    def _spared(self, step: str, asks: Mapping[int, Request], least: int) -> dict[int, Request]:
-        """Slots whose clients are left alone, if the others may be enough; it is noted."""
-        alone = self._silence.alone()
-        spared = {slot: ask for slot, ask in asks.items() if ask.client in alone}
-        if len(asks) - len(spared) < least:
+    def discard_sent(self) -> None:
+        """Ignore the replies to requests that were sent ahead."""
+        self._sent_ahead.clear()
+
+    def _skipped(
+        self, step: str, requests: Mapping[int, Request], needed: int
+    ) -> dict[int, Request]:
+        """Slots whose clients are in back-off, if the others may suffice; reports them."""
+        resting = self._backoff.clients()
+        skipped = {slot: r for slot, r in requests.items() if r.client in resting}
+        if len(requests) - len(skipped) < needed:
             return {}
-        for client in {ask.client for ask in spared.values()}:
-            if self._noted.get((step, client)) != self.round:
-                self._noted[step, client] = self.round
-                self.say(step, client, "not asked in this round: it was silent before")
-        return spared
+        for client in {request.client for request in skipped.values()}:
+            if self._skip_reported.get((step, client)) != self._round:
+                self._skip_reported[step, client] = self._round
+                self.report(step, client, "skipped in this round: backing off after a timeout")
+        return skipped
 
-    def _attempt(self, kind: Kind, step: str, state: Attempt, begun: Mapping[int, int]) -> None:
-        state.failed, state.lost, state.silent = {}, {}, set()
+    def _attempt(self, kind: Kind, step: str, state: Attempt, sent: Mapping[int, int]) -> None:
+        state.restart()
         settled = set[int]()
-        state.numbers = {slot: self._number for slot in state.waiting} | state.numbers
-        new = {slot: ask for slot, ask in state.waiting.items() if slot not in begun}
-        # made one after another, so that the first is on its way while the last is put together
+        state.numbers = {slot: self._number for slot in state.pending} | state.numbers
+        # a generator, so that the first message is on its way while the last is being built
         messages = (
-            self._message(kind, step, slot, ask, state.numbers[slot]) for slot, ask in new.items()
+            self._message(kind, step, slot, request, state.numbers[slot])
+            for slot, request in list(state.pending.items())
+            if slot not in sent
         )
-        for slot, number in begun.items():
-            client = state.asked[slot].client
+        for slot, number in sent.items():
+            client = state.requests[slot].client
             settled |= set(self._take_early(kind, step, client, number, state))
-        outstanding = set(state.waiting) - settled
+        outstanding = set(state.pending) - settled
         arrivals = self.port.exchange(step, messages, self.policy.wait_for)
         for client, arrival in arrivals if outstanding else ():
             outstanding -= set(self._take(kind, step, client, arrival, state))
             if not outstanding:
                 break
         for slot in outstanding:
-            state.failed[slot] = self._silent()
-            state.silent.add(slot)
-        for slot in (*state.replies, *state.refused):
-            state.waiting.pop(slot, None)
+            state.failed[slot] = self._timeout()
+            state.timed_out.add(slot)
+        for slot in (*state.replies, *state.rejected):
+            state.pending.pop(slot, None)
 
     def _message(
-        self, kind: Kind, step: str, slot: int, ask: Request, number: int
+        self, kind: Kind, step: str, slot: int, request: Request, number: int
     ) -> tuple[int, bytes]:
-        self._room.make(ask)
-        arrays = ask.build()
+        self._limits.extend(request)
+        arrays = request.build()
         self.bytes_down += nbytes(arrays, "value")
-        message = Message(kind, step, ask.client, slot, number, arrays)
-        is_checked = not getattr(self.port, "is_reliable", False)
-        return ask.client, wire.encode(message, is_checked=is_checked)
+        message = Message(kind, step, request.client, slot, number, arrays)
+        return request.client, wire.encode(message, is_checked=not self.port.is_reliable)
 
     def _take(
         self, kind: Kind, step: str, client: int, arrival: bytes | Failure, state: Attempt
     ) -> Collection[int]:
-        """File what has come in; the slots that need not be waited for any longer."""
+        """Take what has arrived; returns the slots that need no longer be waited for."""
         if isinstance(arrival, Failure):
             return self._fail(client, arrival, state)
         try:
-            message = wire.decode(arrival, self._room.of(client))
+            message = wire.decode(arrival, self._limits.of(client))
             if message.client != client:
-                raise WireError(f"it claims to be of client {message.client}")
+                raise WireError(f"it claims to be from client {message.client}")
             if message.exchange == 0 and message.kind is Kind.FAILURE:
-                # a client that could not read its request does not know the number either
-                raise WireError(wire.read_text(message.arrays.get("reason")))
+                # a client that could not decode its request does not know the number either
+                raise WireError(wire.decode_text(message.arrays.get("reason")))
         except WireError as error:
-            return self._fail(client, Failure(f"reply refused: {error}"), state)
-        if (client, message.exchange) in self._under_way:
-            self._under_way[client, message.exchange] = message
+            return self._fail(client, Failure(f"reply rejected: {error}"), state)
+        if (client, message.exchange) in self._sent_ahead:
+            self._sent_ahead[client, message.exchange] = message
             return ()
-        return self._arrived(kind, step, client, message, state)
+        return self._take_reply(kind, step, client, message, state)
 
     def _take_early(
         self, kind: Kind, step: str, client: int, number: int, state: Attempt
     ) -> Collection[int]:
-        """Take what came of a job before it was asked for; from now on somebody waits for it."""
-        early = self._under_way.pop((client, number), None)
+        """Take what arrived for a request sent ahead; from now on its reply is waited for."""
+        early = self._sent_ahead.pop((client, number), None)
         if isinstance(early, Failure):
             return self._fail(client, early, state)
-        return () if early is None else self._arrived(kind, step, client, early, state)
+        return () if early is None else self._take_reply(kind, step, client, early, state)
 
     def _fail(self, client: int, failure: Failure, state: Attempt) -> Collection[int]:
-        """Nothing that a client was asked for will come, or nobody can tell what has come."""
-        for key, what in self._under_way.items():
-            if key[0] == client and what is None:
-                self._under_way[key] = failure
+        """Fail all pending requests of a client that is unreachable or whose reply is invalid."""
+        for key, arrived in self._sent_ahead.items():
+            if key[0] == client and arrived is None:
+                self._sent_ahead[key] = failure
         slots = [
             slot
-            for slot, ask in state.waiting.items()
-            if ask.client == client and slot not in state.replies
+            for slot, request in state.pending.items()
+            if request.client == client and slot not in state.replies
         ]
         state.failed |= dict.fromkeys(slots, failure.reason)
-        state.silent.difference_update(slots)
+        state.timed_out.difference_update(slots)
         return slots
 
-    def _silent(self) -> str:
+    def _timeout(self) -> str:
         return f"no reply within {self.policy.wait_for:g} s"
 
-    def _arrived(
+    def _take_reply(
         self, kind: Kind, step: str, client: int, message: Message, state: Attempt
     ) -> Collection[int]:
-        """Take a reply, or say why not; the slots that need not be waited for any longer."""
+        """Accept or reject a reply; returns the slots that need no longer be waited for."""
         if message.exchange not in state.numbers.values():
-            self.say(step, client, f"late reply dropped, of {message.name}")
+            self.report(step, client, f"late reply dropped, to {message.name}")
             return ()
-        slot, ask = message.slot, state.asked.get(message.slot)
+        slot, request = message.slot, state.requests.get(message.slot)
         is_expected = state.numbers.get(slot) == message.exchange and message.name == step
-        if ask is None or ask.client != client or not is_expected:
-            reason = f"reply refused: it is of {message.name}, slot {message.slot}"
+        if request is None or request.client != client or not is_expected:
+            reason = f"reply rejected: it is for step {message.name}, slot {message.slot}"
             if not (slots := self._fail(client, Failure(reason), state)):
-                self.say(step, client, reason)
+                self.report(step, client, reason)
             return slots
         if slot in state.replies:
-            self.say(step, client, f"double reply dropped, of {message.name}")
+            self.report(step, client, f"duplicate reply dropped, to {message.name}")
             return ()
         state.failed.pop(slot, None)
-        state.silent.discard(slot)
+        state.timed_out.discard(slot)
         try:
-            reply = self._checked(kind, message, ask)
+            reply = self._checked(kind, message, request)
         except WireError as error:
             state.failed[slot] = str(error)
             lost = message.arrays.get("lost")
-            if lost is not None and spec(lost) == "uint8[]" and lost > 0:
+            if isinstance(lost, np.ndarray) and spec(lost) == "uint8[]" and lost > 0:
                 state.lost[slot] = int(lost)
             return [slot]
-        if ask.is_billed:
-            self.bytes_up += nbytes(message.arrays, "give")
+        if request.is_counted:
+            self.bytes_up += nbytes(message.arrays, "reply")
         if not is_finite(reply.leaves):
-            state.failed[slot] = "reply refused: it holds NaN or infinity"
-            state.spoiled[slot] = reply
-            state.refused.add(slot)
+            state.failed[slot] = "reply rejected: it holds NaN or infinity"
+            state.non_finite[slot] = reply
+            state.rejected.add(slot)
         elif (size := norm(reply.leaves, self.policy.largest_norm)) > self.policy.largest_norm:
             state.failed[slot] = (
-                f"reply refused: its norm is {size:.3g}, the limit {self.policy.largest_norm:g}"
+                f"reply rejected: its norm is {size:.3g}, above Policy.largest_norm="
+                f"{self.policy.largest_norm:g}"
             )
-            state.refused.add(slot)
+            state.rejected.add(slot)
         else:
             state.replies[slot] = reply
-            self._silence.end(client)
+            self._backoff.end(client)
         return [slot]
 
-    def _checked(self, kind: Kind, message: Message, ask: Request) -> Reply:
+    def _checked(self, kind: Kind, message: Message, request: Request) -> Reply:
         if not (kind is Kind.HELLO and message.kind is Kind.HELLO):
-            return replies.read(message, ask)
+            return read_reply(message, request)
         theirs = handshake.read(message.arrays)
-        if differing := handshake.differences(self._agreed, theirs):
+        if differing := handshake.differences(self._configuration, theirs):
             raise handshake.HandshakeError(
-                f"client {ask.client} does not agree with the server. " + "; ".join(differing)
+                f"handshake with {self.name(request.client)}: its configuration differs from the "
+                "server's. " + "; ".join(differing)
             )
         return Reply([])
-
-    def say(self, step: str, client: int | None, reason: str) -> None:
-        """Note something for the run's record; clients may have written the reason."""
-        self.note(Event(self.round, step, client, wire.tidy(reason)))

@@ -1,1 +1,1 @@
-"""How messages travel: threads, Ray actors, NVIDIA FLARE."""
+"""What carries the messages: threads, Ray actors, NVIDIA FLARE."""

@@ -1,10 +1,12 @@
-"""Clients as threads of this process: real messages, no network; for tests and for debugging."""
+"""Clients as threads of this process: real messages, no network. For tests and debugging."""
 
 import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -23,19 +25,22 @@ MakeWorker = Callable[[int, Program, AbstractAlgorithm, Tree, Plan], Worker]
 
 
 class Faults(eqx.Module):
-    """What goes wrong, drawn from a seed; probabilities are per message.
+    """Injected faults, drawn from a seed; probabilities are per message.
+
+    >>> Faults(drop=0.05, crashes={2: 10}, seed=1).drop
+    0.05
 
     Args:
-        drop: a request or a reply vanishes.
-        duplicate: a reply comes twice.
-        reorder: a reply is held back until the client has sent its next one.
-        corrupt: some bytes of a request or a reply are changed.
-        delays: seconds by which clients answer late, by client.
-        crashes: by client, after how many requests its process is gone.
-        restarts: by client, after how many requests it forgets everything and goes on.
+        drop: probability that a request or a reply is lost.
+        duplicate: probability that a reply arrives twice.
+        reorder: probability that a reply is held back until after the client's next one.
+        corrupt: probability that some bytes of a request or a reply are changed.
+        delays: by client, seconds by which its replies are late.
+        crashes: by client, the number of requests after which its process ends.
+        restarts: by client, the number of the request before which it loses everything.
         poison: clients whose replies hold NaN.
-        scale: by client, a factor on all that it replies.
-        seed: of all that is drawn.
+        scale: by client, a factor on its replies.
+        seed: seed of the random faults.
     """
 
     drop: float = 0.0
@@ -59,12 +64,15 @@ class Faults(eqx.Module):
 
 
 class InProcess(eqx.Module):
-    """A thread per client, with the wire format of all transports, and faults if asked for.
+    """A thread per client, with the same messages as other transports; can inject faults.
+
+    >>> InProcess(Faults(drop=0.05)).faults.drop
+    0.05
 
     Args:
-        faults: what goes wrong; nothing if not given.
-        make_worker: makes a client; the server's own problem and algorithm with the client's rows
-            if not given.
+        faults: the faults to inject; none by default.
+        make_worker: makes a client's worker. By default it has the server's problem and algorithm,
+            and the client's own rows.
     """
 
     faults: Faults = eqx.field(default_factory=Faults)
@@ -86,7 +94,7 @@ class InProcess(eqx.Module):
 def own_worker(
     client: int, program: Program, algorithm: AbstractAlgorithm, state: Tree, plan: Plan
 ) -> Worker:
-    """A client that has what the server has, and its own rows alone."""
+    """A worker with the server's problem, algorithm and plan, and the client's own rows."""
     rows = program.population.only(client)
     return Worker(client, program.problem, algorithm, rows, state, plan)
 
@@ -94,14 +102,16 @@ def own_worker(
 class _Threads:
     """The port of :class:`InProcess`."""
 
+    is_reliable = False  # faults may corrupt messages
+
     def __init__(self, n_clients: int, make: Callable[[int], Worker], faults: Faults):
         self._outbox: queue.Queue = queue.Queue()
         self._dead: dict[int, Failure] = {}
         self._inboxes = {client: queue.Queue() for client in range(n_clients)}
         self._threads = [
             threading.Thread(
-                target=_life,
-                args=(client, make, inbox, self._outbox, faults),
+                target=_report_failure,
+                args=(client, self._outbox, partial(_answer_all, client, make, faults, inbox)),
                 daemon=True,
             )
             for client, inbox in self._inboxes.items()
@@ -137,27 +147,24 @@ class _Threads:
             thread.join(timeout=5)
 
 
-def _life(
-    client: int,
-    make: Callable[[int], Worker],
-    inbox: queue.Queue,
-    outbox: queue.Queue,
-    faults: Faults,
+def _report_failure(
+    client: int, outbox: queue.Queue, answer_all: Callable[[queue.Queue], None]
 ) -> None:
+    """Answer requests into the outbox; an exception goes there too."""
     try:
-        _live(client, make, inbox, outbox, faults)
-    except Exception as error:  # nobody would hear of it, and wait
-        outbox.put((client, Failure(f"its process has ended: {type(error).__name__}: {error}")))
+        answer_all(outbox)
+    except Exception as error:  # otherwise the server would wait until its deadline
+        outbox.put((client, Failure(f"its thread has ended: {type(error).__name__}: {error}")))
 
 
-def _live(
+def _answer_all(
     client: int,
     make: Callable[[int], Worker],
+    faults: Faults,
     inbox: queue.Queue,
     outbox: queue.Queue,
-    faults: Faults,
 ) -> None:
-    """A client's life: answer what comes, until it crashes or is let go."""
+    """Answer requests until the client crashes or the port is closed."""
     rng = random.Random(faults.seed * 1_000_003 + client)
     worker, held = make(client), None
     for count in range(1, 1 << 62):
@@ -165,14 +172,14 @@ def _live(
         if request is None:
             return
         if count > faults.crashes.get(client, 1 << 62):
-            outbox.put((client, Failure("its process is gone")))
+            outbox.put((client, Failure("its process has died")))
             return
         if faults.restarts.get(client) == count:
             worker = make(client)
         if rng.random() < faults.drop:
             continue
-        reply = worker.answer(_damaged(request, rng, faults.corrupt))
-        reply = _damaged(_tampered(reply, client, faults), rng, faults.corrupt)
+        reply = worker.answer(_corrupted(request, rng, faults.corrupt))
+        reply = _corrupted(_falsified(reply, client, faults), rng, faults.corrupt)
         time.sleep(faults.delays.get(client, 0.0))
         if rng.random() < faults.drop:
             continue
@@ -185,28 +192,25 @@ def _live(
         held = None
 
 
-def _damaged(data: bytes, rng: random.Random, probability: float) -> bytes:
+def _corrupted(data: bytes, rng: random.Random, probability: float) -> bytes:
     if rng.random() >= probability:
         return data
-    damaged = bytearray(data)
+    corrupted = bytearray(data)
     for _ in range(3):
-        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
-    return bytes(damaged)
+        corrupted[rng.randrange(len(corrupted))] ^= 1 << rng.randrange(8)
+    return bytes(corrupted)
 
 
-def _tampered(reply: bytes, client: int, faults: Faults) -> bytes:
-    """A reply whose form is right and whose numbers are not."""
+def _falsified(reply: bytes, client: int, faults: Faults) -> bytes:
+    """A well-formed reply with falsified numbers."""
     if client not in faults.poison and client not in faults.scale:
         return reply
     message = wire.decode(reply)
     factor = np.nan if client in faults.poison else faults.scale[client]
 
     def changed(path: str, array: Any) -> Any:
-        is_number = path.startswith("give/") and np.issubdtype(array.dtype, np.floating)
+        is_number = path.startswith("reply/") and np.issubdtype(array.dtype, np.floating)
         return (array * factor).astype(array.dtype) if is_number else array
 
     arrays = {path: changed(path, array) for path, array in message.arrays.items()}
-    again = wire.Message(
-        message.kind, message.name, message.client, message.slot, message.exchange, arrays
-    )
-    return wire.encode(again)
+    return wire.encode(replace(message, arrays=arrays))

@@ -1,7 +1,7 @@
-"""Who answers, how long it takes and how many bytes go each way, shown while a run goes on."""
+"""Reports each client's replies, latency and bytes while a run is in progress."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import equinox as eqx
@@ -16,50 +16,66 @@ from rookery.types import Tree
 
 
 class Monitored(eqx.Module):
-    """A transport that tells a console about another one's traffic: a line per client.
+    """A transport that reports another one's traffic to a console, one line per client.
+
+    >>> from rookery.remote import InProcess
+    >>> Monitored(InProcess(), Console(), every=10.0).every
+    10.0
 
     Args:
-        transport: what carries the messages.
-        console: where to show it.
-        names: by client, what to call it; its number if not given.
+        transport: carries the messages.
+        console: where the reports go.
+        names: the clients' names; those of the population by default.
         every: seconds between two reports.
     """
 
     transport: Transport
     console: Console = eqx.field(static=True)
-    names: Mapping[int, str] = eqx.field(default_factory=dict)
+    names: Sequence[str] | None = None
     every: float = 5.0
 
     def __check_init__(self):
         check.positive("Monitored.every", self.every)
 
     def open(self, program: Program, algorithm: AbstractAlgorithm, state: Tree, plan: Plan) -> Port:
-        """Open the other's port, and watch it."""
+        """Open the other transport's port, and count its traffic."""
         port = self.transport.open(program, algorithm, state, plan)
-        names = [self.names.get(c, f"client {c}") for c in range(program.population.n_clients)]
+        population = program.population
+        names = self.names
+        if names is None:
+            names = [population.client_name(client) for client in range(population.n_clients)]
         return _MonitoredPort(port, self.console, names, self.every)
 
 
 @dataclass
 class _Traffic:
-    """Of one client."""
+    """The traffic of one client.
 
-    asked: int = 0
-    answered: int = 0
+    Attributes:
+        requests: number of requests sent.
+        replies: number of replies received.
+        seconds: total latency of the replies.
+        slowest: largest latency.
+        down, up: bytes of the messages.
+        failure: why the last request failed; empty if it did not.
+    """
+
+    requests: int = 0
+    replies: int = 0
     seconds: float = 0.0
     slowest: float = 0.0
     down: int = 0
     up: int = 0
-    trouble: str = ""
+    failure: str = ""
 
 
 class _MonitoredPort:
     """The port of :class:`Monitored`."""
 
-    def __init__(self, port: Port, console: Console, names: list[str], every: float):
+    def __init__(self, port: Port, console: Console, names: Sequence[str], every: float):
         self._port, self._console, self._names, self._every = port, console, names, every
         self._traffic = [_Traffic() for _ in names]
-        self.is_reliable = getattr(port, "is_reliable", False)
+        self.is_reliable = port.is_reliable
         self._last = time.monotonic()
 
     def alive(self) -> frozenset[int]:
@@ -80,21 +96,21 @@ class _MonitoredPort:
         self._port.close()
 
     def _counted(self, messages: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-        """The messages as they leave; they may be made one by one."""
+        """The messages, counted as they are sent; they may be built lazily."""
         for client, message in messages:
-            self._traffic[client].asked += 1
+            self._traffic[client].requests += 1
             self._traffic[client].down += len(message)
             yield client, message
 
     def _arrived(self, traffic: _Traffic, arrival: bytes | Failure, seconds: float) -> None:
         if isinstance(arrival, Failure):
-            traffic.trouble = arrival.reason
+            traffic.failure = arrival.reason
             return
-        traffic.answered += 1
+        traffic.replies += 1
         traffic.seconds += seconds
         traffic.slowest = max(traffic.slowest, seconds)
         traffic.up += len(arrival)
-        traffic.trouble = ""
+        traffic.failure = ""
 
     def _report(self, step: str) -> None:
         self._last = time.monotonic()
@@ -102,13 +118,13 @@ class _MonitoredPort:
         title = f"Before {step.rpartition('.')[2]}" if step else "At the end"
         lines = [f"{title}, {len(alive)} of {len(self._names)} clients alive:"]
         for client, (name, t) in enumerate(zip(self._names, self._traffic, strict=True)):
-            mean = 1e3 * t.seconds / max(t.answered, 1)
+            mean = 1e3 * t.seconds / max(t.replies, 1)
             lines.append(
-                f"  {name}: {t.answered} of {t.asked} answered, in {mean:.0f} ms, at most "
-                f"{1e3 * t.slowest:.0f} ms; {_size(t.down)} down, {_size(t.up)} up"
+                f"  {name}: {t.replies} replies to {t.requests} requests, {mean:.0f} ms on average "
+                f"and {1e3 * t.slowest:.0f} ms at most; {_size(t.down)} down, {_size(t.up)} up"
             )
-            if trouble := t.trouble or ("" if client in alive else "not reached"):
-                lines[-1] += f"; {trouble}"
+            if failure := t.failure or ("" if client in alive else "unreachable"):
+                lines[-1] += f"; {failure}"
         self._console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 

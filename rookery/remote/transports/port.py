@@ -1,4 +1,4 @@
-"""The port: what the remote engine needs of a transport, and nothing more."""
+"""The port: all that the remote engine needs of a transport."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,51 +12,54 @@ from rookery.types import Tree
 
 @dataclass(frozen=True)
 class Failure:
-    """A client that will not answer, and why: its process is gone, or the connection is."""
+    """Why a client will not reply: its process or its connection is gone."""
 
     reason: str
 
 
 class Port(Protocol):
-    """A way to the clients. It carries bytes and looks into none of them.
+    """A connection to the clients. It carries bytes and does not look into them.
 
-    Whoever implements it sees to it that the client a reply is said to come from is the one that
-    sent it: by a connection, a certificate or a process of its own. A port that sees to it that
-    bytes arrive as they were sent, as TLS does, says so by an attribute ``is_reliable``; arrays
-    then travel without a checksum of ours.
+    An implementation must guarantee that a reply comes from the client it is attributed to: by a
+    connection, a certificate or a process per client.
     """
 
+    @property
+    def is_reliable(self) -> bool:
+        """Whether bytes arrive unchanged, as over TLS; arrays are then sent without a checksum."""
+        ...
+
     def alive(self) -> frozenset[int]:
-        """The clients that can be reached, as far as is known without asking them."""
+        """The clients believed to be reachable, without asking them."""
         ...
 
     def exchange(
         self, step: str, messages: Iterable[tuple[int, bytes]], wait_for: float
     ) -> Iterator[tuple[int, bytes | Failure]]:
-        """Send messages, and give what comes in, in the order in which it comes.
+        """Send messages and yield what arrives, in order of arrival.
 
-        It ends when ``wait_for`` seconds have passed, or when nothing more can come; the caller may
-        leave it earlier. What comes later than that is given by a later exchange, which may have no
-        messages of its own. With no time at all it sends, and gives what is there already. Several
-        messages may go to one client, which answers them in order.
+        Ends after ``wait_for`` seconds, or when nothing more can arrive; the caller may stop
+        earlier. Later arrivals are yielded by a later exchange, which may have no messages of its
+        own. With ``wait_for=0`` it sends, and yields what has already arrived. Several messages may
+        go to one client, which answers them in order.
         """
         ...
 
     def close(self) -> None:
-        """Let the clients go."""
+        """Close the connections and release the clients."""
         ...
 
 
 class Transport(Protocol):
-    """Opens ports. A field of the remote engine, so it describes and does not yet hold anything."""
+    """Opens ports. It is a field of the remote engine: a description that holds no resources."""
 
     def open(self, program: Program, algorithm: AbstractAlgorithm, state: Tree, plan: Plan) -> Port:
-        """A port to clients that are to run an algorithm.
+        """A port to the clients of a run.
 
         Args:
-            program: problem, clients and clock, as the server knows them.
-            algorithm: with arrays for numbers.
+            program: problem, population and clock, as the server knows them.
+            algorithm: the algorithm, with its numbers as arrays.
             state: the state before the first round, for its shapes.
-            plan: the server's rehearsal; clients in the server's own process may use it too.
+            plan: the server's plan; clients in the server's own process may share it.
         """
         ...

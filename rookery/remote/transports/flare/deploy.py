@@ -1,20 +1,19 @@
 # pyright: reportMissingImports=false
-"""InFlight of NVIDIA FLARE: make one of a study, simulate it, have parties join, submit it, stop.
+"""NVIDIA FLARE jobs of a study: simulate, join, submit, shut down.
 
-Every party has this package and a copy of the study (:mod:`rookery.remote.study`), and trusts no
-one's code. A job carries the study's name and nothing else, so that no site has to permit foreign
-code.
+Every party has this package and a copy of the study (:mod:`rookery.remote.study`), and trusts
+nobody else's code. A job carries only the study's name, so no site has to permit custom code.
 
 On one machine, with FLARE's simulator::
 
-    flare_jobs.simulate("clinics", "workspace")
+    deploy.simulate("clinics", "workspace")
 
-With parties that were provisioned and started as FLARE's manual has it, after each of them has
-called ``join`` on its kit::
+With parties that were provisioned and started as FLARE's manual describes, after each of them has
+called ``join`` on its startup kit::
 
-    flare_jobs.submit("clinics", "admin's kit")
+    deploy.submit("clinics", "path to the administrator's kit")
 
-A job that ends because a site was lost goes on from its checkpoint when it is submitted again.
+A job that failed because a site was lost resumes from its checkpoint when it is submitted again.
 """
 
 import json
@@ -32,7 +31,7 @@ from rookery.remote.study import JobFailed, Study, module_name
 from rookery.remote.transports.flare.transport import RUNS, Server, Site
 
 # isort: split
-# after our own module, which says what to install where FLARE is missing
+# after our own module, whose error says what to install if FLARE is missing
 from nvflare.apis.job_def import RunStatus
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from nvflare.collab.runtime.controller import CollabController
@@ -47,21 +46,21 @@ ALLOWED = (
     "rookery.remote.transports.flare.transport.Server",
     "rookery.remote.transports.flare.transport.Site",
 )
-"""What a site must allow a job to name, besides FLARE's own list."""
+"""Classes that a site must allow jobs to name, in addition to FLARE's own list."""
 
 
 def make_job(study: str, sites: Sequence[str], *, load_seconds: float = 600.0) -> FedJob:
-    """The job of a study.
+    """The FLARE job of a study.
 
     Args:
         study: name of the study's module.
         sites: names of its sites.
-        load_seconds: how long sites may take to read their rows.
+        load_seconds: how long sites may take to load their rows.
     """
     job = FedJob(
         name=study.replace(".", "-"), min_clients=len(sites), mandatory_clients=list(sites)
     )
-    job.set_app_packages(["rookery"])  # every party has its own, and no code travels
+    job.set_app_packages(["rookery"])  # every party has it installed; no code is sent
     main = job.to_server(Server(study), id="_server")
     job.to_server(
         CollabController(server_obj_id=main, sync_task_timeout=load_seconds), id="controller"
@@ -73,11 +72,11 @@ def make_job(study: str, sites: Sequence[str], *, load_seconds: float = 600.0) -
 
 
 def simulate(study: str | Path, workspace: str | Path) -> Path:
-    """Run a study on this machine, with FLARE's simulator: a process for each site.
+    """Run a study on this machine with FLARE's simulator, one process per site.
 
     Args:
         study: the study's module, by name or by file.
-        workspace: a folder for all parties; what it holds of an earlier run is gone on with.
+        workspace: a folder for all parties; a run that it holds is resumed.
 
     Returns:
         The directory of the run.
@@ -89,34 +88,35 @@ def simulate(study: str | Path, workspace: str | Path) -> Path:
         RUNS: str(root / "runs"),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
-    # FLARE forks, which a process in which JAX has threads must not do
-    program = "import sys; from rookery.remote.transports.flare.deploy import _simulate; _simulate(*sys.argv[1:])"
+    # FLARE forks, which is unsafe in a process with JAX threads
+    program = f"import sys; from {__name__} import run_simulator; run_simulator(*sys.argv[1:])"
     command = [sys.executable, "-c", program, known.name, str(root), *known.sites]
     if subprocess.run(command, env=environment).returncode:
         raise JobFailed(
-            "FLARE's simulator has failed; the logs of the server and the sites are in "
-            f"{root / known.name}. When that is mended, the same command goes on from the last "
-            "checkpoint."
+            f"study {known.name}: FLARE's simulator failed. The logs of the server and the sites "
+            f"are in {root / known.name}. Once the cause is fixed, the same command resumes from "
+            "the last checkpoint."
         )
     return root / "runs" / known.name
 
 
-def _simulate(study: str, root: str, *sites: str) -> None:
+def run_simulator(study: str, root: str, *sites: str) -> None:
+    """Run FLARE's simulator in this process."""
     job = make_job(study, sites)
     _allow(Path(root) / job.name / "local")
     SimEnv(clients=list(sites), workspace_root=root).deploy(job)
 
 
 def join(kit: str | Path, study: str | Path) -> None:
-    """Make a party's kit ready for a study: the party's own decision, and its only one.
+    """Prepare a party's startup kit for a study. Each party does this for itself: its consent.
 
     Args:
-        kit: the party's startup kit, the folder that holds ``startup`` and ``local``.
-        study: the file of the study's module, which is copied into the kit.
+        kit: the party's startup kit, the folder with ``startup`` and ``local``.
+        study: the file of the study's module; it is copied into the kit.
     """
     local, file = Path(kit) / "local", Path(study)
     if not local.is_dir():
-        raise ValueError(f"{kit} is not a startup kit of FLARE: it has no folder 'local'.")
+        raise ValueError(f"{kit} is not a FLARE startup kit: it has no folder 'local'.")
     if not file.is_file():
         raise ValueError(f"there is no file {study}.")
     (local / "custom").mkdir(exist_ok=True)
@@ -125,33 +125,33 @@ def join(kit: str | Path, study: str | Path) -> None:
 
 
 def submit(study: str | Path, kit: str | Path) -> str:
-    """Have provisioned parties carry out a study, and wait until they have.
+    """Submit a study to provisioned parties, and wait for its end.
 
     Args:
         study: the study's module, by name or by file.
-        kit: the startup kit of the user who submits; its folder has the user's name.
+        kit: the startup kit of the submitting user; the folder has the user's name.
 
     Returns:
-        The number of the job; an error is raised if it failed.
+        The id of the job. Raises :class:`JobFailed` if it failed.
     """
     known = Study.read(module_name(study))
     with closing(_session(kit)) as session, tempfile.TemporaryDirectory() as folder:
         job = make_job(known.name, tuple(known.sites))
         job.export_job(folder)
         number = session.submit_job(str(Path(folder) / job.name))
-        print(f"Run {number} is submitted; the server's console shows how it goes.", flush=True)
-        _, about = session.monitor_job_and_return_job_meta(number)
-    status = about["status"]
+        print(f"Job {number} is submitted; the server's console shows its progress.", flush=True)
+        _, meta = session.monitor_job_and_return_job_meta(number)
+    status = meta["status"]
     if status != RunStatus.FINISHED_COMPLETED.value:
         raise JobFailed(
-            f"job {number} ended as {status}. The logs of the server and the sites say why; when "
-            "that is mended, the same command goes on from the last checkpoint."
+            f"study {known.name}: job {number} ended as {status}. See the logs of the server and "
+            "the sites. Once the cause is fixed, the same command resumes from the last checkpoint."
         )
     return number
 
 
 def shut_down(kit: str | Path) -> None:
-    """End the processes of the server and all sites, as a project's administrator may.
+    """Stop the processes of the server and all sites; only a project administrator may.
 
     Args:
         kit: the administrator's startup kit.
@@ -169,7 +169,7 @@ def _session(kit: str | Path) -> Session:
 
 
 def _allow(local: Path) -> None:
-    """Let jobs name the classes of ``ALLOWED``, in the site's own settings."""
+    """Add the classes of ``ALLOWED`` to the site's own settings."""
     local.mkdir(parents=True, exist_ok=True)
     own, given = local / "resources.json", local / "resources.json.default"
     source = own if own.exists() else given

@@ -1,10 +1,10 @@
 # pyright: reportMissingImports=false
-"""NVIDIA FLARE, its Collab API: clients at parties that have a certificate each.
+"""Clients at NVIDIA FLARE sites, each with a certificate, through FLARE's Collab API.
 
 A job has a part at the server, which runs the study (:mod:`rookery.remote.study`), and a part at
-each site, which answers for the site's clients. Messages are bytes, which FLARE packs as they are.
-InFlight are made and submitted by :mod:`rookery.remote.transports.flare.deploy`; once they run, their processes need
-this module alone.
+each site, which answers for the site's clients. Messages are bytes, which FLARE sends unchanged.
+:mod:`rookery.remote.transports.flare.deploy` makes and submits jobs; the processes of a running job
+need only this module.
 """
 
 import logging
@@ -36,22 +36,26 @@ try:
     from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "rookery.remote.transports.flare.transport needs NVIDIA FLARE: pip install 'rookery[flare]'"
+        "NVIDIA FLARE is not installed: pip install 'rookery[flare]'"
     ) from error
 
 RUNS = "ROOKERY_RUNS"
-"""The variable that tells a server where to keep runs; in its kit if it is not set."""
+"""Environment variable: the server's folder for runs; inside its kit if not set."""
 
 _PING_SECONDS = 5.0
 
 
 class Flare(eqx.Module):
-    """The clients of a FLARE job; to be used in the job's server program, as ``Server`` does.
+    """The clients of a FLARE job.
+
+    Only the job's server program can use it, as :class:`Server` does::
+
+        Remote(Flare({"clinic-1": range(0, 1), "clinic-2": range(1, 2)}), Policy())
 
     Args:
         sites: by site, the numbers of its clients.
-        longest_job: seconds after which a job is given up that an asynchronous program has begun
-            and does not wait for yet.
+        longest_job: seconds after which FLARE gives up a call that an asynchronous program has sent
+            ahead and does not wait for yet.
     """
 
     sites: Mapping[str, range]
@@ -61,21 +65,22 @@ class Flare(eqx.Module):
         check.positive("Flare.longest_job", self.longest_job)
 
     def open(self, program: Program, algorithm: AbstractAlgorithm, state: Tree, plan: Plan) -> Port:
-        """A port to the sites that take part in the job."""
-        # two lines for every call are more than anyone reads, and take their time
+        """A port to the sites of the job."""
+        # FLARE logs two lines per call, which is slow
         logging.getLogger("nvflare.collab.runtime.cell_dispatcher").setLevel(logging.WARNING)
         proxies = {proxy.name: proxy for proxy in collab.clients}
         return _Calls(self.sites, proxies, collab.context.is_aborted, self.longest_job)
 
 
 class _Calls:
-    """The port of :class:`Flare`: a thread for each client, which calls its site.
+    """The port of :class:`Flare`: a thread per client, which calls the client's site.
 
-    FLARE does not say that a site is gone: each call to it would last until its deadline. So a site
-    that has missed one and does not answer a ping is away, and is not asked before it does.
+    FLARE does not report a lost site: every call to it would last until its deadline. So a site
+    that misses a deadline and does not answer a ping is marked unreachable, and is not called until
+    it answers one. Pings are the heartbeat of unreachable sites.
     """
 
-    is_reliable = True  # TLS sees to it
+    is_reliable = True  # by TLS
 
     def __init__(
         self,
@@ -85,18 +90,18 @@ class _Calls:
         longest_job: float,
     ):
         self._site = {client: site for site, clients in sites.items() for client in clients}
-        self._proxies, self._away = proxies, set(sites) - set(proxies)
+        self._proxies, self._unreachable = proxies, set(sites) - set(proxies)
         self._is_aborted, self._longest_job = is_aborted, longest_job
         self._outboxes = {client: queue.SimpleQueue() for client in self._site}
         self._arrivals: queue.SimpleQueue = queue.SimpleQueue()
-        self._newest = dict.fromkeys(self._site, 0)  # by client, the number of its last message
+        self._newest = dict.fromkeys(self._site, 0)  # by client, number of its last message
         self._closed = threading.Event()
         for client in self._site:
-            threading.Thread(target=self._carry, args=(client,), daemon=True).start()
-        threading.Thread(target=self._watch, daemon=True).start()
+            threading.Thread(target=self._deliver, args=(client,), daemon=True).start()
+        threading.Thread(target=self._heartbeat, daemon=True).start()
 
     def alive(self) -> frozenset[int]:
-        return frozenset(c for c, site in self._site.items() if site not in self._away)
+        return frozenset(c for c, site in self._site.items() if site not in self._unreachable)
 
     def exchange(
         self, step: str, messages: Iterable[tuple[int, bytes]], wait_for: float
@@ -114,7 +119,8 @@ class _Calls:
                 return
             if self._is_aborted():
                 raise TooFewReplies(
-                    "FLARE has ended the job, as it does when a site's process is gone."
+                    "FLARE has ended the job, as it does when a site's process dies. See the "
+                    "site's log."
                 )
             if isinstance(arrival, bytes) or number == self._newest[client]:
                 yield client, arrival
@@ -124,41 +130,41 @@ class _Calls:
         for outbox in self._outboxes.values():
             outbox.put(None)
 
-    def _carry(self, client: int) -> None:
-        """Messages to a client, one after another, as it has to have them."""
+    def _deliver(self, client: int) -> None:
+        """Send a client its messages one after another: it must get them in order."""
         site, outbox = self._site[client], self._outboxes[client]
         while (sent := outbox.get()) is not None:
             number, message, seconds = sent
-            if site in self._away:
-                arrival = Failure(f"{site} is away")
+            if site in self._unreachable:
+                arrival = Failure(f"site {site} is unreachable")
             else:
-                arrival = self._called(site, client, message, seconds)
+                arrival = self._call(site, client, message, seconds)
             self._arrivals.put((number, client, arrival))
 
-    def _called(self, site: str, client: int, message: bytes, seconds: float) -> bytes | Failure:
+    def _call(self, site: str, client: int, message: bytes, seconds: float) -> bytes | Failure:
         try:
             reply = self._proxies[site](timeout=seconds).answer(client, message)
         except RunAborted as error:
             return Failure(str(error))
         except CollabCallError as error:
-            if error.remote_traceback is None and not self._is_there(site):
-                self._away.add(site)
-            return Failure(f"{site}: {error.cause}")
-        return reply if isinstance(reply, bytes) else Failure(f"{site} has sent no reply")
+            if error.remote_traceback is None and not self._answers_ping(site):
+                self._unreachable.add(site)
+            return Failure(f"site {site}: {error.cause}")
+        return reply if isinstance(reply, bytes) else Failure(f"site {site} sent no reply")
 
-    def _is_there(self, site: str) -> bool:
+    def _answers_ping(self, site: str) -> bool:
         try:
             self._proxies[site](timeout=_PING_SECONDS).ping(b"")
         except (CollabCallError, RunAborted):
             return False
         return True
 
-    def _watch(self) -> None:
-        """Look after sites that are away; one that was only cut off comes back."""
+    def _heartbeat(self) -> None:
+        """Ping unreachable sites; a site that was only disconnected comes back."""
         while not self._closed.wait(_PING_SECONDS):
-            for site in self._away & set(self._proxies):
-                if self._is_there(site):
-                    self._away.discard(site)
+            for site in self._unreachable & set(self._proxies):
+                if self._answers_ping(site):
+                    self._unreachable.discard(site)
 
 
 class Server:
@@ -177,10 +183,9 @@ class Server:
         study = Study.read(self.study)
         runs = os.environ.get(RUNS) or Path(collab.workspace.get_root_dir()) / "rookery"
         directory = Path(runs) / study.name
-        names = {c: f"{s}, client {c}" for s, clients in study.sites.items() for c in clients}
         console = Console(file=sys.stdout)
-        transport = Monitored(Flare(study.sites), console, names)
-        console.print(f"The run is kept in {directory}.", soft_wrap=True)
+        transport = Monitored(Flare(study.sites), console, study.client_names)
+        console.print(f"Run directory: {directory}", soft_wrap=True)
         study.main(Remote(transport, study.policy), directory)
 
 
@@ -196,20 +201,20 @@ class Site:
 
     @collab.init
     def load(self):
-        """Read the study and the site's own rows."""
+        """Read the study and load the site's own rows."""
         workers = Study.read(self.study).workers(collab.site_name, is_checked=False)
         self._workers = {client: (worker, threading.Lock()) for client, worker in workers.items()}
 
     @collab.publish
     def answer(self, client, message):
-        """The reply of a client to the server; other sites have nothing to ask."""
+        """The reply of a client. Only the server may call it."""
         if collab.caller != "server":
-            raise PermissionError(f"{collab.caller} is not the server")
+            raise PermissionError(f"only the server may call a client, not {collab.caller}")
         worker, lock = self._workers[client]
-        with lock:  # a message that was given up and sent again waits for the first one
+        with lock:  # after a timeout the same message may come again while the first is running
             return worker.answer(message)
 
     @collab.publish
     def ping(self, payload):
-        """What came, as a sign that the site is there."""
+        """The payload: the site is alive."""
         return payload

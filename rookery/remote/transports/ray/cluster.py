@@ -1,4 +1,4 @@
-"""Ray clusters: joined by address, or started on this machine for it alone."""
+"""Ray clusters: joined by address, or started on this machine and reachable only from it."""
 
 import os
 import sys
@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+Package = Any
+"""The package ``ray``, which is optional and has no types for its actors and references."""
+
 _LOOPBACK = "127.0.0.1"
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
 
 
-def join(ray: Any, address: str) -> None:
-    """Join a cluster that is there."""
+def join(ray: Package, address: str) -> None:
+    """Join a running cluster."""
     if address.partition(":")[0] not in (_LOOPBACK, "localhost"):
         ray.init(address=address, **_QUIET)
         return
@@ -20,8 +23,8 @@ def join(ray: Any, address: str) -> None:
         ray.init(address=address, _node_ip_address=_LOOPBACK, **_QUIET)
 
 
-def start(ray: Any, num_cpus: int, object_store_memory: int) -> None:
-    """Start a cluster that can be reached from this machine alone."""
+def start(ray: Package, num_cpus: int, object_store_memory: int) -> None:
+    """Start a cluster that listens on loopback only."""
     with _on_this_machine(ray):
         ray.init(
             address="local",
@@ -34,13 +37,13 @@ def start(ray: Any, num_cpus: int, object_store_memory: int) -> None:
     if (bound := ray.nodes()[0]["NodeManagerAddress"]) != _LOOPBACK:
         ray.shutdown()
         raise RuntimeError(
-            f"this version of Ray listens at {bound} and not on this machine alone. Start a "
-            "cluster of your own and give its address."
+            f"this version of Ray listens on {bound}, not on loopback only. Start a cluster "
+            "yourself and pass its address: Ray(address=...)."
         )
 
 
-def free_cpus(ray: Any) -> float:
-    """CPUs that nobody has reserved in the cluster, or those of this machine if there is none."""
+def free_cpus(ray: Package) -> float:
+    """Unreserved CPUs of the cluster, or the CPUs of this machine if there is no cluster."""
     if ray.is_initialized():
         return ray.available_resources().get("CPU", 1)
     if hasattr(os, "sched_getaffinity"):
@@ -49,11 +52,11 @@ def free_cpus(ray: Any) -> float:
 
 
 @contextmanager
-def _on_this_machine(ray: Any) -> Iterator[None]:
-    """Have Ray listen on loopback alone, and its processes import what this one can.
+def _on_this_machine(ray: Package) -> Iterator[None]:
+    """Make Ray listen on loopback only, and its processes import what this one can.
 
-    Ray takes a public address instead of loopback, unless it believes that clusters are not for
-    this machine. It reads the variable when it is imported, its processes when they are started.
+    Ray replaces loopback by a public address unless clusters are disabled on this platform. This
+    process reads that setting when Ray is imported, Ray's own processes when they start.
     """
     constants = ray._private.ray_constants
     was, before = constants.ENABLE_RAY_CLUSTER, dict(os.environ)
@@ -62,7 +65,7 @@ def _on_this_machine(ray: Any) -> Iterator[None]:
     os.environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     try:
         with warnings.catch_warnings():
-            # what Ray forks becomes another program at once, and takes no thread of JAX along
+            # Ray's fork execs at once, so JAX's threads do no harm
             warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
             yield
     finally:

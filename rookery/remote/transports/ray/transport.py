@@ -1,8 +1,8 @@
 """Clients as Ray actors: one owner's machines, from a workstation to a cluster.
 
-Our messages travel as plain bytes, in order; an actor answers for its clients, and its steps stay
-compiled. Problem, algorithm and shapes go to an actor when it is started, by Ray's own means. Ray
-trusts everyone who reaches the cluster: it is for machines of one owner.
+Messages are plain bytes and arrive in order. An actor answers for its clients, and its steps stay
+compiled. Ray itself sends problem, algorithm and shapes when an actor starts, by pickle. Ray trusts
+everyone who can reach the cluster, so all machines must have one owner.
 """
 
 import math
@@ -26,7 +26,7 @@ from rookery.remote.protocol.plan import Plan
 from rookery.remote.protocol.tracing import trace_round
 from rookery.remote.transports.port import Port
 from rookery.remote.transports.ray import cluster
-from rookery.remote.transports.ray.actors import Actors
+from rookery.remote.transports.ray.actors import Actor, Actors
 from rookery.types import Tree
 
 Load = Callable[[int], Mapping[str, Tree]]
@@ -35,23 +35,25 @@ Load = Callable[[int], Mapping[str, Tree]]
 class Ray(eqx.Module):
     """Clients in processes of a Ray cluster. Needs ``pip install rookery[ray]``.
 
-    A cluster that is already joined is used as it is, and left alone. Otherwise one is joined or
-    started when a run begins, and left or stopped when it ends.
+    If this process has already joined a cluster, that one is used and left as it is. Otherwise a
+    cluster is joined or started when a run begins, and left or stopped when it ends::
+
+        rk.run(..., engine=Remote(Ray(clients_per_actor=4), Policy(min_replies=0.9)))
 
     Args:
-        address: of the cluster, such as ``auto`` or ``host:6379``; None starts one on this machine,
-            reachable from nowhere else.
-        clients_per_actor: how many clients share a process, where they are computed together, and
-            are lost together when it dies. None spreads them over one process for each free CPU.
-        clients_at_once: how many of them go through one vmap and answer at the same time; the rest
-            wait their turn. None takes all who are asked. A smaller number bounds memory; a program
-            in real time, which is to go on with the first who are ready, wants 1.
-        load: a module-level function that gives a client's rows by split, ``load(client)``. It runs
-            where the client does. If not given, the server's rows are sent when a process starts.
-        cpus_per_actor: CPUs that Ray reserves for a process; a number for planning, no limit.
-        restarts: how often a process that died is started again.
-        start_within: seconds in which all processes must be up.
-        object_store_memory: bytes of shared memory of a cluster that is started here.
+        address: address of the cluster, such as ``auto`` or ``host:6379``. None starts one on this
+            machine that is reachable only from it.
+        clients_per_actor: how many clients share a process. They are batched, and fail together
+            when it dies. None makes one process per free CPU.
+        clients_at_once: how many clients of a process go through one vmap and reply together; None
+            is all that are requested. A smaller number bounds memory. Use 1 for a program in real
+            time, which continues with the first replies.
+        load: a module-level function that returns a client's rows by split, ``load(client)``. It
+            runs in the client's process. None sends the server's rows when a process starts.
+        cpus_per_actor: CPUs that Ray reserves per process; for scheduling, not a limit.
+        restarts: how often a dead process is restarted.
+        start_within: seconds in which all processes must have started.
+        object_store_memory: bytes of shared memory, for a cluster started here.
     """
 
     address: str | None = None
@@ -71,64 +73,68 @@ class Ray(eqx.Module):
         check.count("Ray.restarts", self.restarts, least=0)
         check.positive("Ray.start_within", self.start_within)
         if "<locals>" in getattr(self.load, "__qualname__", ""):
-            raise ValueError("Ray.load must be a module-level function: actors import it by name.")
-        self._ray()
+            raise ValueError(
+                f"Ray.load must be a module-level function, which actors import, got {self.load!r}."
+            )
+        self.package()
 
     def open(self, program: Program, algorithm: AbstractAlgorithm, state: Tree, plan: Plan) -> Port:
-        """Start the actors, and wait until they are up."""
-        ray, people = self._ray(), program.population
+        """Start the actors, and wait until they run."""
+        ray, population = self.package(), program.population
         if self.load is None:
-            people.check_rows("Ray without load")
+            population.check_rows("Ray without load")
         is_ours = not ray.is_initialized()
-        with ExitStack() as otherwise:
+        with ExitStack() as on_failure:
             if is_ours:
-                otherwise.callback(ray.shutdown)
+                on_failure.callback(ray.shutdown)
             if is_ours and self.address is not None:
                 cluster.join(ray, self.address)
-            groups = self._groups(ray, people.n_clients)
+            groups = self.groups(ray, population.n_clients)
             if not ray.is_initialized():
-                self._start_cluster(ray, len(groups))
+                self.start_cluster(ray, len(groups))
             start = self._starter(ray, program, algorithm, state)
             port = Actors(ray, groups, start, self.restarts, self.clients_at_once, is_ours)
-            otherwise.callback(port.close)
+            on_failure.callback(port.close)
             port.wait_until_up(self.start_within)
-            otherwise.pop_all()
+            on_failure.pop_all()
             return port
 
     def _starter(
-        self, ray: Any, program: Program, algorithm: AbstractAlgorithm, state: Tree
-    ) -> Callable[[tuple[int, ...]], Any]:
-        """What starts the process of some clients."""
-        people = program.population
+        self, ray: cluster.Package, program: Program, algorithm: AbstractAlgorithm, state: Tree
+    ) -> Callable[[tuple[int, ...]], Actor]:
+        """A function that starts the actor of a group of clients."""
+        population = program.population
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
-        # known before anything is unpacked there, as float64 would become float32 on the way
+        # set before anything is unpickled there: otherwise float64 would become float32
         precision = {"JAX_ENABLE_X64": str(int(jnp.zeros(()).dtype == jnp.float64))}
         actor = ray.remote(
             num_cpus=self.cpus_per_actor, max_restarts=0, runtime_env={"env_vars": precision}
         )(Host)
 
-        def start(clients: tuple[int, ...]) -> Any:
-            rows = people.only(*clients) if self.load is None else people.without_rows()
+        def start(clients: tuple[int, ...]) -> Actor:
+            rows = population.only(*clients) if self.load is None else population.without_rows()
             return actor.remote(
                 clients, rows, self.load, program.problem, algorithm, shapes, self.clients_at_once
             )
 
         return start
 
-    def _groups(self, ray: Any, n_clients: int) -> list[tuple[int, ...]]:
-        """The clients of each process."""
+    def groups(self, ray: cluster.Package, n_clients: int) -> list[tuple[int, ...]]:
+        """The clients of each actor."""
         if self.clients_per_actor is not None:
             n_actors = math.ceil(n_clients / self.clients_per_actor)
         else:
-            places = int(cluster.free_cpus(ray) / (self.cpus_per_actor or 1.0))
-            n_actors = max(1, min(n_clients, places))
+            slots = int(cluster.free_cpus(ray) / (self.cpus_per_actor or 1.0))
+            n_actors = max(1, min(n_clients, slots))
         return [tuple(group.tolist()) for group in np.array_split(np.arange(n_clients), n_actors)]
 
-    def _start_cluster(self, ray: Any, n_actors: int) -> None:
+    def start_cluster(self, ray: cluster.Package, n_actors: int) -> None:
+        """Start a cluster on this machine with CPUs for a number of actors."""
         cpus = max(1, math.ceil(n_actors * self.cpus_per_actor))
         cluster.start(ray, cpus, self.object_store_memory)
 
-    def _ray(self) -> Any:
+    def package(self) -> cluster.Package:
+        """The package ``ray``, or an error that says how to install it."""
         try:
             import ray  # pyright: ignore[reportMissingImports]
         except ImportError as error:
@@ -137,37 +143,37 @@ class Ray(eqx.Module):
 
 
 class Host:
-    """The process of some clients; Ray makes an actor of it."""
+    """Answers for the clients of one process; Ray makes an actor of it."""
 
     def __init__(
         self,
         clients: tuple[int, ...],
-        people: Population,
+        population: Population,
         load: Load | None,
         problem: Any,
         algorithm: AbstractAlgorithm,
         state: Tree,
-        at_once: int | None,
+        max_batch: int | None,
     ):
         if load is not None:
-            people = people.with_rows({client: load(client) for client in clients})
-        plan = trace_round(algorithm, problem, people, state)
-        people = jax.device_put(people)  # once for all of them
+            population = population.with_rows({client: load(client) for client in clients})
+        plan = trace_round(algorithm, problem, population, state)
+        population = jax.device_put(population)  # shared by all workers, so they are batched
         self._workers = {
-            client: Worker(client, problem, algorithm, people, state, plan, is_checked=False)
+            client: Worker(client, problem, algorithm, population, state, plan, is_checked=False)
             for client in clients
         }
-        self._at_once = at_once
+        self._max_batch = max_batch
 
     def answer(self, client: int, message: bytes) -> bytes:
         """The reply of one client."""
         return self._workers[client].answer(message)
 
-    def answer_together(self, clients: tuple[int, ...], *messages: bytes) -> list[bytes]:
-        """The replies of several, in order."""
+    def answer_batch(self, clients: tuple[int, ...], *messages: bytes) -> list[bytes]:
+        """The replies of several clients, in order."""
         pairs = zip(clients, messages, strict=True)
-        return finish([self._workers[c].answering(m) for c, m in pairs], self._at_once)
+        return finish([self._workers[c].answering(m) for c, m in pairs], self._max_batch)
 
     def process(self) -> int:
-        """Its number on its machine."""
+        """The id of this process."""
         return os.getpid()
