@@ -1,6 +1,8 @@
 """What every algorithm is: an initial state and a round."""
 
 import abc
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -115,6 +117,37 @@ class PolledAlgorithm(BatchedAlgorithm):
         if isinstance(self.wait_for, int):
             return self.wait_for
         return n_clients if self.wait_for == "all" else -(-n_clients // 2)
+
+
+def with_settings_of(
+    algorithm: type[AbstractAlgorithm], without: tuple[str, ...]
+) -> Callable[[Callable], Callable]:
+    """Give a function that configures an algorithm the signature of that algorithm.
+
+    Experiment files and messages then know its settings, which need not be written twice.
+
+    Args:
+        algorithm: whose settings the function takes.
+        without: those that the function chooses itself.
+    """
+
+    def decorate(configure: Callable) -> Callable:
+        parameters = inspect.signature(algorithm).parameters
+        kept = [p for name, p in parameters.items() if name not in (*without, "label")]
+        signature = inspect.Signature(kept)
+
+        @functools.wraps(configure)
+        def configured(**settings: Any) -> AbstractAlgorithm:
+            try:
+                signature.bind(**settings)
+            except TypeError as error:
+                raise TypeError(f"{configure.__name__}: {error}.") from None
+            return configure(**settings)
+
+        configured.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
+        return configured
+
+    return decorate
 
 
 def check_kind(algorithm: AbstractAlgorithm, problem: Any, kind: type) -> None:

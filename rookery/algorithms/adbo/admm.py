@@ -1,4 +1,4 @@
-"""ADMM on the inner problem in consensus form, and the derivative of what it arrives at.
+"""ADMM on the inner problem in consensus form, and the derivative of its result.
 
     min Σ_i g_i(v, y_i)  such that  y_i = z  for every client i
 
@@ -8,11 +8,11 @@ is solved approximately by a fixed number of rounds, from given y_i and z and mu
     z   <- z   - e_z [ μ Σ_i (z - y_i) - Σ_i ψ_i ]
     ψ_i <- ψ_i + e_ψ (y_i - z)
 
-each line with what the lines before it found. Clients answer with gradients of their own losses,
-the rest is done by the server. What comes out is φ(v), and the chain rule backwards through the
-rounds gives (dφ/dv)' times a vector: one exchange per round again, in which clients multiply a
-vector by their own second derivatives. No matrix is ever formed. A round meets the same samples
-forwards and backwards, so the derivative is exact for mini-batches too.
+each line with the results of the lines before it. Clients answer with gradients of their own losses,
+the server does the rest. The result is φ(v), and reverse-mode differentiation through the rounds
+gives (dφ/dv)' times a vector: again one exchange per round, in which clients multiply a vector by
+their own second derivatives. No matrix is ever formed. A round uses the same samples forwards and
+backwards, so the derivative is exact for mini-batches too.
 """
 
 from dataclasses import KW_ONLY
@@ -31,13 +31,13 @@ from rookery.types import Key, Tree
 
 
 class Setting(NamedTuple):
-    """Where the rounds take place.
+    """What the rounds work on.
 
     Attributes:
         fed: the federation.
-        problem: whose inner loss is solved.
+        problem: whose inner problem is solved.
         everyone: all clients.
-        v: the outer variable, which they all hold.
+        v: the outer variable, held by all clients.
         batch_size: rows per evaluation on a client; None is all.
         key: of the samples.
     """
@@ -58,14 +58,17 @@ class Setting(NamedTuple):
 
 
 class ADMM(eqx.Module):
-    """How the inner solution is estimated, and for how many rounds.
+    """How the inner solution is estimated, and in how many rounds.
+
+    >>> ADMM(rounds=5, lr=0.1).rounds
+    5
 
     Args:
-        rounds: an exchange each, and one more each for the derivative.
+        rounds: K; one exchange each, and another each for the derivative.
         lr: e_y, step size of the clients' copies.
         server_lr: e_z, step size of the server's copy, along a sum over clients.
         multiplier_lr: e_ψ, step size of the multipliers.
-        penalty: μ, how strongly the copies are drawn together.
+        penalty: μ, how strongly the copies are pulled together.
     """
 
     _: KW_ONLY
@@ -126,7 +129,7 @@ class ADMM(eqx.Module):
 
 
 def total(fed: AbstractFederation, rows: Tree) -> Tree:
-    """Σ_i of clients' rows; where clients have weights, as often their weighted mean."""
+    """Σ_i of clients' rows: as many times their weighted mean as there are clients."""
     weights = fed.n_clients * fed.weights
     return jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), rows)
 

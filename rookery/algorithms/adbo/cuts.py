@@ -1,7 +1,7 @@
-"""Cutting planes: what they say of an iterate, which are kept, how their multipliers move.
+"""Cutting planes: their values at an iterate, which are kept, and how their multipliers move.
 
-Cut l is  a_l·v + Σ_i b_il·y_i + c_l·z + k_l <= 0,  with a multiplier λ_l >= 0. There are slots for
-so many; all arrays have one entry per slot, and a slot without a cut has λ = 0.
+Cut l is  a_l·v + Σ_i b_il·y_i + c_l·z + k_l <= 0,  with a multiplier λ_l >= 0. The number
+of slots is fixed; all arrays have one entry per slot, and an empty slot has λ = 0.
 """
 
 from typing import NamedTuple
@@ -37,7 +37,7 @@ class Cuts(NamedTuple):
 
     @classmethod
     def none(cls, slots: int, x: Tree, y: Tree) -> "Cuts":
-        """Slots without cuts, for variables of these shapes."""
+        """Empty slots, for variables of these shapes."""
 
         def zeros(tree):
             return jax.tree.map(lambda a: jnp.zeros((slots, *jnp.shape(a)), a.dtype), tree)
