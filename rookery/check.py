@@ -27,6 +27,14 @@ def positive(name: str, value: Any) -> Any:
     return value
 
 
+def positive_or_infinite(name: str, value: Any) -> Any:
+    """A number above zero, or infinity; an array of them is let through to be swept over."""
+    number = _number(name, value)
+    if number is not None and not np.all(number > 0):
+        raise ValueError(f"{name} must be a number above 0, or inf, got {value}.")
+    return value
+
+
 def not_negative(name: str, value: Any) -> Any:
     """A finite number that is zero or above."""
     number = _number(name, value)

@@ -10,6 +10,7 @@ from arena import advance, assert_close, solve
 
 import rookery as rk
 from rookery.algorithms.comfedl.weighting import soft_maximum
+from rookery.runner.run_state import DivergenceWarning
 
 GAMMA = 0.7
 ROBUST = rk.zoo.robust_quadratic(n_clients=3, size=2, gamma=GAMMA)
@@ -133,18 +134,38 @@ def test_shifted_is_literal_with_another_step_size():
     np.testing.assert_allclose(shifted, plain, rtol=1e-12)
 
 
+@pytest.mark.parametrize("gamma", [1e30, np.inf])
 @pytest.mark.parametrize(
     "weighting", [None, rk.parts.NormalisedWeights(stale_scalar=True, batch_size=1)]
 )
-def test_an_infinite_gamma_is_fedavg(weighting):
+def test_an_infinite_gamma_is_fedavg(weighting, gamma):
     """F.6 (d), with the same clients and the same batches."""
-    got = eager(
-        NOISY,
-        rk.ComFedL(lr=0.1, local_steps=3, gamma=1e30, weighting=weighting, clients=2, batch_size=2),
-        3,
-    )
-    plain = eager(NOISY, rk.FedAvg(lr=0.1, local_steps=3, clients=2, batch_size=2), 3)
-    np.testing.assert_array_equal(got, plain)
+    settings = {"lr": 0.1, "local_steps": 3, "clients": 2, "batch_size": 2}
+    state, _ = advance(NOISY, rk.ComFedL(**settings, gamma=gamma, weighting=weighting), 3)
+    np.testing.assert_array_equal(state.w, eager(NOISY, rk.FedAvg(**settings), 3))
+    assert weighting is None or np.isfinite(state.kept.level)
+
+
+def test_weights_that_divide_by_gamma_refuse_an_infinite_one():
+    for weighting in (rk.parts.PrintedWeights(), rk.parts.ShiftedWeights()):
+        with pytest.raises(ValueError, match="gamma must be a finite number above 0, got inf"):
+            rk.ComFedL(lr=0.1, gamma=np.inf, weighting=weighting)
+
+
+def test_small_batches_far_above_a_stale_level_overflow_unless_weights_are_bounded():
+    """e^k for a loss k gamma above the level; with gamma five times as large k is small."""
+    zoo = rk.zoo.quadratic_losses(n_clients=6, size=3, rows=5, noise=1.0)
+
+    def run(gamma, max_weight=None):
+        weighting = rk.parts.NormalisedWeights(stale_scalar=True, max_weight=max_weight)
+        settings = {"lr": 0.05, "local_steps": 3, "clients": 3, "batch_size": 2}
+        return solve(zoo, rk.ComFedL(**settings, gamma=gamma, weighting=weighting), 60)
+
+    with pytest.warns(DivergenceWarning, match="max_weight"):
+        assert run(1.0).status == "diverged"
+    for tame in (run(5.0), run(1.0, max_weight=3)):
+        assert tame.status == "finished"
+        assert np.linalg.norm(tame.solution[0] - zoo.solution()[0]) < 1
 
 
 @pytest.mark.parametrize("shift", [1000.0, -1000.0])
@@ -196,7 +217,7 @@ def test_literal_weights_that_overflow_say_what_to_do():
     result = solve(LOSSES, algorithm, 2, engine=rk.Eager())
     assert result.status == "diverged"
     assert "no longer finite. Weights exp" in result.message
-    assert "Use weighting=NormalisedWeights(), or a larger gamma." in result.message
+    assert "weighting=NormalisedWeights()" in result.message
     for mended in (rk.parts.NormalisedWeights(), rk.parts.PrintedWeights(max_exponent=1.0)):
         algorithm = rk.ComFedL(lr=1e-6, local_steps=5, gamma=1e-3, weighting=mended)
         result = solve(LOSSES, algorithm, 2, engine=rk.Eager())
@@ -288,7 +309,7 @@ def test_bad_input():
         rk.ComFedL(lr=0.1).check(rk.zoo.scalar_bilevel().problem, 3)
     with pytest.raises(ValueError, match="give a gamma, or no weighting"):
         rk.ComFedL(lr=0.1, weighting=rk.parts.NormalisedWeights())
-    with pytest.raises(ValueError, match="gamma must be a finite number above 0, got 0"):
+    with pytest.raises(ValueError, match="gamma must be a number above 0, or inf, got 0"):
         rk.ComFedL(lr=0.1, gamma=0)
     with pytest.raises(ValueError, match="leave out outer_batch_size"):
         rk.ComFedL(lr=0.1, shared_batch=True, outer_batch_size=2)

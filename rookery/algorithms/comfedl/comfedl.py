@@ -22,15 +22,15 @@ A local step subtracts  η u,  where, with B and B~ independent batches,
     SingleLevel       yes    weight(f_B(w)) grad f_B(w)                      DRFL, eq. (6)
     Meta              yes    weight(f_B~(v)) (I - a Hess f_B(w)) grad f_B~(v)  DAMAML, eq. (10)
 
-v = w - a grad f_B(w) is the adapted model,
-and weight is exp(f / γ) / γ in the paper; see :mod:`rookery.algorithms.comfedl.weighting`. The
-paper's special version, for an outer function that looks at no example, is ``shared_batch``.
+v = w - a grad f_B(w) is the adapted model, and weight is exp(f / γ) / γ in the paper; see
+``weighting.py``. The paper's special version, for an outer function that depends on no example, is
+``shared_batch``.
 
-    weighting                   exchanges   down        up
-    none, PrintedWeights               1           w           w
-    ShiftedWeights, NormalisedWeights         2           w, number   number, w
-    NormalisedWeights(stale_scalar)    1           w, number   w, number
-      in its first round        2           w, number   number, w, number
+    weighting                           exchanges   down        up
+    none, PrintedWeights                1           w           w
+    ShiftedWeights, NormalisedWeights   2           w, number   number, w
+    NormalisedWeights(stale_scalar)     1           w, number   w, number
+      in its first round                2           w, number   number, w, number
 
 per client that takes part. Work of a local step, with b rows inside and b_1 outside:
 
@@ -38,12 +38,12 @@ per client that takes part. Work of a local step, with b rows inside and b_1 out
     Meta                b + b_1 gradients, b Hessian-vector products (``hessian`` says otherwise)
     SingleLevel         b gradients
 
-A level costs losses, which are not billed, and on a Meta problem, whose losses are those after
+A level costs losses, which are not counted, and on a Meta problem, whose losses are those after
 adaptation, one gradient per row of every client of the cohort: all its rows unless the weighting
 has a batch_size. The first round of a stale level costs this twice.
 
-Departures from the paper: weights are normalised unless asked otherwise, since literal ones
-overflow; see also those of the weightings. The losses of a level are taken on all rows of a client.
+Departures from the paper: weights are normalised by default, since those printed overflow; for
+others see the weightings. The losses of a level are taken on all rows of a client.
 """
 
 from dataclasses import KW_ONLY
@@ -52,16 +52,15 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 
-from rookery import check, tree
+from rookery import tree
 from rookery.algorithms.comfedl.weighting import AbstractWeighting, NormalisedWeights
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.meta_hessian import AbstractHessian, ExactHessian, meta_gradient
 from rookery.problem.composition import LocalComposition
 from rookery.problem.meta import Meta
 from rookery.problem.single_level import SingleLevel
-from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.algorithm import SMALLER_STEP, SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.participation import AbstractParticipation, participation
 from rookery.types import Key, Sample, Tree
 
 
@@ -72,25 +71,30 @@ class ComFedLState(NamedTuple):
     kept: Tree
 
 
-class ComFedL(AbstractAlgorithm):
+class ComFedL(SampledAlgorithm):
     """Local steps along the client's composed gradient; the models are averaged.
+
+    ``batch_size`` is b, rows of the inner function per local step.
+
+    >>> import rookery as rk
+    >>> rk.ComFedL(lr=0.01, local_steps=5, gamma=0.5, clients=10).weights
+    NormalisedWeights(stale_scalar=False, batch_size=None, max_weight=None)
 
     Args:
         lr: η, of every local step, or of the whole round (:class:`PerCall`).
         local_steps: τ, one number or one per client.
         gamma: γ of distributionally robust learning, on SingleLevel and Meta problems; None, on
-            LocalComposition and Meta problems, counts all clients alike.
-        weighting: :class:`NormalisedWeights`, :class:`ShiftedWeights` or :class:`PrintedWeights`; with a gamma only.
-            NormalisedWeights if not given.
-        hessian: what to do with the Hessian, on Meta problems only; :class:`ExactHessian` if not
+            LocalComposition and Meta problems, counts all clients alike. ``inf`` does so too, on
+            SingleLevel problems as well, where the steps are then those of FedAvg; it needs
+            NormalisedWeights, since the others divide the step by γ.
+        weighting: :class:`NormalisedWeights`, :class:`ShiftedWeights` or :class:`PrintedWeights`;
+            with a gamma only. NormalisedWeights if not given.
+        hessian: how the Hessian is treated, on Meta problems only; :class:`ExactHessian` if not
             given.
-        clients: how many take part in an exchange, a rule that draws them, or None for everyone.
-        batch_size: b, rows of the inner function per local step; None is all.
-        outer_batch_size: b_1, rows of the outer function per local step; None is as many as
-            ``batch_size``.
+        outer_batch_size: b_1, rows of the outer function per local step; None is ``batch_size``.
         shared_batch: whether one batch serves both functions, as in the paper's special version.
-            It is exact for an outer function that looks at no example, and biased for others. Both
-            functions must then use the same split.
+            It is exact for an outer function that does not depend on examples, and biased for
+            others. Both functions must then use the same split.
     """
 
     _: KW_ONLY
@@ -99,15 +103,13 @@ class ComFedL(AbstractAlgorithm):
     gamma: float | None = eqx.field(converter=local.number, default=None)
     weighting: AbstractWeighting | None = None
     hessian: AbstractHessian | None = None
-    clients: AbstractParticipation = eqx.field(converter=participation, default=None)
-    batch_size: int | None = None
     outer_batch_size: int | None = None
     shared_batch: bool = False
 
     def __check_init__(self):
         local.check_fields(self)
         if self.gamma is not None:
-            check.positive("gamma", self.gamma)
+            self.weights.check_gamma(self.gamma)
         elif self.weighting is not None:
             raise ValueError("weighting says how gamma is used; give a gamma, or no weighting.")
         if self.shared_batch and self.outer_batch_size is not None:
@@ -158,7 +160,7 @@ class ComFedL(AbstractAlgorithm):
     def round(
         self, fed: AbstractFederation, problem: Any, state: ComFedLState, key: Key
     ) -> ComFedLState:
-        """One exchange, or two if this round's level is asked for."""
+        """One exchange, or two if the weighting needs the losses of this round first."""
         who, local_key = jax.random.split(key)
         settings = {"problem": problem, "algorithm": self}
         cohort = fed.sample(self.clients, who)
@@ -167,11 +169,11 @@ class ComFedL(AbstractAlgorithm):
             own = fed.map(composed_steps, w, key=local_key, **settings)
             return ComFedLState(fed.mean(own), None)  # ---------------------- up    w
 
-        def ask():
+        def losses():
             return fed.map(first_loss, w, key=local_key, **settings)
 
-        level, kept = self.weights.level(fed, cohort, ask, self.gamma, state.kept)
-        level = fed.broadcast(cohort, level)  # ------------------------------ down  any level
+        level, kept = self.weights.level(fed, cohort, losses, self.gamma, state.kept)
+        level = fed.broadcast(cohort, level)  # ------------------------------ down  level, if any
         both = fed.map(weighted_steps, w, level, key=local_key, **settings)
         w, report = fed.mean(both)  # ---------------------------------------- up    w, any report
         return ComFedLState(w, self.weights.after(report, self.gamma, kept))
@@ -183,17 +185,17 @@ class ComFedL(AbstractAlgorithm):
     def remedy(self) -> str:
         """What the weighting advises."""
         if self.gamma is None:
-            return super().remedy()
+            return SMALLER_STEP
         return self.weights.remedy()
 
     @property
     def weights(self) -> AbstractWeighting:
-        """The weighting that is used with a gamma."""
+        """The weighting in use with a gamma."""
         return NormalisedWeights() if self.weighting is None else self.weighting
 
     @property
     def product(self) -> AbstractHessian:
-        """What multiplies with the Hessian of a Meta problem."""
+        """How the Hessian of a Meta problem is treated."""
         return ExactHessian() if self.hessian is None else self.hessian
 
     def batches(self, client: Client, problem: Any, key: Key) -> tuple[Sample, Sample]:
@@ -248,9 +250,9 @@ def value_and_gradient(
 
 
 def first_loss(client: Client, w: Tree, *, problem: Any, algorithm: ComFedL) -> jax.Array:
-    """The client's loss at the model that it was sent, after adaptation if there is any."""
+    """The client's loss at the model that it was sent, after adaptation on Meta problems."""
     size = algorithm.weights.batch_size
-    # local steps fold in their number, which is never as large as this
+    # local steps fold in their number, which never reaches 2**32 - 1
     inner_key, outer_key = jax.random.split(jax.random.fold_in(client.key, 2**32 - 1))
     if isinstance(problem, Meta):
         inner = client.draw(problem.inner_split, size, inner_key)

@@ -1,18 +1,25 @@
-"""How much a client's gradient counts in robust learning: exp((f - level) / γ), by what level.
+"""How much a client's gradient counts in robust learning: exp((f - level) / γ), for some level.
 
-    weighting   level                       weight                    a step is one on
-    PrintedWeights     0                           exp(f / γ) / γ            F = mean exp(f_i / γ)
-    ShiftedWeights     greatest f_i(w̄)             exp((f - level) / γ) / γ  F exp(-level / γ)
-    NormalisedWeights  γ log mean exp(f_i(w̄) / γ)  exp((f - level) / γ)      γ log F
+    weighting           level                       weight                    a step is one on
+    PrintedWeights      0                           exp(f / γ) / γ            F = mean exp(f_i / γ)
+    ShiftedWeights      greatest f_i(w̄)             exp((f - level) / γ) / γ  F exp(-level / γ)
+    NormalisedWeights   γ log mean exp(f_i(w̄) / γ)  exp((f - level) / γ)      γ log F
 
 All three have the same minimiser. The first is ComFedL's equation (6) as printed: its step grows
-like exp(f / γ) / γ, so that a smaller γ is also a larger step size, and it overflows. The weights
-of the last have mean one at the round's start. Levels are the same for all clients of a round.
+like exp(f / γ) / γ, so a smaller γ is also a larger step size, and it overflows. The weights of the
+last have mean one at the start of a round, and all are one for γ = inf. All clients of a round have
+the same level.
+
+Weights are exponential in f: a batch whose loss is k γ above the level has the weight e^k, and its
+step is e^k times as long. With heterogeneous clients and small batches large k occur, and a step
+that is too long makes the next loss, hence the next weight, larger still: within a few local steps
+values are no longer finite. A stale level, which comes from another cohort at an older model, makes
+this more frequent. Computed on all rows, a normalised weight cannot exceed the inverse of the
+client's share in the cohort; ``max_weight`` set to that, the size of the cohort, prevents it.
 
 Departures from the paper, beside the last two rows: everything is computed in the precision of the
-run, so that in float32 PrintedWeights overflows from f / γ = 88 on, in float64 from 709 on. A stale level
-is that of the last round's cohort, whoever is in this one, and not made of every client's own last
-loss.
+run, so PrintedWeights overflows from f / γ = 88 on in float32, from 709 on in float64. A stale
+level is that of the last round's cohort, not one made of every client's own last loss.
 """
 
 import abc
@@ -32,20 +39,24 @@ from rookery.types import Tree
 
 Number = float | jax.Array
 MaybeNumber = Any
-"""A number, or None where a weighting needs none; None takes no bytes on a wire."""
+"""A number, or None where a weighting needs none; None takes no bytes in a message."""
 
 Ask = Callable[[], Placed]
-"""The cohort's losses at the model that it was sent."""
+"""Gives the cohort's losses at the model that it was sent."""
 
 
 class AbstractWeighting(eqx.Module):
     """A way to weigh clients by their losses.
 
     Attributes:
-        batch_size: rows that a loss is taken on when it is asked for; None is all.
+        batch_size: rows per loss of a level; None is all.
     """
 
     batch_size: eqx.AbstractVar[int | None]
+
+    @abc.abstractmethod
+    def check_gamma(self, gamma: Number) -> None:
+        """Raise unless the weights are defined for this γ."""
 
     @abc.abstractmethod
     def init(self, w: Tree) -> Tree:
@@ -79,8 +90,11 @@ class AbstractWeighting(eqx.Module):
 class PrintedWeights(AbstractWeighting):
     """The weights exp(f / γ) / γ, as printed. Nothing more is sent.
 
+    >>> PrintedWeights(max_exponent=3.0).max_exponent
+    3.0
+
     Args:
-        max_exponent: what f / γ is cut to; None cuts nothing.
+        max_exponent: the largest f / γ, to which larger ones are clipped; None clips nothing.
     """
 
     max_exponent: float | None = eqx.field(converter=number, default=None)
@@ -89,6 +103,10 @@ class PrintedWeights(AbstractWeighting):
     def __check_init__(self):
         if self.max_exponent is not None:
             check.positive("PrintedWeights.max_exponent", self.max_exponent)
+
+    def check_gamma(self, gamma):
+        """A finite number."""
+        check.positive("gamma", gamma)
 
     def init(self, w):
         """Nothing."""
@@ -115,18 +133,22 @@ class PrintedWeights(AbstractWeighting):
         """Another weighting, or a larger gamma."""
         return (
             "Weights exp(loss / gamma) / gamma, as printed, overflow or make steps far too large "
-            "where losses are large beside gamma. Use weighting=NormalisedWeights(), or a larger gamma."
+            "where losses are large beside gamma. Use weighting=NormalisedWeights(), or a larger "
+            "gamma."
         )
 
 
 class ShiftedWeights(AbstractWeighting):
     """Printed weights divided by the greatest one at the round's start, so that none overflows.
 
-    It is PrintedWeights with the step size lr exp(-level / γ), another in each round. The losses are asked
-    for in an exchange of their own.
+    It is PrintedWeights with the step size lr exp(-level / γ), which changes from round to round.
+    The losses take an exchange of their own.
+
+    >>> ShiftedWeights(batch_size=50).batch_size
+    50
 
     Args:
-        batch_size: rows that a loss is taken on; None is all.
+        batch_size: rows per loss of a level; None is all.
     """
 
     _: KW_ONLY
@@ -134,6 +156,10 @@ class ShiftedWeights(AbstractWeighting):
 
     def __check_init__(self):
         _check_batch("ShiftedWeights.batch_size", self.batch_size)
+
+    def check_gamma(self, gamma):
+        """A finite number."""
+        check.positive("gamma", gamma)
 
     def init(self, w):
         """Nothing."""
@@ -160,31 +186,43 @@ class ShiftedWeights(AbstractWeighting):
 
 
 class LastLevel(NamedTuple):
-    """The level that the last round's cohort has come to, and whether there was one (0 or 1)."""
+    """The level of the last round's cohort, and whether there was one (0 or 1)."""
 
     level: jax.Array
     is_known: jax.Array
 
 
 class NormalisedWeights(AbstractWeighting):
-    """Weights with mean one at the round's start: steps on γ log mean exp(f_i / γ).
+    """Weights with mean one at the start of a round: steps on γ log mean exp(f_i / γ).
 
-    Adding a number to all losses changes nothing, and with γ to infinity all weights are one.
+    Adding a number to all losses changes nothing, and with γ = inf all weights are one.
+
+    >>> NormalisedWeights(stale_scalar=True, max_weight=10).max_weight
+    10.0
 
     Args:
-        stale_scalar: take the level of the round before, whose cohort sends what is needed for it
-            along with its models, instead of asking for the losses in an exchange of its own; only
-            the first round asks, and then it sends two numbers. All weights of a round are then
-            off by a common factor.
-        batch_size: rows that a loss is taken on; None is all.
+        stale_scalar: use the level of the round before, which its cohort sends along with its
+            models, instead of an exchange of its own; only the first round has that exchange. All
+            weights of a round are then off by a common factor.
+        batch_size: rows per loss of a level; None is all.
+        max_weight: the largest weight, to which larger ones are clipped; None clips nothing, and
+            then small batches can make values overflow (see the top of this file). The number of
+            clients in a cohort is a good choice.
     """
 
     _: KW_ONLY
     stale_scalar: bool = False
     batch_size: int | None = None
+    max_weight: float | None = eqx.field(converter=number, default=None)
 
     def __check_init__(self):
         _check_batch("NormalisedWeights.batch_size", self.batch_size)
+        if self.max_weight is not None:
+            check.positive("NormalisedWeights.max_weight", self.max_weight)
+
+    def check_gamma(self, gamma):
+        """A number, or inf."""
+        check.positive_or_infinite("gamma", gamma)
 
     def init(self, w):
         """No level is known."""
@@ -203,43 +241,53 @@ class NormalisedWeights(AbstractWeighting):
         if not self.stale_scalar:
             return now(), kept
 
-        def first(_, kept):
+        def first(_):
             return LastLevel(now(), jnp.ones((), jnp.int32))
 
-        kept = fed.repeat(1 - kept.is_known, first, kept)
+        kept = fed.when(kept.is_known == 0, first, kept)
         return kept.level, kept
 
     def weight(self, loss, level, gamma):
-        """exp((f - level) / γ)."""
-        return jnp.exp((loss - _like(loss, level)) / _like(loss, gamma))
+        """exp((f - level) / γ), at most ``max_weight``."""
+        weight = jnp.exp((loss - _like(loss, level)) / _like(loss, gamma))
+        if self.max_weight is not None:
+            weight = jnp.minimum(weight, _like(loss, self.max_weight))
+        return weight
 
     def report(self, ask, level, gamma):
-        """The client's weight at the round's start, of which the mean tells the new level."""
+        """The client's weight at the round's start; the mean of these gives the new level."""
         if not self.stale_scalar:
             return None
-        # The cut keeps the mean and its logarithm finite in float32. Where the losses have leapt
-        # further than 80 γ, the level moves by 80 γ in a round and catches up in the next ones.
+        # Clipping keeps the mean and its logarithm finite in float32. When the losses jump by more
+        # than 80 γ, the level moves by 80 γ per round until it has caught up.
         exponent = (ask() - level) / _like(level, gamma)
         return jnp.exp(jnp.clip(exponent, -80.0, 80.0))
 
     def after(self, mean_report, gamma, kept):
-        """The level that the weights of this round would have had mean one with."""
+        """The level at which the weights of this round would have had mean one."""
         if not self.stale_scalar:
             return None
-        moved = _like(mean_report, gamma) * jnp.log(mean_report)
+        gamma = _like(mean_report, gamma)
+        moved = jnp.where(jnp.isinf(gamma), 0, gamma * jnp.log(mean_report))
         return LastLevel(kept.level + moved, kept.is_known)
 
     def remedy(self):
-        """A smaller step."""
-        return "A smaller step size, or a larger gamma, is the usual remedy."
+        """Bounded weights, or a smaller step."""
+        return (
+            "Weights exp((loss - level) / gamma) grow without bound where a batch's loss is many "
+            "gamma above the level. Use NormalisedWeights(max_weight=the number of clients in a "
+            "cohort), a larger gamma, a larger batch_size or a smaller step size."
+        )
 
 
 def soft_maximum(losses: jax.Array, shares: jax.Array, gamma: Number) -> jax.Array:
-    """γ log Σ share_i exp(f_i / γ), whatever the size of the losses."""
+    """γ log Σ share_i exp(f_i / γ), without overflow; for γ = inf the mean."""
     gamma, takes_part = _like(losses, gamma), shares > 0
     greatest = jnp.max(jnp.where(takes_part, losses, -jnp.inf))
     each = jnp.exp(jnp.where(takes_part, losses - greatest, 0) / gamma)
-    return greatest + gamma * jnp.log(jnp.dot(shares.astype(losses.dtype), each))
+    shares = shares.astype(losses.dtype)
+    mean = jnp.dot(shares, jnp.where(takes_part, losses, 0))
+    return jnp.where(jnp.isinf(gamma), mean, greatest + gamma * jnp.log(jnp.dot(shares, each)))
 
 
 def _like(loss: jax.Array, value: Number) -> jax.Array:
