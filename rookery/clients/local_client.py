@@ -1,13 +1,13 @@
 """What a client step receives: the client's own data, key and loop."""
 
-import functools
-import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jaxtyping import Array, Float, Int, UInt32
 
 from rookery.clients.population import Population
 from rookery.rng import below
@@ -16,17 +16,46 @@ from rookery.types import Key, Sample, Tree
 BLOCK = 1024
 """Rows of a whole-client sample that are in memory at once."""
 
+Count = int | np.integer | Int[Array, ""]
+"""A whole number, perhaps traced."""
+
+Fn = Callable[[Tree, Float[Array, " rows"]], Tree]
+"""A function of rows and their weights."""
+
+
+class Loop(Protocol):
+    """How an engine repeats: ``body(i, value)`` n times, starting from ``init``."""
+
+    def __call__(self, n: Count, body: Callable[[Count, Tree], Tree], init: Tree, /) -> Tree:
+        """The last value."""
+        ...
+
 
 class LocalClient:
     """One client while one step runs on it.
 
-    The object lives as long as the step does. It notes how many rows were evaluated; inside
-    :meth:`repeat` that note travels with the loop.
+    The object lives as long as the step does. It counts the rows that were evaluated; inside
+    :meth:`repeat` the counts travel with the loop.
+
+    Args:
+        population: where the client's rows are.
+        id: the client's number.
+        key: of the step on this client; None if the step draws nothing.
+        loop: how the engine repeats.
+
+    >>> population = Population.stacked(np.array([[1.0, 3.0], [5.0, 7.0]]))
+    >>> client = LocalClient(population, 1, jax.random.key(0), lax.fori_loop)
+    >>> sample = client.draw("train", None, client.key)
+    >>> float(sample.average(lambda rows, weights: jnp.dot(weights, rows)))
+    6.0
     """
 
-    def __init__(self, population: Population, id, key: Key | None, loop: Callable):
+    def __init__(self, population: Population, id: Count, key: Key | None, loop: Loop):
         self.id = id
-        self.work = (jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
+        self.work: tuple[UInt32[Array, ""], UInt32[Array, ""]] = (
+            jnp.zeros((), jnp.uint32),
+            jnp.zeros((), jnp.uint32),
+        )
         self._population = population
         self._key = key
         self._loop = loop
@@ -35,27 +64,29 @@ class LocalClient:
     def key(self) -> Key:
         """The key of this step on this client, or an error if the step was given none."""
         if self._key is None:
-            raise ValueError("this step draws random numbers; pass key= to fed.map")
+            raise ValueError(
+                "this step draws random numbers: pass key= to the fed call that ran it."
+            )
         return self._key
 
     def draw(self, split: str, size: int | None, key: Key) -> Sample:
         """A sample handle: ``size`` rows of a split, or all of them if ``size`` is None.
 
-        Rows are drawn uniformly with replacement. A size that reaches the client's number of rows
-        gives all its rows, each once: nothing is drawn twice from a client that is too small.
+        Rows are drawn uniformly with replacement. If ``size`` is at least the client's number of
+        rows, the sample is all its rows, each once.
         """
         s = self._population.split_index(split)
         start = jnp.asarray(self._population.offsets)[s, self.id]
         count = jnp.asarray(self._population.counts)[s, self.id]
-        largest = max(self._population.largest[s], 1)  # where rows are elsewhere, shapes are traced
+        largest = max(self._population.largest[s], 1)  # 0 at a server that only traces shapes
         if size is None or size >= largest:
             return _Whole(self, start, count, min(largest, BLOCK), largest)
         return _Drawn(self, start, count, size, key)
 
-    def repeat(self, n, body: Callable[[Any, Tree], Tree], init: Tree) -> Tree:
-        """``body(i, value)`` n times over, starting from ``init``; n may be a traced number."""
+    def repeat(self, n: Count, body: Callable[[Count, Tree], Tree], init: Tree) -> Tree:
+        """``body(i, value)`` n times, starting from ``init``; n may be a traced number."""
 
-        def once(i, carry):
+        def once(i: Count, carry: tuple) -> tuple:
             value, self.work = carry
             value = body(i, value)
             return value, self.work
@@ -63,45 +94,58 @@ class LocalClient:
         value, self.work = self._loop(n, once, (init, self.work))
         return value
 
-    def rows(self, index: jax.Array) -> Tree:
-        """The rows at positions of the flat arrays, which the caller knows to be in bounds."""
+    def rows(self, index: Int[Array, " rows"]) -> Tree:
+        """The rows at these positions of the flat arrays, which must be in bounds."""
         return jax.tree.map(
             lambda a: jnp.asarray(a).at[index].get(mode="promise_in_bounds"), self._population.data
         )
 
-    def charge(self, rows, gradients: int, hessian_vectors: int) -> None:
+    def charge(self, rows: Int[Array, ""], gradients: int, hessian_vectors: int) -> None:
         """Add evaluations, counted in rows."""
-        rows = rows.astype(jnp.uint32)
-        more = (rows * jnp.uint32(gradients), rows * jnp.uint32(hessian_vectors))
-        self.work = tuple(map(operator.add, self.work, more))
+        factor = rows.astype(jnp.uint32)
+        self.work = (
+            self.work[0] + factor * jnp.uint32(gradients),
+            self.work[1] + factor * jnp.uint32(hessian_vectors),
+        )
 
 
 class _Drawn:
-    """A mini-batch: its rows are gathered once, whatever is evaluated on them."""
+    """A mini-batch; its rows are gathered once, however many functions are averaged over them."""
 
-    def __init__(self, client: LocalClient, start, count, size: int, key: Key):
+    def __init__(
+        self, client: LocalClient, start: Int[Array, ""], count: Int[Array, ""], size: int, key: Key
+    ):
         small = count <= size
         position = jnp.arange(size, dtype=count.dtype)
         drawn = below(key, (size,), count).astype(count.dtype)
         index = start + jnp.where(small, jnp.minimum(position, count - 1), drawn)
         self.size = jnp.minimum(count, size)
         self._weights = jnp.where(small & (position >= count), 0.0, 1.0) / self.size.astype(float)
+        self._client = client
         self._rows = client.rows(index)
-        self.charge = functools.partial(_charge, client, self.size)
 
-    def average(self, fn, /):
+    def average(self, fn: Fn, /) -> Tree:
         return fn(self._rows, self._weights)
+
+    def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
+        self._client.charge(self.size, gradients, hessian_vectors)
 
 
 class _Whole:
     """All rows of a client, a block at a time; the last block is masked to the true count."""
 
-    def __init__(self, client: LocalClient, start, count, block: int, largest: int):
+    def __init__(
+        self,
+        client: LocalClient,
+        start: Int[Array, ""],
+        count: Int[Array, ""],
+        block: int,
+        largest: int,
+    ):
         self._client, self._start, self._count = client, start, count
         self._block, self._largest = block, largest
-        self.charge = functools.partial(_charge, client, count)
 
-    def average(self, fn, /):
+    def average(self, fn: Fn, /) -> Tree:
         if self._largest <= self._block:
             return self._part(fn, 0)
         shapes = jax.eval_shape(lambda: self._part(fn, 0))
@@ -111,12 +155,11 @@ class _Whole:
             0, blocks, lambda b, total: jax.tree.map(jnp.add, total, self._part(fn, b)), zeros
         )
 
-    def _part(self, fn, b):
+    def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
+        self._client.charge(self._count, gradients, hessian_vectors)
+
+    def _part(self, fn: Fn, b: Count) -> Tree:
         position = b * self._block + jnp.arange(self._block, dtype=self._count.dtype)
         rows = self._client.rows(self._start + jnp.minimum(position, self._count - 1))
         inside = jnp.where(position < self._count, 1.0, 0.0)
         return fn(rows, inside / self._count.astype(float))
-
-
-def _charge(client: LocalClient, rows, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
-    client.charge(rows, gradients, hessian_vectors)

@@ -3,37 +3,50 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from rookery import check
 from rookery.types import Tree
+
+AnyArray = np.ndarray | Array
+Rows = PyTree[Shaped[AnyArray, "rows ..."]]
+Weights = Sequence[float] | Float[AnyArray, " clients"]
 
 
 class Population(eqx.Module):
     """The rows of all clients, sorted by client; no padding, however unequal the clients are.
 
-    Build one with :meth:`from_parts` or :meth:`stacked`; with :meth:`elsewhere` at a server whose
-    clients keep their rows.
+    Build one with :meth:`from_parts` or :meth:`stacked`. A server whose clients keep their rows
+    uses :meth:`elsewhere`.
 
     Attributes:
-        data: pytree of arrays [all rows, ...].
-        offsets: [splits, clients], where a client's rows of a split begin.
-        counts: [splits, clients], how many there are.
-        weights: [clients], the weight of each client in a mean; they sum to one.
-        splits: names of the splits, in the order of the first axis above.
-        largest: per split, the rows of its largest client.
+        data: pytree of arrays, the rows of all clients.
+        offsets: where the rows of a split begin, for each client.
+        counts: how many rows of a split each client has.
+        weights: of each client in a mean; they sum to one.
+        splits: names of the splits, in the order of the first axis of ``offsets``.
+        largest: per split, the number of rows of its largest client.
         names: of the clients (a hospital, a writer), for tables and errors; None if they have none.
+
+    >>> import numpy as np
+    >>> hospitals = Population.from_parts(
+    ...     {"input": np.eye(3), "label": np.array([0, 1, 1])},
+    ...     {"train": [np.array([0, 1]), np.array([2])]},
+    ...     names=["Oslo", "Bergen"],
+    ... )
+    >>> hospitals.n_clients, hospitals.client_name(1), hospitals.rows(1, "train")["label"].tolist()
+    (2, 'Bergen', [1])
     """
 
-    data: Tree
-    offsets: np.ndarray | jax.Array
-    counts: np.ndarray | jax.Array
-    weights: np.ndarray | jax.Array
+    data: Rows
+    offsets: Int[AnyArray, "splits clients"]
+    counts: Int[AnyArray, "splits clients"]
+    weights: Float[AnyArray, " clients"]
     splits: tuple[str, ...] = eqx.field(static=True)
     largest: tuple[int, ...] = eqx.field(static=True)
     names: tuple[str, ...] | None = eqx.field(static=True, default=None)
@@ -44,23 +57,24 @@ class Population(eqx.Module):
 
     @property
     def n_clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return self.weights.shape[0]
 
     @classmethod
     def from_parts(
         cls,
-        data: Tree,
-        parts: Mapping[str, Sequence[np.ndarray]],
+        data: Rows,
+        parts: Mapping[str, Sequence[Int[np.ndarray, " rows"]]],
         *,
-        weights: Sequence[float] | np.ndarray | None = None,
+        weights: Weights | None = None,
         names: Sequence[str] | None = None,
     ) -> "Population":
-        """Give every client the rows its index lists name.
+        """Give every client the rows that its index arrays list.
 
         Args:
-            data: pytree of arrays whose first axis counts the samples.
-            parts: per split, one array of row numbers per client. A row may be used repeatedly.
+            data: pytree of arrays with one row per sample.
+            parts: per split, one array of row numbers per client; :mod:`rookery.partition` makes
+                them. A row may be listed repeatedly.
             weights: of the clients in every mean; equal if not given.
             names: of the clients, one each; "client 0", "client 1", ... if not given.
 
@@ -70,17 +84,26 @@ class Population(eqx.Module):
         ([3.0, 0.0, 1.0], [[1, 2]])
         """
         n_rows = _common_length(data)
+        if not isinstance(parts, Mapping):
+            raise TypeError(
+                "parts must map the name of each split to one index array per client, got "
+                f"{type(parts).__name__}. For a single split write {{'train': parts}}."
+            )
         if not parts:
             raise ValueError("parts is empty; name at least one split, such as 'train'.")
         sizes = {split: len(lists) for split, lists in parts.items()}
         if len(set(sizes.values())) > 1:
-            raise ValueError(f"every split needs one index list per client, got {sizes}.")
+            raise ValueError(f"every split needs one index array per client, got {sizes}.")
         n_clients = check.count("the number of clients", next(iter(sizes.values())))
+        names = _as_names(names)
+        if names is not None:
+            _check_names(names, n_clients)
         order, counts = [], np.zeros((len(parts), n_clients), np.int32)
         for client in range(n_clients):
             for s, (split, lists) in enumerate(parts.items()):
                 rows = np.asarray(lists[client])
-                _check_rows(rows, client, split, n_rows)
+                name = f"client {client}" if names is None else names[client]
+                _check_rows(rows, name, split, n_rows)
                 order.append(rows)
                 counts[s, client] = rows.size
         # rows lie client by client and, within a client, split by split
@@ -93,19 +116,31 @@ class Population(eqx.Module):
             weights=_normalised(weights, n_clients),
             splits=tuple(parts),
             largest=tuple(int(c) for c in counts.max(axis=1)),
-            names=_as_names(names),
+            names=names,
         )
 
     @classmethod
     def stacked(
         cls,
-        data: Tree,
+        data: PyTree[Shaped[AnyArray, "clients rows ..."]],
         *,
         split: str = "train",
-        weights: Sequence[float] | np.ndarray | None = None,
+        weights: Weights | None = None,
         names: Sequence[str] | None = None,
     ) -> "Population":
-        """Clients of equal size from arrays [clients, rows, ...]."""
+        """Clients of equal size, from arrays with the axes [clients, rows, ...].
+
+        Args:
+            data: pytree of such arrays.
+            split: the name of their only split.
+            weights: of the clients in every mean; equal if not given.
+            names: of the clients, one each; "client 0", "client 1", ... if not given.
+
+        >>> import numpy as np
+        >>> p = Population.stacked(np.zeros((3, 5, 2)))
+        >>> p.n_clients, p.counts.tolist()
+        (3, [[5, 5, 5]])
+        """
         shapes = {np.shape(a)[:2] for a in jax.tree.leaves(data)}
         if len(shapes) != 1 or len(shape := next(iter(shapes))) != 2:
             raise ValueError(f"every field must start with the axes [clients, rows], got {shapes}.")
@@ -121,14 +156,14 @@ class Population(eqx.Module):
         n_clients: int,
         *,
         splits: Sequence[str] = ("train",),
-        weights: Sequence[float] | np.ndarray | None = None,
+        weights: Weights | None = None,
         names: Sequence[str] | None = None,
     ) -> "Population":
-        """What a server knows of clients that keep their rows: how many, and the form of a row.
+        """What a server knows of clients that keep their rows: their number, the shape of a row.
 
         Args:
             example: one row, or anything with the shapes and types of one.
-            n_clients: how many clients there are.
+            n_clients: the number of clients.
             splits: names of the splits that every client has.
             weights: of the clients in every mean; equal if not given.
             names: of the clients, one each; "client 0", "client 1", ... if not given.
@@ -157,18 +192,23 @@ class Population(eqx.Module):
         cls,
         parts: "Sequence[Population]",
         *,
-        weights: Sequence[float] | np.ndarray | None = None,
+        weights: Weights | None = None,
         names: Sequence[str] | None = None,
     ) -> "Population":
-        """The clients of several populations as those of one, numbered on from part to part.
+        """One population of the clients of several, numbered consecutively.
 
         Args:
-            parts: of the same splits and the same form of rows.
+            parts: populations with the same splits, and rows of the same shapes and types.
             weights: of all clients in every mean; equal if not given.
             names: of all clients; if not given, those that the parts have.
+
+        >>> import numpy as np
+        >>> two, three = (Population.stacked(np.zeros((n, 1))) for n in (2, 3))
+        >>> Population.joined([two, three]).n_clients
+        5
         """
         if not parts:
-            raise ValueError("there is nothing to join; give at least one population.")
+            raise ValueError("parts is empty; pass at least one population.")
         for part in parts[1:]:
             part.check_form(parts[0])
         begins = np.cumsum([0, *(_common_length(part.data) for part in parts)])
@@ -186,33 +226,32 @@ class Population(eqx.Module):
 
     @property
     def has_rows(self) -> bool:
-        """Whether the sizes of rows are known, as where rows are; not by :meth:`elsewhere`."""
+        """Whether rows, or at least their numbers, are known; False after :meth:`elsewhere`."""
         return max(self.largest) > 0
 
     def check_rows(self, who: str) -> None:
-        """Raise unless the rows are here."""
+        """Raise unless the rows are here; ``who`` needs them."""
         if not self.has_rows:
             raise ValueError(
-                f"{who} needs the clients' rows, and this population is made by "
-                "Population.elsewhere, which has none. Give it one with rows, or use the remote "
-                "engine with clients that have theirs."
+                f"{who} needs the clients' rows, but this population was built by "
+                "Population.elsewhere and has none. Pass a population with rows, or use the remote "
+                "engine with clients that hold their own."
             )
 
     def check_form(self, other: "Population") -> None:
-        """Raise unless splits and the form of a row are those of another population."""
-        mine, theirs = (
-            (p.splits, str(jax.tree.map(lambda a: f"{a.dtype}{list(a.shape[1:])}", p.data)))
-            for p in (self, other)
-        )
+        """Raise unless another population has the same splits, and rows of the same form."""
+        mine, theirs = ((p.splits, str(jax.tree.map(_form, p.data))) for p in (self, other))
         if mine != theirs:
-            raise ValueError(f"splits and rows are {mine}, wanted {theirs}.")
+            raise ValueError(
+                f"the populations differ: splits and rows are {mine}, wanted {theirs}."
+            )
 
     def among(self, whole: "Population", first: int) -> "Population":
-        """These clients as some of many, of which the others have no rows here.
+        """A population of all clients that has the rows of these alone.
 
         Args:
             whole: all clients; its rows are not used.
-            first: the number that the first of these clients has there.
+            first: the number of the first of these clients in ``whole``.
         """
         self.check_form(whole)
         last = first + self.n_clients
@@ -221,10 +260,10 @@ class Population(eqx.Module):
                 f"clients {first} to {last - 1} are not among {whole.n_clients} clients."
             )
 
-        def wide(array):
-            all = np.zeros((len(self.splits), whole.n_clients), np.int32)
-            all[:, first:last] = array
-            return all
+        def wide(array: AnyArray) -> np.ndarray:
+            every_client = np.zeros((len(self.splits), whole.n_clients), np.int32)
+            every_client[:, first:last] = array
+            return every_client
 
         return Population(
             data=self.data,
@@ -248,7 +287,15 @@ class Population(eqx.Module):
         return f"client {client}" if self.names is None else self.names[client]
 
     def check_finite(self) -> None:
-        """Raise if a row has a NaN or an infinity, and say where it is."""
+        """Raise if a row has a NaN or an infinity, and say where it is.
+
+        >>> import numpy as np
+        >>> Population.stacked({"a": np.array([[0.0, 1.0], [2.0, np.nan]])}).check_finite()
+        Traceback (most recent call last):
+            ...
+        ValueError: client 1, split 'train', field ['a'], row 1: the data has a NaN or an infinity \
+(1 such rows in all). Correct or remove these rows.
+        """
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.data):
             if not jnp.issubdtype(leaf.dtype, np.inexact):
                 continue
@@ -257,25 +304,25 @@ class Population(eqx.Module):
                 begins = np.asarray(self.offsets)
                 mine = np.argwhere((begins <= row) & (row < begins + np.asarray(self.counts)))
                 if not mine.size:
-                    continue  # nobody's, so no step reads it
+                    continue  # it belongs to no client, so no step reads it
                 split, client = mine[0]
                 field = f"field {jax.tree_util.keystr(path)}, " if path else ""
                 raise ValueError(
                     f"{self.client_name(client)}, split {self.splits[split]!r}, {field}row "
                     f"{row - begins[split, client]}: the data has a NaN or an infinity "
-                    f"({(~finite).sum()} such rows in all). Mend or leave out these rows."
+                    f"({(~finite).sum()} such rows in all). Correct or remove these rows."
                 )
 
     def split_index(self, split: str) -> int:
-        """The position of a split, or an error with the nearest valid name."""
+        """The position of a split; an error names the nearest valid one."""
         return self.splits.index(check.one_of("split", split, self.splits))
 
-    def example(self, split: str) -> Tree:
-        """Shape and type of one row, for checking losses."""
+    def example(self, split: str) -> PyTree[jax.ShapeDtypeStruct]:
+        """Shapes and types of one row, for checking losses."""
         self.split_index(split)
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), self.data)
 
-    def rows(self, client: int, split: str) -> Tree:
+    def rows(self, client: int, split: str) -> Rows:
         """One client's rows of a split, as NumPy arrays."""
         s = self.split_index(split)
         start, count = int(self.offsets[s, client]), int(self.counts[s, client])
@@ -284,13 +331,17 @@ class Population(eqx.Module):
     def only(self, *clients: int) -> "Population":
         """The same population with the rows of some clients alone, as their process holds it.
 
-        The others have no rows and may not be drawn from; numbers and weights stay.
+        The other clients have no rows; numbers, names and weights stay.
+
+        >>> import numpy as np
+        >>> Population.stacked(np.zeros((3, 5))).only(1).counts.tolist()
+        [[0, 5, 0]]
         """
         rows = {c: {split: self.rows(c, split) for split in self.splits} for c in clients}
         return self.without_rows().with_rows(rows)
 
     def without_rows(self) -> "Population":
-        """The same population with no row at all, for clients that have their own."""
+        """The same population without any row, for clients that hold their own."""
         none = np.zeros_like(np.asarray(self.counts))
         data = jax.tree.map(lambda a: np.asarray(a[:0]), self.data)
         return Population(
@@ -298,27 +349,30 @@ class Population(eqx.Module):
         )
 
     def with_rows(self, rows: Mapping[int, Mapping[str, Tree]]) -> "Population":
-        """The same population as the process of some clients holds it, with rows that it has.
+        """The same population with the given rows, as the process of these clients holds it.
 
         Args:
-            rows: by client and split, pytrees of arrays like those of the population. Where it
-                knows how many rows the largest client has, nobody may have more.
+            rows: by client and split, pytrees of arrays like those of the population. No client
+                may have more rows than ``largest`` says, where it is known.
         """
         offsets = np.zeros((len(self.splits), self.n_clients), np.int32)
         counts, parts, at = np.zeros_like(offsets), [], 0
         for client, own in rows.items():
             if set(own) != set(self.splits):
-                raise ValueError(f"client {client} needs rows of {self.splits}, got {tuple(own)}.")
+                raise ValueError(
+                    f"{self.client_name(client)} needs rows of {self.splits}, got {tuple(own)}."
+                )
             for s, split in enumerate(self.splits):
                 count = _common_length(own[split])
                 if count == 0:
-                    raise ValueError(_no_rows(client, split))
+                    raise ValueError(_no_rows(self.client_name(client), split))
                 if self.has_rows and count > self.largest[s]:
                     raise ValueError(
-                        f"client {client} has {count} rows of {split}, and the largest client was "
-                        f"to have {self.largest[s]}. The server must know the sizes."
+                        f"{self.client_name(client)} has {count} rows in split {split!r}, but the "
+                        f"server expects {self.largest[s]} of the largest client. The server must "
+                        "know the sizes."
                     )
-                jax.tree.map(partial(_check_like, client), self.data, own[split])
+                jax.tree.map(partial(_check_like, self.client_name(client)), self.data, own[split])
                 parts.append(own[split])
                 offsets[s, client], counts[s, client] = at, count
                 at += count
@@ -333,10 +387,15 @@ class Population(eqx.Module):
         )
 
 
-def _one_row(one: Any) -> np.ndarray:
-    """A row that is no client's: steps are traced on its shape."""
+def _one_row(one: jax.ShapeDtypeStruct | np.typing.ArrayLike) -> np.ndarray:
+    """A row of zeros that belongs to no client; steps are traced with its shape."""
     one = one if isinstance(one, jax.ShapeDtypeStruct) else np.asarray(one)
     return np.zeros((1, *one.shape), one.dtype)
+
+
+def _form(rows: AnyArray) -> str:
+    """Type and shape of a row."""
+    return f"{rows.dtype}{list(rows.shape[1:])}"
 
 
 def _as_names(names: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -356,7 +415,7 @@ def _check_names(names: tuple[str, ...], n_clients: int) -> None:
 
 
 def _joined_names(parts: "Sequence[Population]") -> tuple[str, ...] | None:
-    """The names of all parts; clients of a part without names are numbered on."""
+    """The names of all parts; clients of a part without names are called by their new number."""
     if all(part.names is None for part in parts):
         return None
     names: list[str] = []
@@ -366,6 +425,13 @@ def _joined_names(parts: "Sequence[Population]") -> tuple[str, ...] | None:
 
 
 def _common_length(data: Tree) -> int:
+    """The number of rows of all fields, or an error."""
+    for path, field in jax.tree_util.tree_leaves_with_path(data):
+        if (kind := np.asarray(field).dtype).kind in "OSUMm":
+            raise TypeError(
+                f"the data must be arrays of numbers, got {kind} in field "
+                f"{jax.tree_util.keystr(path) or 'data'}. Encode it, as class numbers for example."
+            )
     lengths = {np.shape(a)[0] if np.ndim(a) else None for a in jax.tree.leaves(data)}
     length = next(iter(lengths), None)
     if len(lengths) != 1 or length is None:
@@ -373,32 +439,32 @@ def _common_length(data: Tree) -> int:
     return length
 
 
-def _no_rows(client: int, split: str) -> str:
-    return f"client {client} has no rows in split {split!r}. Give it some, or leave it out."
+def _no_rows(client: str, split: str) -> str:
+    return f"{client} has no rows in split {split!r}. Give it some, or leave it out."
 
 
-def _check_like(client: int, like: Any, own: Any) -> None:
-    wanted, got = (f"{a.dtype}{list(a.shape[1:])}" for a in (like, np.asarray(own)))
+def _check_like(client: str, like: AnyArray, own: np.typing.ArrayLike) -> None:
+    wanted, got = _form(like), _form(np.asarray(own))
     if wanted != got:
-        raise ValueError(f"client {client} has rows of {got}, and {wanted} was wanted.")
+        raise ValueError(f"{client} has rows of {got}, wanted {wanted}.")
 
 
-def _check_rows(rows: np.ndarray, client: int, split: str, n_rows: int) -> None:
+def _check_rows(rows: np.ndarray, client: str, split: str, n_rows: int) -> None:
     if rows.size == 0:
         raise ValueError(_no_rows(client, split))
     if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
         raise TypeError(
-            f"client {client}, split {split!r}: row numbers must be a flat array of integers, "
+            f"{client}, split {split!r}: row numbers must be a flat array of integers, "
             f"got {rows.dtype}{list(rows.shape)}."
         )
     if rows.min() < 0 or rows.max() >= n_rows:
         raise ValueError(
-            f"client {client}, split {split!r}: row numbers run from {rows.min()} to {rows.max()}, "
+            f"{client}, split {split!r}: row numbers run from {rows.min()} to {rows.max()}, "
             f"but the data has rows 0 to {n_rows - 1}."
         )
 
 
-def _normalised(weights, n_clients: int) -> np.ndarray:
+def _normalised(weights: Weights | None, n_clients: int) -> np.ndarray:
     if weights is None:
         return np.full(n_clients, 1 / n_clients)
     weights = np.asarray(weights, float)
@@ -406,7 +472,7 @@ def _normalised(weights, n_clients: int) -> np.ndarray:
         raise ValueError(f"weights must have shape ({n_clients},), got {weights.shape}.")
     if not np.all(np.isfinite(weights)) or weights.min() <= 0:
         raise ValueError(
-            f"weights must be finite and above zero, got {weights}. Leave out a client that is to "
-            "count for nothing."
+            f"weights must be finite and above zero, got {weights}. Leave out a client that must "
+            "not count."
         )
     return weights / weights.sum()

@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,7 +84,7 @@ def test_two_evaluations_on_one_handle_see_the_same_rows():
         ({}, "parts is empty"),
         ({"train": [np.array([0]), np.array([], int)]}, "client 1 has no rows in split 'train'"),
         ({"train": [np.array([20])]}, "row numbers run from 20 to 20, but the data has rows 0 to"),
-        ({"train": [np.array([0])], "test": []}, "one index list per client"),
+        ({"train": [np.array([0])], "test": []}, "one index array per client"),
     ],
 )
 def test_bad_parts(parts, message):
@@ -103,6 +105,20 @@ def test_other_bad_input():
         ragged()[2].example("trian")
     with pytest.raises(ValueError, match=r"axes \[clients, rows\]"):
         rk.Population.stacked(np.zeros(3))
+
+
+def test_parts_without_a_split_and_data_that_are_not_numbers():
+    lists: Any = [np.array([0])]
+    with pytest.raises(TypeError, match=r"parts must map .* got list.*'train': parts"):
+        rk.Population.from_parts(np.arange(3.0), lists)
+    with pytest.raises(TypeError, match=r"arrays of numbers, got <U1 in field \['b'\]"):
+        rk.Population.from_parts(
+            {"a": np.arange(2.0), "b": np.array(["x", "y"])}, {"train": [np.array([0])]}
+        )
+    with pytest.raises(ValueError, match="Bergen has no rows in split 'train'"):
+        rk.Population.from_parts(
+            np.arange(3.0), {"train": [np.array([0]), np.array([], int)]}, names=["Oslo", "Bergen"]
+        )
 
 
 def test_a_population_elsewhere_has_the_form_of_rows_and_none_of_them():
@@ -181,7 +197,7 @@ def test_rows_that_a_client_brings_must_fit():
     with pytest.raises(ValueError, match="server must know the sizes"):
         nobody.with_rows({1: rows | {"train": wide}})
     odd = jax.tree.map(lambda a: a.astype(np.complex64), rows["train"])
-    with pytest.raises(ValueError, match=r"complex64.* was wanted"):
+    with pytest.raises(ValueError, match=r"complex64.*wanted float64"):
         nobody.with_rows({1: rows | {"train": odd}})
 
 
