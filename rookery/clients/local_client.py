@@ -16,7 +16,7 @@ from rookery.types import Key, Sample, Tree
 BLOCK = 1024
 """Rows of a whole-client sample that are in memory at once."""
 
-Count = int | np.integer | Int[Array, ""]
+Count = int | Int[Array, ""]
 """A whole number, perhaps traced."""
 
 Fn = Callable[[Tree, Float[Array, " rows"]], Tree]
@@ -50,7 +50,7 @@ class LocalClient:
     6.0
     """
 
-    def __init__(self, population: Population, id: Count, key: Key | None, loop: Loop):
+    def __init__(self, population: Population, id: Count | np.integer, key: Key | None, loop: Loop):
         self.id = id
         self.work: tuple[UInt32[Array, ""], UInt32[Array, ""]] = (
             jnp.zeros((), jnp.uint32),
