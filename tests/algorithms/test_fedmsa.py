@@ -25,10 +25,11 @@ SEQUENCES = rk.zoo.linear_sequences(n_clients=3, sizes=(2, 1))
             rk.FedMSA(outer_lr=0.05, inner_lr=(0.2, 0.1), local_steps=5),
             800,
         ),
-        (
+        pytest.param(
             rk.zoo.quadratic_bilevel(n_clients=4, x_size=2, y_size=2),
             rk.FedMSA(outer_lr=0.1, inner_lr=0.2, local_steps=1, clients=3),
             1500,
+            marks=pytest.mark.slow,
         ),
         (
             rk.zoo.curved_saddle(n_clients=3),
@@ -45,10 +46,11 @@ SEQUENCES = rk.zoo.linear_sequences(n_clients=3, sizes=(2, 1))
             rk.FedMSA(outer_lr=0.02, inner_lr=0.3, local_steps=5),
             1500,
         ),
-        (
+        pytest.param(
             rk.zoo.linear_chain(n_clients=3, sizes=(2, 2, 3, 3)),
             rk.FedMSA(outer_lr=0.05, inner_lr=0.3, local_steps=5, clients=2),
             1500,
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["bilevel", "bilevel, K=1", "minimax", "N=1", "N=2", "N=3"],
@@ -190,6 +192,7 @@ def test_a_composition_warmed_up_starts_with_exact_values_and_adjoints():
 # ---- partial participation in exchange A
 
 
+@pytest.mark.slow
 def test_with_fewer_clients_in_exchange_a_rho_averages_their_noise():
     """At a standstill the variance of h is ρ / (2 - ρ) times that of one round's answers."""
     zoo, asked, draws = rk.zoo.linear_sequences(n_clients=6, sizes=(1, 1)), 2, 4000
@@ -211,6 +214,7 @@ def test_with_fewer_clients_in_exchange_a_rho_averages_their_noise():
 # ---- the random output
 
 
+@pytest.mark.slow
 def test_the_random_output_is_uniform_over_the_iterates_that_exist():
     zoo = rk.zoo.linear_sequences(n_clients=2, sizes=(2, 1))
     K, rounds, draws = 3, 3, 4000

@@ -34,7 +34,7 @@ def one_round(algorithm, zoo: Any = TINY):
     return ledger
 
 
-@pytest.mark.parametrize(("T", "N"), [(1, 1), (1, 5), (3, 4)])
+@pytest.mark.parametrize(("T", "N"), SETTINGS)
 def test_sum_makes_2T_plus_N_plus_3_exchanges(T, N):
     algorithm = rk.FedNest(
         outer_lr=0.01,
@@ -46,7 +46,7 @@ def test_sum_makes_2T_plus_N_plus_3_exchanges(T, N):
     assert [ledger.exchanges for ledger in ledgers(algorithm)] == [2 * T + N + 3] * 6
 
 
-@pytest.mark.parametrize(("T", "N"), [(1, 1), (1, 5), (3, 4)])
+@pytest.mark.parametrize(("T", "N"), SETTINGS)
 def test_random_makes_2T_plus_drawn_hops_plus_3_exchanges(T, N):
     algorithm = rk.FedNest(
         outer_lr=0.01,
