@@ -19,7 +19,7 @@ import numpy as np
 
 import rookery as rk
 from rookery.report.statistics import interval
-from rookery.tasks.distance import GradientNorm
+from rookery.tasks.known_solution import GradientNorm
 
 HERE = Path(__file__).parent
 CHOOSING, SEEDS = range(10, 12), range(8)

@@ -21,7 +21,7 @@ import numpy as np
 
 import rookery as rk
 from rookery.report.statistics import interval
-from rookery.tasks.distance import GradientNorm
+from rookery.tasks.known_solution import GradientNorm
 
 HERE = Path(__file__).parent
 LEVELS = (0.0, 0.125, 0.25, 0.5, 1.0)

@@ -1,15 +1,15 @@
-"""Ready-made tasks: functions that return a problem, its clients and initial values."""
+"""Ready-made tasks: functions that return a problem, its clients, initial values and metrics."""
 
 from rookery.tasks.classification import classification as classification
 from rookery.tasks.hyper_cleaning import hyper_cleaning as hyper_cleaning
 from rookery.tasks.hyper_representation import hyper_representation as hyper_representation
+from rookery.tasks.known_solution import fednest_saddle as fednest_saddle
+from rookery.tasks.known_solution import mean_semideviation as mean_semideviation
+from rookery.tasks.known_solution import quadratic as quadratic
+from rookery.tasks.known_solution import saddle as saddle
 from rookery.tasks.loss_tuning import loss_tuning as loss_tuning
 from rookery.tasks.maml import maml as maml
-from rookery.tasks.mean_semideviation import mean_semideviation as mean_semideviation
-from rookery.tasks.quadratic import quadratic as quadratic
 from rookery.tasks.regularisation import regularisation as regularisation
-from rookery.tasks.saddle import fednest_saddle as fednest_saddle
-from rookery.tasks.saddle import saddle as saddle
 
 __all__ = [
     "classification",

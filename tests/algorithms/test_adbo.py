@@ -269,7 +269,7 @@ def test_what_does_not_fit_is_refused():
         rk.ADBO(outer_lr=0.1, inner_lr=0.1, wait_for=5).check(ZOO.problem, 4)
     for algorithm in (rk.ADBO(outer_lr=0.1, inner_lr=0.1), rk.SDBO(outer_lr=0.1, inner_lr=0.1)):
         with pytest.raises(TypeError, match="DBO solves Bilevel problems, got Minimax"):
-            algorithm.check(rk.zoo.saddle(n_clients=3, size=1).problem, 3)  # type: ignore
+            algorithm.check(rk.zoo.saddle(n_clients=3, x_size=1, y_size=1).problem, 3)  # type: ignore
 
 
 def test_an_experiment_file_can_name_it():

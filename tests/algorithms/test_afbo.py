@@ -256,4 +256,7 @@ def test_what_does_not_fit_the_clients_is_refused():
     with pytest.raises(ValueError, match="wait_for=5 results cannot come from 4 clients"):
         rk.AFBO(outer_lr=0.05, inner_lr=0.1, wait_for=5).check(ZOO.problem, 4)
     with pytest.raises(TypeError, match="AFBO solves Bilevel problems, got Minimax"):
-        rk.AFBO(outer_lr=0.05, inner_lr=0.1).check(rk.zoo.saddle(n_clients=3, size=1).problem, 3)  # type: ignore
+        rk.AFBO(outer_lr=0.05, inner_lr=0.1).check(
+            rk.zoo.saddle(n_clients=3).problem,  # type: ignore
+            3,
+        )

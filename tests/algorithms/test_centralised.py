@@ -186,7 +186,7 @@ def test_every_product_of_stocbio_has_a_batch_of_its_own():
 
 
 def test_falling_step_sizes_stay_single_in_single_precision():
-    zoo = rk.zoo.curved_saddle(n_clients=3, dtype=np.float32)
+    zoo = rk.zoo.saddle(curvature=1.0, n_clients=3, dtype=np.float32)
     algorithm = numbers_to_arrays(rk.TTSA(outer_lr=0.1, inner_lr=0.1, clients=2))
     state = algorithm.init(zoo.problem, *map(jnp.asarray, zoo.start))
 

@@ -32,7 +32,7 @@ SEQUENCES = rk.zoo.linear_sequences(n_clients=3, sizes=(2, 1))
             marks=pytest.mark.slow,
         ),
         (
-            rk.zoo.curved_saddle(n_clients=3),
+            rk.zoo.saddle(curvature=1.0, n_clients=3),
             rk.FedMSA(outer_lr=0.05, inner_lr=0.1, local_steps=5, clients=2),
             500,
         ),

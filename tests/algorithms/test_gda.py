@@ -9,7 +9,7 @@ from arena import federation, pooled, round_by_round, saddle_fields, solve
 import rookery as rk
 from rookery.program.algorithm import numbers_to_arrays
 
-ZOO = rk.zoo.curved_saddle(n_clients=3, x_size=1, y_size=2)
+ZOO = rk.zoo.saddle(curvature=1.0, n_clients=3, x_size=1, y_size=2)
 ALL = (rk.GDA, rk.AlternatingGDA, rk.Extragradient)
 EXCHANGES = {rk.GDA: 1, rk.AlternatingGDA: 2, rk.Extragradient: 2}
 
@@ -65,7 +65,7 @@ def test_on_a_bilinear_payoff_gda_leaves_extragradient_arrives_and_alternating_g
 
 
 def test_single_precision_stays_single():
-    zoo = rk.zoo.curved_saddle(n_clients=3, dtype=np.float32)
+    zoo = rk.zoo.saddle(curvature=1.0, n_clients=3, dtype=np.float32)
     algorithm = numbers_to_arrays(rk.Extragradient(outer_lr=0.1, inner_lr=0.1, clients=2))
     state = algorithm.init(zoo.problem, *zoo.start)
 

@@ -25,7 +25,7 @@ def own_gradient(client, x, y):
 
 @pytest.mark.parametrize("clients", [2, pytest.param(None, marks=pytest.mark.slow)])
 def test_with_a_shared_curvature_fednest_and_lfednest_take_the_same_steps(clients):
-    zoo = rk.zoo.saddle(n_clients=4, size=3)
+    zoo = rk.zoo.saddle(n_clients=4, x_size=3, y_size=3)
     settings = {
         "outer_lr": 0.05,
         "inner_lr": 0.1,
@@ -41,7 +41,7 @@ def test_with_a_shared_curvature_fednest_and_lfednest_take_the_same_steps(client
 
 
 def test_with_different_curvatures_only_fednest_finds_the_saddle_point():
-    zoo = rk.zoo.curved_saddle(n_clients=4)
+    zoo = rk.zoo.saddle(curvature=1.0, n_clients=4)
     settings: dict[str, Any] = {"inner_rounds": 2, "inner_steps": 3, "outer_steps": 2}
     x_star, y_star = zoo.solution()
     x, y = solve(zoo, rk.FedNest(outer_lr=0.05, inner_lr=0.1, **settings), 600).solution

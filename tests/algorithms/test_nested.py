@@ -12,7 +12,7 @@ from rookery.program.algorithm import numbers_to_arrays
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=4)
 CHAIN = rk.zoo.linear_chain(n_clients=4, sizes=(3, 4))
-SADDLE = rk.zoo.curved_saddle(n_clients=4)
+SADDLE = rk.zoo.saddle(curvature=1.0, n_clients=4)
 
 
 # ---- compositions of two layers
@@ -175,13 +175,13 @@ def test_a_paper_is_a_combination_under_a_name(name):
             ),
         ),
         (
-            rk.zoo.curved_saddle,
+            rk.zoo.saddle,
             rk.LFedNestSVRG(
                 outer_lr=0.1, inner_lr=0.1, inner_rounds=2, inner_steps=3, outer_steps=2
             ),
         ),
         (
-            rk.zoo.curved_saddle,
+            rk.zoo.saddle,
             rk.FedAvgS(outer_lr=rk.parts.PerCall(0.1), inner_lr=0.1, local_steps=2),
         ),
     ],

@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="W has 2 rows for 4 clients"):
         rk.Prometheus(outer_lr=0.05, inner_lr=0.1, mixing=halves).check(ZOO.problem, 4)
     with pytest.raises(TypeError, match="Prometheus solves Bilevel problems, got Minimax"):
-        saddle = rk.zoo.saddle(n_clients=3, size=1).problem
+        saddle = rk.zoo.saddle(n_clients=3, x_size=1, y_size=1).problem
         rk.Prometheus(outer_lr=0.05, inner_lr=0.1).check(saddle, 3)  # type: ignore
     with pytest.raises(ValueError, match="renew_every must be at least 1"):
         rk.Prometheus(outer_lr=0.05, inner_lr=0.1, renew_every=0)

@@ -10,10 +10,10 @@ from arena import federation, pooled, saddle_fields, solve
 import rookery as rk
 from rookery.program.algorithm import first_state, numbers_to_arrays
 
-ZOO = rk.zoo.curved_saddle(n_clients=4, x_size=2, y_size=3)
+ZOO = rk.zoo.saddle(curvature=1.0, n_clients=4, x_size=2, y_size=3)
 LOSSES = rk.zoo.quadratic_losses(n_clients=4, size=2)
 NOISY_LOSSES = rk.zoo.quadratic_losses(n_clients=4, size=2, rows=4, noise=0.3)
-NOISY = rk.zoo.curved_saddle(n_clients=4, x_size=1, y_size=2, rows=4, noise=0.3)
+NOISY = rk.zoo.saddle(curvature=1.0, n_clients=4, x_size=1, y_size=2, rows=4, noise=0.3)
 
 
 def begin(algorithm, zoo=ZOO):
@@ -143,7 +143,7 @@ def test_a_run_that_is_cut_in_the_middle_goes_on_bit_for_bit(tmp_path, zoo, algo
 
 
 def test_single_precision_stays_single():
-    zoo = rk.zoo.curved_saddle(dtype=np.float32)
+    zoo = rk.zoo.saddle(curvature=1.0, dtype=np.float32)
     algorithm = rk.ScaffoldS(outer_lr=rk.parts.PerCall(0.1), inner_lr=0.1, local_steps=2, clients=3)
 
     def round(algorithm, state, key):

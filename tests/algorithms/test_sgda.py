@@ -8,7 +8,7 @@ from arena import federation, saddle_fields, solve
 
 import rookery as rk
 
-ZOO = rk.zoo.curved_saddle(n_clients=3)
+ZOO = rk.zoo.saddle(curvature=1.0, n_clients=3)
 
 
 def by_hand(zoo, steps, is_alternating, is_shared_out):

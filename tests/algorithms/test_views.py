@@ -44,7 +44,7 @@ def test_bilevel():
 
 
 def test_minimax():
-    zoo = rk.zoo.curved_saddle(n_clients=3, x_size=2, y_size=3)
+    zoo = rk.zoo.saddle(curvature=1.0, n_clients=3, x_size=2, y_size=3)
     x = np.array([0.5, -1.0])
     P, S = mean_maps(zoo, rk.parts.MinimaxView(), (x, zoo.inner_solution(x)))
     np.testing.assert_allclose(P, zoo.gradient(x), rtol=1e-12)

@@ -15,7 +15,7 @@ import rookery as rk
 NOISY = rk.zoo.quadratic_bilevel(n_clients=4, rows=3, noise=0.3)
 SCALAR = rk.zoo.scalar_bilevel()
 TINY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
-SADDLE = rk.zoo.curved_saddle(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
+SADDLE = rk.zoo.saddle(curvature=1.0, n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
 LOSSES = rk.zoo.quadratic_losses(n_clients=3, size=2, rows=3, noise=0.3)
 ROBUST = rk.zoo.robust_quadratic(n_clients=3, size=2, rows=3, noise=0.3)
 MAML = rk.zoo.cubic_maml(n_clients=3, size=2, rows=3, noise=0.3)

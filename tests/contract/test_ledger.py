@@ -12,7 +12,7 @@ from rookery.engines.engine import Program
 ZOO = rk.zoo.quadratic_bilevel(n_clients=6, x_size=3, y_size=4)
 P, Q = 3 * 8, 4 * 8  # bytes of x and of y
 TINY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2)
-SADDLE = rk.zoo.saddle(n_clients=3, size=1)
+SADDLE = rk.zoo.saddle(n_clients=3, x_size=1, y_size=1)
 CHAIN = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2))
 SETTINGS = [  # T and N
     (3, 2),

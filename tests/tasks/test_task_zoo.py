@@ -1,5 +1,7 @@
 """The tasks whose solution is known: their evaluation is the distance to it."""
 
+import inspect
+
 import jax
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ TASKS = {
     "quadratic": (rk.tasks.quadratic, {}, rk.zoo.quadratic_bilevel()),
     "saddle": (rk.tasks.saddle, {}, rk.zoo.saddle()),
     "curved saddle": (
-        rk.tasks.saddle, {"curvature": 1.0, "x_size": 3}, rk.zoo.curved_saddle()
+        rk.tasks.saddle, {"curvature": 1.0, "x_size": 3}, rk.zoo.saddle(curvature=1.0)
     ),
     "mean_semideviation": (
         rk.tasks.mean_semideviation,
@@ -74,7 +76,14 @@ def test_fednest_solves_the_quadratic(descend):
 def test_arguments_are_by_name_and_checked():
     with pytest.raises(TypeError, match="positional"):
         rk.tasks.quadratic(5)  # pyright: ignore[reportCallIssue]
-    with pytest.raises(ValueError, match="heterogeneity must lie between 0 and 1"):
-        rk.tasks.quadratic(heterogeneity=2.0)
-    with pytest.raises(ValueError, match="heterogeneity must be between 0 and 1"):
-        rk.tasks.mean_semideviation(heterogeneity=2.0)
+    for make in (rk.tasks.quadratic, rk.tasks.mean_semideviation):
+        with pytest.raises(ValueError, match=r"heterogeneity .*between 0 and 1, got 2\.0"):
+            make(heterogeneity=2.0)
+    # what experiment files and help() show: the arguments of the problem
+    for make, member in (
+        (rk.tasks.quadratic, rk.zoo.quadratic_bilevel),
+        (rk.tasks.saddle, rk.zoo.saddle),
+        (rk.tasks.fednest_saddle, rk.zoo.fednest_saddle),
+        (rk.tasks.mean_semideviation, rk.zoo.mean_semideviation),
+    ):
+        assert inspect.signature(make).parameters == inspect.signature(member).parameters

@@ -1,8 +1,8 @@
-"""Problems whose solution and exact gradient are known; they judge the algorithms.
+"""Random problems with known solutions and exact gradients, to test algorithms against.
 
-A member holds the arrays of all clients as [clients, rows, ...] and offers ``problem``, ``data``,
+Each holds the arrays of all clients as [clients, rows, ...] and has ``problem``, ``data``,
 ``start``, ``solution()`` and ``gradient(x)`` (``hypergradient(x)`` for bilevel problems,
-``residual(blocks)`` for multi-sequence ones).
+``residual(blocks)`` for multi-sequence ones). ``Population.stacked(member.data)`` are its clients.
 """
 
 from rookery.problem.zoo.composition import LinearChain, linear_chain, scalar_composition
@@ -16,7 +16,7 @@ from rookery.problem.zoo.robust import (
     quadratic_losses,
     robust_quadratic,
 )
-from rookery.problem.zoo.saddle import QuadraticSaddle, curved_saddle, fednest_saddle, saddle
+from rookery.problem.zoo.saddle import QuadraticSaddle, fednest_saddle, saddle
 from rookery.problem.zoo.semideviation import MeanSemideviation, mean_semideviation
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "QuadraticSaddle",
     "RobustQuadratic",
     "cubic_maml",
-    "curved_saddle",
     "fednest_saddle",
     "linear_chain",
     "linear_sequences",

@@ -1,4 +1,4 @@
-"""A chain of affine layers under least squares, the composition with a closed form.
+"""A chain of affine layers under least squares: a composition with a closed form.
 
 Client i has
     layers 0 to N - 1   A_i z + a_i,  with its own A_i and a_i at every layer,
@@ -10,10 +10,12 @@ import functools
 
 import equinox as eqx
 import numpy as np
+from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from rookery import check
 from rookery.problem.composition import Composition
+from rookery.problem.zoo.client_draws import ClientDraws
 
 
 class LinearChain(eqx.Module):
@@ -23,11 +25,14 @@ class LinearChain(eqx.Module):
         matrices: per affine layer, [clients, rows, size of its value, size of its argument].
         offsets: per affine layer, [clients, rows, size of its value].
         target: [clients, rows, size of the last affine layer's value].
+
+    >>> scalar_composition().gradient(np.array([4.0])).tolist()
+    [10.0]
     """
 
-    matrices: tuple[np.ndarray, ...]
-    offsets: tuple[np.ndarray, ...]
-    target: np.ndarray
+    matrices: tuple[Float[np.ndarray, "clients rows _value _argument"], ...]
+    offsets: tuple[Float[np.ndarray, "clients rows _value"], ...]
+    target: Float[np.ndarray, "clients rows last"]
 
     @property
     def problem(self) -> Composition:
@@ -47,7 +52,7 @@ class LinearChain(eqx.Module):
         """Zeros for x."""
         return (np.zeros(self.matrices[0].shape[-1], self.target.dtype),)
 
-    def levels(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
+    def levels(self, x: Float[np.ndarray, " size"]) -> tuple[np.ndarray, ...]:
         """The values (z_1, ..., z_N) of the affine layers at x."""
         values = []
         for matrix, offset in self._means():
@@ -55,7 +60,7 @@ class LinearChain(eqx.Module):
             values.append(x)
         return tuple(values)
 
-    def gradient(self, x: np.ndarray) -> np.ndarray:
+    def gradient(self, x: Float[np.ndarray, " size"]) -> Float[np.ndarray, " size"]:
         """The exact gradient: the transposed mean matrices times the last residual."""
         return self._product().T @ (self.levels(x)[-1] - _mean(self.target))
 
@@ -101,14 +106,14 @@ def linear_chain(
     """A random instance with a unique solution.
 
     Args:
-        n_clients: how many clients.
+        n_clients: number of clients.
         sizes: length of x, then of the value of each affine layer; N + 1 numbers give N + 1 layers.
         heterogeneity: 0 makes all clients equal, 1 draws them independently.
         spread: size of the random part of the matrices, which are otherwise identities.
         rows: rows per client; they average to the client's arrays.
         noise: standard deviation of the rows around their client's arrays.
-        seed: of the random numbers.
-        dtype: of the arrays.
+        seed: seed of the random numbers.
+        dtype: data type of the arrays.
 
     >>> len(linear_chain(sizes=(2, 2, 3, 4)).problem.layers)
     4
@@ -116,16 +121,10 @@ def linear_chain(
     check.count("the number of sizes", len(sizes), least=2)
     if min(sizes) < sizes[0]:
         raise ValueError(
-            f"no layer may be smaller than x, else the solution is not unique, got {sizes}."
+            f"sizes: no layer may be smaller than x ({sizes[0]}), otherwise the solution is not "
+            f"unique; got {sizes}."
         )
-    rng, row_rng = np.random.default_rng(seed).spawn(2)
-
-    def draw(*shape):
-        """A common part, a part of every client's own, and rows that average to their sum."""
-        common, own = rng.normal(size=shape), rng.normal(size=(n_clients, 1, *shape))
-        jitter = noise * row_rng.normal(size=(n_clients, rows, *shape))
-        return common + heterogeneity * (own - common) + jitter - jitter.mean(1, keepdims=True)
-
+    draw = ClientDraws(n_clients, heterogeneity, rows, noise, seed)
     pairs = list(zip(sizes[1:], sizes[:-1], strict=True))
     return LinearChain(
         matrices=tuple((np.eye(*s) + spread * draw(*s)).astype(dtype) for s in pairs),
@@ -135,7 +134,7 @@ def linear_chain(
 
 
 def scalar_composition(dtype: DTypeLike = np.float64) -> LinearChain:
-    """Two clients, one affine layer k_i x with k = (1, 3) and targets (1, 5): x* = 3/2 by hand.
+    """Two clients, one affine layer k_i x with k = (1, 3) and targets (1, 5), so x* = 3/2.
 
     The gradient is 2 (2 x - 3); the mean of the clients' own gradients is 5 x - 8.
 

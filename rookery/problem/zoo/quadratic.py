@@ -9,6 +9,7 @@ Everything below follows from the clients' mean matrices.
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from rookery.problem.bilevel import Bilevel
@@ -17,17 +18,22 @@ from rookery.problem.bilevel import Bilevel
 class QuadraticBilevel(eqx.Module):
     """The matrices of all clients, stacked as [clients, rows, ...], and the closed forms.
 
-    A client has one or several rows; rows of one client average to that client's matrices, so
-    several rows make mini-batches noisy and leave the full-batch problem unchanged.
+    The rows of a client average to the client's matrices, so noisy rows make mini-batches noisy and
+    leave the full-batch problem unchanged.
+
+    >>> zoo = quadratic_bilevel(n_clients=3)
+    >>> x, y = zoo.solution()
+    >>> bool(abs(zoo.hypergradient(x)).max() < 1e-12)
+    True
     """
 
-    H: np.ndarray
-    B: np.ndarray
-    c: np.ndarray
-    Q: np.ndarray
-    d: np.ndarray
-    r: np.ndarray
-    E: np.ndarray
+    H: Float[np.ndarray, "clients rows y y"]
+    B: Float[np.ndarray, "clients rows y x"]
+    c: Float[np.ndarray, "clients rows y"]
+    Q: Float[np.ndarray, "clients rows y y"]
+    d: Float[np.ndarray, "clients rows y"]
+    r: Float[np.ndarray, "clients rows x"]
+    E: Float[np.ndarray, "clients rows x y"]
     m0: float = 1.0
 
     @property
@@ -46,30 +52,32 @@ class QuadraticBilevel(eqx.Module):
         p, q = self.B.shape[-1], self.B.shape[-2]
         return np.zeros(p, self.B.dtype), np.zeros(q, self.B.dtype)
 
-    def inner_solution(self, x: np.ndarray) -> np.ndarray:
+    def inner_solution(self, x: Float[np.ndarray, " x"]) -> Float[np.ndarray, " y"]:
         """The inner solution y*(x)."""
         m = self._means()
         return np.linalg.solve(m["H"], m["B"] @ x + m["c"])
 
-    def adjoint(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def adjoint(
+        self, x: Float[np.ndarray, " x"], y: Float[np.ndarray, " y"]
+    ) -> Float[np.ndarray, " y"]:
         """The vector v with  H v = outer_y(x, y)."""
         m = self._means()
         Q, d = self.Q.astype(np.float64), self.d.astype(np.float64)
         Qd = np.einsum("...ij,...j->...i", Q, d).mean((0, 1))
         return np.linalg.solve(m["H"], m["Q"] @ y - Qd + m["E"].T @ x)
 
-    def hypergradient(self, x: np.ndarray) -> np.ndarray:
+    def hypergradient(self, x: Float[np.ndarray, " x"]) -> Float[np.ndarray, " x"]:
         """The exact gradient of the outer loss at y*(x)."""
         m, y = self._means(), self.inner_solution(x)
         return m["r"] + self.m0 * x + m["E"] @ y + m["B"].T @ self.adjoint(x, y)
 
-    def affine_hypergradient(self) -> tuple[np.ndarray, np.ndarray]:
+    def affine_hypergradient(self) -> tuple[Float[np.ndarray, "x x"], Float[np.ndarray, " x"]]:
         """The matrix A and the vector b of the hypergradient, which is A x + b."""
         p = self.B.shape[-1]
         zero = self.hypergradient(np.zeros(p))
         return np.stack([self.hypergradient(e) - zero for e in np.eye(p)], axis=1), zero
 
-    def solution(self) -> tuple[np.ndarray, np.ndarray]:
+    def solution(self) -> tuple[Float[np.ndarray, " x"], Float[np.ndarray, " y"]]:
         """(x*, y*), where the hypergradient is zero."""
         slope, zero = self.affine_hypergradient()
         x = np.linalg.solve(slope, -zero)
@@ -108,24 +116,30 @@ def quadratic_bilevel(
     """A random instance.
 
     Args:
-        n_clients: how many clients.
+        n_clients: number of clients.
         x_size: length of x.
         y_size: length of y.
-        heterogeneity: 0 makes all clients equal, 1 makes them as different as they are large.
+        heterogeneity: 0 makes all clients equal, 1 draws them independently.
         condition: largest over smallest eigenvalue of every client's inner Hessian.
         rows: rows per client.
         noise: standard deviation of the rows around their client's matrices.
         cross: size of the coupling x' E y in the outer loss.
-        seed: of the random numbers.
-        dtype: of the arrays.
+        seed: seed of the random numbers.
+        dtype: data type of the arrays.
+
+    >>> quadratic_bilevel(n_clients=3, x_size=2).data["B"].shape
+    (3, 1, 4, 2)
     """
-    if not 0 <= heterogeneity <= 1:  # beyond 1 a client's Hessian may be indefinite
-        raise ValueError(f"heterogeneity must lie between 0 and 1, got {heterogeneity}.")
+    if not 0 <= heterogeneity <= 1:
+        raise ValueError(
+            f"heterogeneity must be between 0 and 1, got {heterogeneity}: beyond 1 a client's inner "
+            "Hessian may be indefinite."
+        )
     rng = np.random.default_rng(seed)
     p, q, m = x_size, y_size, n_clients
 
     def mix(draw):
-        """A common part and a part of every client's own."""
+        """A common part and a part of each client's own."""
         common = draw(())
         return common + heterogeneity * (draw((m,)) - common)
 
@@ -159,7 +173,11 @@ def quadratic_bilevel(
 
 
 def scalar_bilevel(dtype: DTypeLike = np.float64) -> QuadraticBilevel:
-    """Two clients, one number each: x* = -3/10, y* = 2/5, v* = -3/10 by hand."""
+    """Two clients with scalar x and y: x* = -3/10, y* = 2/5, v* = -3/10.
+
+    >>> [round(float(v[0]), 12) for v in scalar_bilevel().solution()]
+    [-0.3, 0.4]
+    """
 
     def column(*values):
         return np.array(values, dtype).reshape(2, 1)

@@ -1,12 +1,15 @@
 """Robust and meta-learning problems (ComFedL, arXiv:2106.11264) with exact gradients.
 
-There is no closed form of their solutions: Newton's method with exact Hessians computes them.
+Only QuadraticLosses has a closed form; Newton's method with exact Hessians solves the others.
 """
+
+import abc
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
+from jaxtyping import Float
 from numpy.linalg import norm
 from numpy.typing import DTypeLike
 
@@ -15,17 +18,17 @@ from rookery.problem.meta import Meta
 from rookery.problem.single_level import SingleLevel
 
 
-class QuadraticLosses(eqx.Module):
-    """Mean over clients of f_i(w) = 1/2 w' H_i w - b_i' w + c_i: a single-level problem."""
+class _AbstractQuadratics(eqx.Module):
+    """Clients with f_i(w) = 1/2 w' H_i w - b_i' w + c_i."""
 
-    H: np.ndarray
-    b: np.ndarray
-    c: np.ndarray
+    H: Float[np.ndarray, "clients rows size size"]
+    b: Float[np.ndarray, "clients rows size"]
+    c: Float[np.ndarray, "clients rows"]
 
     @property
-    def problem(self) -> SingleLevel:
-        """The loss of one row."""
-        return SingleLevel(_quadratic)
+    @abc.abstractmethod
+    def problem(self) -> SingleLevel | LocalComposition:
+        """What is minimised."""
 
     @property
     def data(self) -> dict[str, np.ndarray]:
@@ -37,16 +40,31 @@ class QuadraticLosses(eqx.Module):
         """Zeros for w."""
         return (np.zeros(self.b.shape[-1], self.b.dtype),)
 
-    def losses(self, w: np.ndarray) -> np.ndarray:
-        """f_i(w), [clients]."""
+    def losses(self, w: Float[np.ndarray, " size"]) -> Float[np.ndarray, " clients"]:
+        """f_i(w) of every client."""
         H, b, c = map(_means, (self.H, self.b, self.c))
         return (H @ w) @ w / 2 - b @ w + c
 
-    def gradients(self, w: np.ndarray) -> np.ndarray:
-        """The clients' grad f_i(w), [clients, size]."""
+    def gradients(self, w: Float[np.ndarray, " size"]) -> Float[np.ndarray, "clients size"]:
+        """grad f_i(w) of every client."""
         return _means(self.H) @ w - _means(self.b)
 
-    def gradient(self, w: np.ndarray) -> np.ndarray:
+
+class QuadraticLosses(_AbstractQuadratics):
+    """Mean over clients of f_i(w) = 1/2 w' H_i w - b_i' w + c_i: a single-level problem.
+
+    >>> zoo = quadratic_losses(n_clients=3)
+    >>> (w,) = zoo.solution()
+    >>> bool(abs(zoo.gradient(w)).max() < 1e-12)
+    True
+    """
+
+    @property
+    def problem(self) -> SingleLevel:
+        """The loss of one row."""
+        return SingleLevel(_quadratic)
+
+    def gradient(self, w: Float[np.ndarray, " size"]) -> Float[np.ndarray, " size"]:
         """The exact gradient of the mean."""
         return self.gradients(w).mean(0)
 
@@ -55,16 +73,18 @@ class QuadraticLosses(eqx.Module):
         return (np.linalg.solve(_means(self.H).mean(0), _means(self.b).mean(0)),)
 
 
-class RobustQuadratic(eqx.Module):
+class RobustQuadratic(_AbstractQuadratics):
     """Mean over clients of exp(f_i(w) / gamma),  f_i(w) = 1/2 w' H_i w - b_i' w + c_i.
 
-    The minimiser is also that of  gamma log mean exp(f_i / gamma),  the greatest mean loss over
-    all client weights r less gamma KL(r | equal weights).
+    The minimiser also minimises  gamma log mean exp(f_i / gamma),  the maximum over client weights
+    r of the weighted loss minus gamma KL(r | equal weights).
+
+    >>> zoo = robust_quadratic(n_clients=3)
+    >>> (w,) = zoo.solution()
+    >>> bool(abs(zoo.gradient(w)).max() < 1e-10)
+    True
     """
 
-    H: np.ndarray
-    b: np.ndarray
-    c: np.ndarray
     gamma: float = 1.0
 
     @property
@@ -77,37 +97,23 @@ class RobustQuadratic(eqx.Module):
         """The same clients without the exponential: f_i alone."""
         return QuadraticLosses(self.H, self.b, self.c)
 
-    @property
-    def data(self) -> dict[str, np.ndarray]:
-        """Per field, an array [clients, rows, ...]."""
-        return {"H": self.H, "b": self.b, "c": self.c}
-
-    @property
-    def start(self) -> tuple[np.ndarray]:
-        """Zeros for w."""
-        return (np.zeros(self.b.shape[-1], self.b.dtype),)
-
-    def losses(self, w: np.ndarray) -> np.ndarray:
-        """f_i(w), [clients]."""
-        return self.plain.losses(w)
-
-    def weights(self, w: np.ndarray) -> np.ndarray:
-        """The client weights that are worst at w: proportional to exp(f_i / gamma), sum one."""
+    def weights(self, w: Float[np.ndarray, " size"]) -> Float[np.ndarray, " clients"]:
+        """The worst-case client weights at w: proportional to exp(f_i / gamma), summing to one."""
         exponent = self.losses(w) / self.gamma
         weights = np.exp(exponent - exponent.max())
         return weights / weights.sum()
 
-    def gradient(self, w: np.ndarray) -> np.ndarray:
+    def gradient(self, w: Float[np.ndarray, " size"]) -> Float[np.ndarray, " size"]:
         """The exact gradient of the mean of exp(f_i / gamma)."""
         return np.exp(self.losses(w) / self.gamma).mean() / self.gamma * self._log_derivatives(w)[0]
 
     def solution(self) -> tuple[np.ndarray]:
-        """(w*,), found on the logarithm, which is convex and cannot overflow."""
+        """(w*,), the minimiser of the logarithm, which is convex and cannot overflow."""
         return (_newton(self._log_derivatives, np.zeros(self.b.shape[-1])),)
 
     def _log_derivatives(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         H, r = _means(self.H), self.weights(w)
-        g = self.plain.gradients(w)
+        g = self.gradients(w)
         spread = g - r @ g
         return r @ g, np.tensordot(r, H, 1) + spread.T @ (r[:, None] * spread) / self.gamma
 
@@ -116,10 +122,15 @@ class CubicMAML(eqx.Module):
     """Mean over clients of f_i(w - lr grad f_i(w)),  f_i(w) = w' A_i w / 2 + b_i' w + sum w^3 / 6.
 
     With lr = adaptation_lr. Cubes are unbounded: the solution is the local minimiser near zero.
+
+    >>> zoo = cubic_maml(n_clients=3)
+    >>> (w,) = zoo.solution()
+    >>> bool(abs(zoo.gradient(w)).max() < 1e-12)
+    True
     """
 
-    A: np.ndarray
-    b: np.ndarray
+    A: Float[np.ndarray, "clients rows size size"]
+    b: Float[np.ndarray, "clients rows size"]
     adaptation_lr: float = 0.1
 
     @property
@@ -129,7 +140,7 @@ class CubicMAML(eqx.Module):
 
     @property
     def composition(self) -> LocalComposition:
-        """The same, with the adapted point inside and the client's loss outside."""
+        """The same problem as a composition: the adaptation inside, the client's loss outside."""
         return LocalComposition(Partial(_adapted, self.adaptation_lr), _cubic)
 
     @property
@@ -142,20 +153,20 @@ class CubicMAML(eqx.Module):
         """Zeros for w."""
         return (np.zeros(self.b.shape[-1], self.b.dtype),)
 
-    def losses(self, w: np.ndarray) -> np.ndarray:
-        """f_i at the adapted w, [clients]."""
+    def losses(self, w: Float[np.ndarray, " size"]) -> Float[np.ndarray, " clients"]:
+        """f_i of every client at the adapted w."""
         A, b, lr = _means(self.A), _means(self.b), self.adaptation_lr
         u = w - lr * (A @ w + b + w**2 / 2)
         return np.einsum("ij,ijk,ik->i", u, A, u) / 2 + np.sum(b * u, 1) + np.sum(u**3, 1) / 6
 
-    def gradients(self, w: np.ndarray) -> np.ndarray:
-        """(I - lr Hess f_i(w)) grad f_i(adapted w), [clients, size]."""
+    def gradients(self, w: Float[np.ndarray, " size"]) -> Float[np.ndarray, "clients size"]:
+        """(I - lr Hess f_i(w)) grad f_i(adapted w) of every client."""
         A, b, lr = _means(self.A), _means(self.b), self.adaptation_lr
         u = w - lr * (A @ w + b + w**2 / 2)
         g = np.einsum("ijk,ik->ij", A, u) + b + u**2 / 2
         return g - lr * (np.einsum("ijk,ik->ij", A, g) + w * g)
 
-    def gradient(self, w: np.ndarray) -> np.ndarray:
+    def gradient(self, w: Float[np.ndarray, " size"]) -> Float[np.ndarray, " size"]:
         """The exact gradient, mean of (I - lr Hess f_i(w)) grad f_i(adapted w)."""
         return self._derivatives(w)[0]
 
@@ -216,17 +227,20 @@ def robust_quadratic(
     seed: int = 0,
     dtype: DTypeLike = np.float64,
 ) -> RobustQuadratic:
-    """A random instance; every f_i is zero at its own minimiser, which lies about 1 from zero.
+    """A random instance; every f_i is zero at its minimiser, at a distance of about 1 from zero.
 
     Args:
-        n_clients: how many clients.
+        n_clients: number of clients.
         size: length of w.
-        gamma: of the exponential; the smaller, the more the worst client counts.
+        gamma: the smaller, the more the worst client counts.
         heterogeneity: 0 makes all clients equal, 1 draws them independently.
         rows: rows per client; they average to the client's arrays.
         noise: standard deviation of the rows around their client's vector.
-        seed: of the random numbers.
-        dtype: of the arrays.
+        seed: seed of the random numbers.
+        dtype: data type of the arrays.
+
+    >>> robust_quadratic(n_clients=3).data["H"].shape
+    (3, 1, 4, 4)
     """
     H, centre = _draw(n_clients, size, heterogeneity, rows, noise, seed, scale=1 / np.sqrt(size))
     b = np.einsum("...jk,...k->...j", H, centre)
@@ -244,7 +258,11 @@ def quadratic_losses(
     seed: int = 0,
     dtype: DTypeLike = np.float64,
 ) -> QuadraticLosses:
-    """The clients of :func:`robust_quadratic` without the exponential."""
+    """The clients of :func:`robust_quadratic` without the exponential.
+
+    >>> quadratic_losses(n_clients=3, size=2).losses(np.zeros(2)).shape
+    (3,)
+    """
     return robust_quadratic(
         n_clients=n_clients,
         size=size,
@@ -267,13 +285,19 @@ def cubic_maml(
     seed: int = 0,
     dtype: DTypeLike = np.float64,
 ) -> CubicMAML:
-    """A random instance with b_i small enough for a minimiser; other arguments as above."""
+    """A random instance whose b_i are small enough for a minimiser to exist.
+
+    Arguments as those of :func:`robust_quadratic`, and the step size of the adaptation.
+
+    >>> cubic_maml(n_clients=3, size=2).data["A"].shape
+    (3, 1, 2, 2)
+    """
     A, b = _draw(n_clients, size, heterogeneity, rows, noise, seed, scale=0.3)
     return CubicMAML(A.astype(dtype), b.astype(dtype), adaptation_lr)
 
 
 def _draw(n_clients, size, heterogeneity, rows, noise, seed, scale):
-    """Per client one positive matrix for all its rows, and rows that average to its vector."""
+    """For each client a positive definite matrix, and rows that average to its vector."""
     rng, row_rng = np.random.default_rng(seed).spawn(2)
 
     def mixed(*shape):

@@ -2,24 +2,32 @@
 
 Client i has
     loss  -[ 1/2 y' D_i y - b_i' y + y' A_i x ] + 1/2 x' R_i x,
-to be least in x and greatest in y. FedNest's problem (arXiv:2205.02215, section 4.3) is the case
+to be minimised in x and maximised in y. FedNest's problem (arXiv:2205.02215, section 4.3) is the case
 where all clients share their curvature, D_i = I and R_i = ridge I.
 """
 
 import equinox as eqx
 import numpy as np
+from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from rookery.problem.minimax import Minimax
+from rookery.problem.zoo.client_draws import ClientDraws
 
 
 class QuadraticSaddle(eqx.Module):
-    """The matrices of all clients, stacked as [clients, rows, ...], and the closed forms."""
+    """The matrices of all clients, stacked as [clients, rows, ...], and the closed forms.
 
-    D: np.ndarray
-    A: np.ndarray
-    b: np.ndarray
-    R: np.ndarray
+    >>> zoo = saddle(n_clients=3)
+    >>> x, y = zoo.solution()
+    >>> bool(abs(zoo.gradient(x)).max() < 1e-12)
+    True
+    """
+
+    D: Float[np.ndarray, "clients rows y y"]
+    A: Float[np.ndarray, "clients rows y x"]
+    b: Float[np.ndarray, "clients rows y"]
+    R: Float[np.ndarray, "clients rows x x"]
 
     @property
     def problem(self) -> Minimax:
@@ -37,17 +45,17 @@ class QuadraticSaddle(eqx.Module):
         q, p = self.A.shape[-2:]
         return np.full(p, 10, self.A.dtype), np.full(q, 10, self.A.dtype)
 
-    def inner_solution(self, x: np.ndarray) -> np.ndarray:
+    def inner_solution(self, x: Float[np.ndarray, " x"]) -> Float[np.ndarray, " y"]:
         """The maximiser y*(x)."""
         m = self._means()
         return np.linalg.solve(m["D"], m["b"] - m["A"] @ x)
 
-    def gradient(self, x: np.ndarray) -> np.ndarray:
+    def gradient(self, x: Float[np.ndarray, " x"]) -> Float[np.ndarray, " x"]:
         """The exact gradient of the maximum over y."""
         m = self._means()
         return m["R"] @ x - m["A"].T @ self.inner_solution(x)
 
-    def solution(self) -> tuple[np.ndarray, np.ndarray]:
+    def solution(self) -> tuple[Float[np.ndarray, " x"], Float[np.ndarray, " y"]]:
         """(x*, y*) with  (R + A' D^-1 A) x* = A' D^-1 b."""
         m = self._means()
         AtD = np.linalg.solve(m["D"], m["A"]).T
@@ -65,72 +73,39 @@ def _loss(x, y, row):
 def saddle(
     *,
     n_clients: int = 5,
-    size: int = 4,
-    scale: float = 1.0,
-    ridge: float = 1.0,
-    heterogeneity: float = 1.0,
-    rows: int = 1,
-    noise: float = 0.0,
-    seed: int = 0,
-    dtype: DTypeLike = np.float64,
-) -> QuadraticSaddle:
-    """A random instance whose clients share their curvature and differ in A_i and b_i.
-
-    Args:
-        n_clients: how many clients.
-        size: length of x and of y.
-        scale: standard deviation of b_i.
-        ridge: curvature in x.
-        heterogeneity: 0 makes all clients equal, 1 draws them independently.
-        rows: rows per client; they average to the client's matrices.
-        noise: standard deviation of the rows around their client's A_i and b_i.
-        seed: of the random numbers.
-        dtype: of the arrays.
-    """
-    return curved_saddle(
-        n_clients=n_clients, x_size=size, y_size=size, scale=scale, ridge=ridge, curvature=0.0,
-        heterogeneity=heterogeneity, rows=rows, noise=noise, seed=seed, dtype=dtype,
-    )  # fmt: skip
-
-
-def curved_saddle(
-    *,
-    n_clients: int = 5,
     x_size: int = 3,
     y_size: int = 4,
     scale: float = 1.0,
     ridge: float = 1.0,
-    curvature: float = 1.0,
+    curvature: float = 0.0,
     heterogeneity: float = 1.0,
     rows: int = 1,
     noise: float = 0.0,
     seed: int = 0,
     dtype: DTypeLike = np.float64,
 ) -> QuadraticSaddle:
-    """A random instance whose clients differ in their curvature too.
+    """A random instance whose clients differ in A_i and b_i and, if it is curved, in D_i and R_i.
 
-    Only here do FedNest and LFedNest part: with a shared curvature their iterates are the same.
+    FedNest and LFedNest differ only on curved problems: if all clients share their curvature, their
+    iterates are the same.
 
     Args:
-        n_clients: how many clients.
+        n_clients: number of clients.
         x_size: length of x.
         y_size: length of y.
         scale: standard deviation of b_i.
         ridge: least curvature in x; the least curvature in y is 1.
-        curvature: size of the curvature beyond the least.
+        curvature: size of the curvature beyond the least, in which clients differ.
         heterogeneity: 0 makes all clients equal, 1 draws them independently.
         rows: rows per client; they average to the client's matrices.
         noise: standard deviation of the rows around their client's A_i and b_i.
-        seed: of the random numbers.
-        dtype: of the arrays.
-    """
-    rng, row_rng = np.random.default_rng(seed).spawn(2)
+        seed: seed of the random numbers.
+        dtype: data type of the arrays.
 
-    def draw(*shape, noise=noise):
-        """A common part, a part of every client's own, and rows that average to their sum."""
-        common, own = rng.normal(size=shape), rng.normal(size=(n_clients, 1, *shape))
-        jitter = noise * row_rng.normal(size=(n_clients, rows, *shape))
-        return common + heterogeneity * (own - common) + jitter - jitter.mean(1, keepdims=True)
+    >>> saddle(n_clients=3, x_size=2).data["A"].shape
+    (3, 1, 4, 2)
+    """
+    draw = ClientDraws(n_clients, heterogeneity, rows, noise, seed)
 
     def positive(size):
         factor = draw(size, size, noise=0.0)  # noisy factors would change the mean curvature
@@ -154,16 +129,16 @@ def fednest_saddle(
     seed: int = 0,
     dtype: DTypeLike = np.float64,
 ) -> QuadraticSaddle:
-    """FedNest's own instance: A_i = t_i I, and b_i that sum to zero, so x* = y* = 0.
+    """The instance of FedNest's paper: A_i = t_i I, and b_i that sum to zero, so x* = y* = 0.
 
     Args:
-        n_clients: how many clients.
+        n_clients: number of clients.
         size: length of x and of y.
-        scale: standard deviation s of the b_i before their mean is taken off.
+        scale: standard deviation s of the b_i before their mean is subtracted.
         ridge: lambda, the curvature in x.
         coupling: t_i is uniform between 0 and this.
-        seed: of the random numbers.
-        dtype: of the arrays.
+        seed: seed of the random numbers.
+        dtype: data type of the arrays.
 
     >>> x, y = fednest_saddle(n_clients=20, size=2).solution()
     >>> bool(abs(x).max() < 1e-15 and abs(y).max() < 1e-15)

@@ -10,31 +10,37 @@ The gradient is exact. The solution is computed by Newton's method, as there is 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from rookery.problem.composition import Composition
 
 
 class MeanSemideviation(eqx.Module):
-    """The measurements of all clients and what the objective needs.
+    """The measurements of all clients, and the constants of the objective.
 
     Attributes:
-        a: [clients, rows, size], the measuring vectors.
-        b: [clients, rows], the measured squares.
-        truth: [size], the vector that was measured.
-        weight: of the semideviation against the mean.
-        delta: keeps the square root smooth.
+        a: the measuring vectors.
+        b: the measured squares.
+        truth: the vector that was measured.
+        weight: weight of the semideviation against the mean.
+        delta: a small constant that keeps the square root smooth.
+
+    >>> zoo = mean_semideviation(rows=50, size=2)
+    >>> (x,) = zoo.solution()
+    >>> bool(abs(zoo.gradient(x)).max() < 1e-10)
+    True
     """
 
-    a: np.ndarray
-    b: np.ndarray
-    truth: np.ndarray
+    a: Float[np.ndarray, "clients rows size"]
+    b: Float[np.ndarray, "clients rows"]
+    truth: Float[np.ndarray, " size"]
     weight: float = 0.1
     delta: float = 0.1
 
     @property
     def problem(self) -> Composition:
-        """The three layers, averaged over the same rows; what follows their values starts at 0."""
+        """The three layers, averaged over the same rows; estimates of their values start at 0."""
         layers = (_loss_level, _deviation_level, _Risk(self.weight, self.delta))
         number = np.zeros((), self.a.dtype)
         starts = (np.zeros(self.a.shape[-1], self.a.dtype), number), (number, number)
@@ -50,7 +56,7 @@ class MeanSemideviation(eqx.Module):
         """0.1 in every coordinate, FedMSA's start; at zero the gradient vanishes."""
         return (np.full(self.a.shape[-1], 0.1, self.a.dtype),)
 
-    def gradient(self, x: np.ndarray) -> np.ndarray:
+    def gradient(self, x: Float[np.ndarray, " size"]) -> Float[np.ndarray, " size"]:
         """The exact gradient, by the adjoints of the levels from the last to the first."""
         U, U_x, _ = self._losses(x)
         over = np.maximum(0, U - U.mean())
@@ -124,26 +130,29 @@ def mean_semideviation(
 ) -> MeanSemideviation:
     """A random instance, by default of the size of FedMSA's experiment.
 
-    The paper's "covariance with N(0, 1) entries" M is none; its sampler draws from N(0, Sigma)
-    with  Sigma = (M' M)^(1/2),  and so does this one.
+    The paper's "covariance with N(0, 1) entries" M is not a covariance matrix; the authors' sampler
+    draws from N(0, Sigma) with  Sigma = (M' M)^(1/2),  and so does this one.
 
     Args:
-        n_clients: how many clients.
+        n_clients: number of clients.
         rows: measurements per client.
         size: length of x.
-        weight: lambda, of the semideviation against the mean.
-        delta: keeps the square root smooth.
+        weight: lambda, the weight of the semideviation against the mean.
+        delta: a small constant that keeps the square root smooth.
         label_noise: standard deviation of the noise on the measured squares.
         heterogeneity: from 0, all clients with the same rows, to 1, rows drawn independently.
-        seed: of the random numbers.
-        dtype: of the arrays.
+        seed: seed of the random numbers.
+        dtype: data type of the arrays.
+
+    >>> mean_semideviation(rows=50, size=2).data["a"].shape
+    (2, 50, 2)
     """
     if not 0 <= heterogeneity <= 1:
         raise ValueError(f"heterogeneity must be between 0 and 1, got {heterogeneity}.")
     rng = np.random.default_rng(seed)
 
     def draw(*shape):
-        """Standard normal in every client, whatever the share of the common part."""
+        """Standard normal in every client, for any heterogeneity."""
         common, own = rng.normal(size=(1, *shape)), rng.normal(size=(n_clients, *shape))
         return np.sqrt(1 - heterogeneity**2) * common + heterogeneity * own
 
