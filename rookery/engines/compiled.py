@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery import check
+from rookery.engines.code_key import CodeKey
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
 from rookery.engines.round_costs import RoundCosts, ledgers
 from rookery.engines.traced import many_rounds
@@ -67,6 +68,7 @@ class _CompiledRunner(AbstractRunner):
         self._program = Program(
             program.problem, jax.device_put(program.population), program.clock, program.aggregate
         )
+        self._key = CodeKey([program.problem, algorithms[0], program.clock, program.aggregate])
         self._clients_at_once, self._capacity = clients_at_once, capacity
 
     def advance(
@@ -81,6 +83,7 @@ class _CompiledRunner(AbstractRunner):
                 for wanted, finite in zip(n, is_finite, strict=True)
             ]
             stacked, costs, status = _advance(
+                self._key,
                 self._program,
                 self._numbers,
                 self._structure,
@@ -103,6 +106,7 @@ class _CompiledRunner(AbstractRunner):
 
 @eqx.filter_jit
 def _advance(
+    code: CodeKey,
     program: Program,
     numbers: Tree,
     structure: Tree,
@@ -113,6 +117,7 @@ def _advance(
     first: jax.Array,
     n: jax.Array,
 ) -> tuple[Tree, RoundCosts, jax.Array]:
+    del code  # it only tells programs apart
     _programs.append(type(structure).__name__)  # only while tracing, so once per program
 
     def one(numbers, state, key, n):

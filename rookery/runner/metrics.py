@@ -10,6 +10,7 @@ from jax import lax
 
 from rookery.clients.local_client import LocalClient
 from rookery.clients.population import Population
+from rookery.engines.code_key import CodeKey
 from rookery.program.step import Step, traced_loop
 from rookery.types import Key, Tree
 
@@ -151,9 +152,14 @@ def metric_names(
     return [name for e in evaluations for name in eqx.filter_eval_shape(e, *arguments)]
 
 
-@eqx.filter_jit
 def evaluate_all(evaluations, solutions, population, keys) -> dict[str, jax.Array]:
     """The numbers of all evaluations for stacked solutions, one run after another."""
+    return _evaluate_all(CodeKey([evaluations]), evaluations, solutions, population, keys)
+
+
+@eqx.filter_jit
+def _evaluate_all(code, evaluations, solutions, population, keys) -> dict[str, jax.Array]:
+    del code  # it only tells programs apart
 
     def one(run):
         solution, key = run
