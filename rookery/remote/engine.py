@@ -107,16 +107,18 @@ class RemoteRunner(AbstractRunner):
             memory_sync.restore(session.clients, state)
             session.discard_sent()
         ledgers: list[Ledger] = []
+        cohorts: list[tuple[tuple[int, ...], ...]] = []
         stopped: TooFewReplies | None = None
         remote = memory_sync.to_remote(state)
         try:
             for round in range(first, first + count):
                 try:
-                    remote, ledger = self._round(round, remote, key)
+                    remote, fed = self._round(round, remote, key)
                 except TooFewReplies as too_few:
                     stopped = too_few
                     break
-                ledgers.append(ledger)
+                ledgers.append(fed.costs.ledger)
+                cohorts.append(tuple(fed.cohorts))
                 on_server = memory_sync.replace_memories(remote, lambda *_: None)
                 if not bool(all_finite(on_server)):
                     break
@@ -125,18 +127,19 @@ class RemoteRunner(AbstractRunner):
             # what clients kept in these rounds is lost, so the run cannot continue from here
             self._last = None
             raise Stopped(_advice(error, first), []) from error
-        progress = [Progress(self._last, ledgers, bool(all_finite(self._last)))]
+        progress = [Progress(self._last, ledgers, bool(all_finite(self._last)), cohorts)]
         if stopped is not None:
             raise Stopped(_advice(stopped, first + len(ledgers)), progress) from stopped
         return progress
 
-    def _round(self, round: int, state: Tree, key: Key) -> tuple[Tree, Ledger]:
+    def _round(self, round: int, state: Tree, key: Key) -> tuple[Tree, RemoteFederation]:
+        """The state after a round, and the federation that ran it."""
         fed = self.federation(round)
         round_key = jax.random.fold_in(key, round)
         state = self._algorithm.round(fed, self._program.problem, state, round_key)
         state = later(state, jnp.asarray(fed.costs.now, float))
         state = memory_sync.end_round(self.session, state, fed.costs.work)
-        return state, fed.costs.ledger
+        return state, fed
 
     def _open(self, state: Tree, first: int) -> tuple[Plan, Session]:
         problem, population = self._program.problem, self._program.population

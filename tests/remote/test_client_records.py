@@ -1,5 +1,6 @@
 """What the server knows about its clients: values only kept, two slots of one client, losses."""
 
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,8 @@ import pytest
 from world import POPULATION, QUICK, ZOO, reasons
 
 import rookery as rk
-from rookery.engines.engine import Stopped
+from rookery.engines.engine import Program, Stopped
+from rookery.program.algorithm import first_state
 from rookery.program.participation import Cohort
 from rookery.remote import Faults, InProcess, Policy, Remote
 from rookery.remote.server.client_record import ClientRecord, ClientRecords, PendingJob
@@ -170,3 +172,23 @@ def test_a_client_that_does_not_reply_is_named():
     engine = Remote(InProcess(Faults(crashes={2: 1})), policy)
     with pytest.raises(Stopped, match=r"round 0, step .*slope.*4 of 5.*none from Narvik\."):
         rk.run(Keeping(), ZOO.problem, population, ZOO.start, rounds=1, engine=engine)
+
+
+@pytest.mark.parametrize("algorithm", [Keeping(), Twice()], ids=["Keeping", "Twice"])
+def test_cohorts_are_those_of_the_eager_engine(algorithm):
+    program = Program(ZOO.problem, POPULATION, rk.delays.Clock(), rk.aggregate.Mean())
+    state = first_state(algorithm, ZOO.problem, POPULATION.n_clients, ZOO.start)
+    key = jax.random.key(2)
+    (want,) = rk.Eager().prepare(program, [algorithm]).advance([state], [key], 0, [2])
+    with closing(Remote(policy=QUICK).prepare(program, [algorithm])) as runner:
+        (got,) = runner.advance([state], [key], 0, [2])
+    assert want.cohorts and got.cohorts == want.cohorts
+
+
+def test_a_client_that_did_not_reply_is_not_in_the_cohort():
+    engine = Remote(InProcess(Faults(crashes={2: 1})), Policy(wait_for=60.0, min_replies=0.5))
+    program = Program(ZOO.problem, POPULATION, rk.delays.Clock(), rk.aggregate.Mean())
+    state = first_state(Keeping(), ZOO.problem, POPULATION.n_clients, ZOO.start)
+    with closing(engine.prepare(program, [Keeping()])) as runner:
+        (got,) = runner.advance([state], [jax.random.key(2)], 0, [1])
+    assert got.cohorts == [((0, 1, 3, 4),)]

@@ -22,7 +22,6 @@ from rookery.program.federation import (
     AbstractFederation,
     Cached,
     Placed,
-    Settings,
     Step,
     check_step,
     client_key,
@@ -31,9 +30,7 @@ from rookery.program.federation import (
 from rookery.program.memory import Memory, check_keep, check_recall
 from rookery.program.participation import Cohort
 from rookery.program.polling import (
-    InFlight,
     PollResult,
-    PollRules,
     check_ask,
     check_poll,
     check_result,
@@ -113,15 +110,7 @@ class _TracingFederation(AbstractFederation):
         index = (self.round * 0).astype(jnp.int32)  # traced: its value changes per iteration
         return body(index, init)
 
-    def poll(
-        self,
-        jobs: InFlight,
-        step: Step,
-        *values: Tree | Cached,
-        rules: PollRules,
-        key: Key,
-        settings: Settings = NO_SETTINGS,
-    ) -> PollResult:
+    def poll(self, jobs, step, *values, rules, key, settings=NO_SETTINGS) -> PollResult:
         """Trace the step on the first client, whose result is the only one to arrive."""
         plain = plain_values(values)
         check_poll(jobs, self.n_clients, plain, rules, self.aggregate)
@@ -132,14 +121,7 @@ class _TracingFederation(AbstractFederation):
             replace(jobs, polls=polls), polls, self.weights[0], reply, reply, jobs.polls
         )
 
-    def ask(
-        self,
-        who: jax.Array,
-        step: Step,
-        *values: Tree | Cached,
-        key: Key,
-        settings: Settings = NO_SETTINGS,
-    ) -> Tree:
+    def ask(self, who, step, *values, key, settings=NO_SETTINGS) -> Tree:
         """Trace the step on the first client, whose reply is the mean."""
         plain = plain_values(values)
         check_ask(self.n_clients, plain, self.aggregate)

@@ -56,6 +56,10 @@ class RemoteFederation(AbstractFederation):
         session: the session, in the round.
         plan: the calls of the algorithm.
         in_real_time: whether results of jobs are taken in the order in which they arrive.
+
+    Attributes:
+        costs: the costs of the round so far.
+        cohorts: the clients that replied in each exchange so far.
     """
 
     def __init__(self, program: Program, session: Session, plan: Plan, *, in_real_time: bool):
@@ -65,6 +69,7 @@ class RemoteFederation(AbstractFederation):
         began = time.monotonic()
         timer = (lambda: time.monotonic() - began) if in_real_time else None
         self.costs = CostMeter(program.clock, session.round, timer)
+        self.cohorts: list[tuple[int, ...]] = []
         self._session, self._plan = session, plan
         self._values = ServerValues(n_clients, session.clients.new_tokens)
         self._poller = Poller(
@@ -123,7 +128,10 @@ class RemoteFederation(AbstractFederation):
 
     def poll(self, jobs, step, *values, rules, key, settings=NO_SETTINGS) -> PollResult:
         """Jobs are sent as they begin; see :mod:`rookery.remote.server.polling`."""
-        return self._poller.poll(jobs, step, values, rules, key, settings)
+        result = self._poller.poll(jobs, step, values, rules, key, settings)
+        arrived = np.flatnonzero(np.asarray(result.jobs.has_arrived))
+        self.cohorts.append(tuple(arrived.tolist()))
+        return result
 
     def ask(self, who, step, *values, key, settings=NO_SETTINGS) -> Tree:
         """An exchange with the cohort of the clients where ``who`` is true."""
@@ -144,6 +152,7 @@ class RemoteFederation(AbstractFederation):
     def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
         replies, cohort = self._replies(placed, needs_all)
         self.costs.end_exchange(self.kind, cohort, tree.nbytes(replies) // len(cohort))
+        self.cohorts.append(tuple(client for _, client in _active(cohort)))
         return replies, cohort
 
     def _replies(self, placed: Placed, needs_all: bool) -> tuple[Tree, Cohort]:
