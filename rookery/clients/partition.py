@@ -1,8 +1,8 @@
-"""Ways to divide one data set among clients: lists of row numbers, one per client.
+"""Ways to divide one data set among clients: arrays of row numbers, one per client.
 
-``labels`` holds the class of every row; the classes are its distinct values, in rising order. The
-same arguments and ``seed`` give the same rows. No client gets a row twice and, unless a docstring
-says otherwise, no row goes to two clients.
+``labels`` is the class of every row; the classes are its distinct values in ascending order. Equal
+arguments and ``seed`` give equal parts. No client gets a row twice and, unless a docstring says
+otherwise, no row goes to two clients. :meth:`Population.from_parts` takes the result.
 """
 
 import bisect
@@ -10,18 +10,23 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Int
 from numpy.typing import ArrayLike
 
 from rookery import check
 
-Parts = list[np.ndarray]  # row numbers, one array per client
+Indices = Int[np.ndarray, " rows"]
+"""Row numbers."""
+
+Parts = list[Indices]
+"""The rows of each client."""
 
 
 def iid(n_samples: int, n_clients: int, *, per_client: int | None = None, seed: int = 0) -> Parts:
     """Random rows in equal numbers (McMahan et al. 2017, the iid case of FedAvg).
 
-    With ``per_client`` rows for each client, rows left over are dropped. Without it every row is
-    used, and sizes differ by one at most.
+    With ``per_client``, every client gets that many rows and the rest is dropped. Without it every
+    row is used, and sizes differ by at most one.
 
     >>> [rows.size for rows in iid(10, 3)], [rows.size for rows in iid(10, 3, per_client=2)]
     ([4, 3, 3], [2, 2, 2])
@@ -30,7 +35,7 @@ def iid(n_samples: int, n_clients: int, *, per_client: int | None = None, seed: 
 
 
 def given_sizes(n_samples: int, sizes: Sequence[int], *, seed: int = 0) -> Parts:
-    """Random rows, so many for each client; rows left over are dropped.
+    """Random rows, ``sizes[i]`` of them for client i; the rest is dropped.
 
     ComFedL (arXiv:2106.11264) has one client with 5000 images and nine with 20.
 
@@ -40,17 +45,17 @@ def given_sizes(n_samples: int, sizes: Sequence[int], *, seed: int = 0) -> Parts
     n_samples = check.count("n_samples", n_samples)
     sizes = [check.count(f"sizes[{i}]", size) for i, size in enumerate(sizes)]
     if not 0 < sum(sizes) <= n_samples:
-        raise ValueError(f"sizes sum to {sum(sizes)}; name some, {n_samples} rows at most in all.")
+        raise ValueError(f"sizes sum to {sum(sizes)}; the sum must be 1 to {n_samples} rows.")
     return _cut(_generator(seed).permutation(n_samples), sizes)
 
 
 def shards(
     labels: ArrayLike, n_clients: int, *, shards_per_client: int = 2, seed: int = 0
 ) -> Parts:
-    """Rows sorted by label, cut into equal shards, a few random shards for each client.
+    """Rows sorted by label, cut into equal shards; each client gets some shards at random.
 
     The non-iid case of FedAvg (McMahan et al. 2017): 100 clients with 2 of 200 shards. Every row
-    is used; shards differ by one row at most.
+    is used; shards differ by at most one row.
 
     >>> labels = np.array([0, 1, 0, 1])
     >>> sorted(labels[rows].tolist() for rows in shards(labels, 2, shards_per_client=1))
@@ -66,10 +71,10 @@ def shards(
 def k_classes(
     labels: ArrayLike, n_clients: int, *, classes_per_client: int, per_client: int, seed: int = 0
 ) -> Parts:
-    """Each client draws some classes at random, and its rows from these in equal numbers.
+    """Each client draws some classes at random, and equally many rows of each of them.
 
     As in FedMBO (arXiv:2302.05412). Clients draw independently: two of them **may hold the same
-    row**, so set test rows aside beforehand. Rows that nobody draws are dropped.
+    row**, so set test rows aside beforehand. Rows that no client draws are dropped.
 
     >>> labels = np.repeat([0, 1, 2], 10)
     >>> parts = k_classes(labels, 4, classes_per_client=2, per_client=6)
@@ -84,7 +89,7 @@ def k_classes(
             f"classes_per_client={k}, but there are {len(classes)} classes. Use fewer."
         )
     smallest = min(rows.size for rows in classes)
-    # any client may draw the smallest class: whether the call works must not hang on the seed
+    # any client may draw the smallest class; whether the call works must not depend on the seed
     if smallest * k < per_client:
         raise ValueError(
             f"per_client={per_client} takes {-(-per_client // k)} rows of one class, but the "
@@ -101,19 +106,19 @@ def k_classes(
 def heterogeneity(
     labels: ArrayLike, n_clients: int, *, q: float, per_client: int | None = None, seed: int = 0
 ) -> Parts:
-    """A share ``q`` of each client's rows is of its own class, the rest is from what is left.
+    """A fraction ``q`` of each client's rows is of its own class, the rest of any class.
 
     As in FedMSA (arXiv:2306.01648). Client i's own class is number i modulo the number of classes.
-    A class too small for that is divided evenly among the clients that own it. Then all clients
-    are filled up with rows drawn uniformly from the remaining ones, whatever their class, so that
-    ``q=0`` is iid. Sizes and rows left over are as in :func:`iid`.
+    A class too small for that is divided evenly among the clients that own it. The remaining rows
+    of all clients are drawn uniformly from what is left, whatever its class, so ``q=0`` is iid.
+    Sizes are as in :func:`iid`.
 
     >>> labels = np.repeat([0, 1], 10)
     >>> [np.unique(labels[rows]).tolist() for rows in heterogeneity(labels, 4, q=1)]
     [[0], [1], [0], [1]]
     """
     classes = _rows_by_class(labels)
-    _check_share("q", q)
+    _check_fraction("q", q)
     available = np.array([rows.size for rows in classes])
     sizes = np.array(_sizes(available.sum(), n_clients, per_client))
     mine = np.arange(n_clients) % available.size
@@ -130,11 +135,11 @@ def heterogeneity(
 def dominant_class(
     labels: ArrayLike, n_clients: int, *, share: float, per_client: int | None = None, seed: int = 0
 ) -> Parts:
-    """A share of each client's rows is of its own class, the rest even over the other classes.
+    """A fraction ``share`` of each client's rows is of one class, the rest even over the others.
 
-    As in ComFedL (arXiv:2106.11264), whose rho is our ``share``: each other class has a share of
+    As in ComFedL (arXiv:2106.11264), where ``share`` is rho: each other class has a fraction
     (1 - share) / (classes - 1). Client i's own class is number i modulo the number of classes.
-    Without ``per_client`` clients are as large as the classes permit. Rows left over are dropped.
+    Without ``per_client`` clients are as large as the classes permit. Unused rows are dropped.
 
     >>> labels = np.repeat([0, 1, 2], 10)
     >>> [np.bincount(labels[r]).tolist() for r in dominant_class(labels, 3, share=0.6)]
@@ -142,21 +147,21 @@ def dominant_class(
     """
     classes = _rows_by_class(labels)
     n_clients = check.count("n_clients", n_clients)
-    _check_share("share", share)
+    _check_fraction("share", share)
     available = np.array([rows.size for rows in classes])
     if available.size < 2:
         raise ValueError("all labels are equal; a dominant class needs at least 2 classes.")
 
     def table(size: int) -> np.ndarray:
         own = round(share * size)
-        # counted from the own class on, so that odd rows are spread over all classes
+        # counted from the client's own class on, so that odd rows are spread over all classes
         first = [own, *_even(size - own, available.size - 1)]
         return np.array([np.roll(first, i) for i in range(n_clients)])
 
     def lacking(size: int) -> int:
         return (table(size).sum(0) - available).max()
 
-    # the lack grows with the size, so the largest size without one is found by halving
+    # the lack grows with the size, so bisection finds the largest size without one
     largest = bisect.bisect_right(range(1, available.sum() // n_clients + 1), 0, key=lacking)
     size = check.count("per_client", max(largest, 1) if per_client is None else per_client)
     if lacking(size) > 0:
@@ -176,11 +181,15 @@ def dirichlet(
     max_tries: int = 100,
     seed: int = 0,
 ) -> Parts:
-    """Each class is divided among the clients in Dirichlet(alpha) proportions.
+    """Divide each class among the clients in Dirichlet(alpha) proportions.
 
-    As in Yurochkin et al. 2019 (arXiv:1905.12022). Small ``alpha``: a class goes to few clients;
-    large: all clients look alike. Every row is used. Proportions are drawn until every client has
-    ``min_per_client`` rows, ``max_tries`` times at most.
+    As in Yurochkin et al. 2019 (arXiv:1905.12022). With a small ``alpha`` a class goes to few
+    clients, with a large one all clients look alike. Every row is used. Proportions are drawn until
+    every client has ``min_per_client`` rows, at most ``max_tries`` times.
+
+    >>> parts = dirichlet(np.repeat([0, 1], 10), 3, alpha=1.0)
+    >>> len(parts), sum(rows.size for rows in parts)
+    (3, 20)
     """
     classes = _rows_by_class(labels)
     sizes = np.array([[rows.size] for rows in classes])
@@ -209,26 +218,26 @@ def dirichlet(
     return parts
 
 
-def long_tail(labels: ArrayLike, *, ratio: float = 0.01, largest: int | None = None) -> np.ndarray:
+def long_tail(labels: ArrayLike, *, ratio: float = 0.01, largest: int | None = None) -> Indices:
     """Row numbers to keep so that class sizes fall geometrically, as in FedNest and FedMSA.
 
     Class number c of C keeps its first ``ceil(largest * ratio**(c / (C - 1)))`` rows, or all it
-    has. ``largest`` is the mean class size if not given (6000 in MNIST). Nothing is random.
+    has. ``largest`` is the mean class size if not given (6000 in MNIST). No randomness.
 
     >>> long_tail(np.array([0, 0, 0, 0, 1, 1, 1, 1]), ratio=0.25).tolist()
     [0, 1, 2, 3, 4]
     """
     classes = _rows_by_class(labels)
-    _check_share("ratio", check.positive("ratio", ratio))
+    _check_fraction("ratio", check.positive("ratio", ratio))
     first = np.size(labels) / len(classes) if largest is None else check.count("largest", largest)
-    # powers of a step, as in the papers' code: so rounded, the last MNIST class has 61 rows, not 60
+    # powers of a step, as in the papers' code; by their rounding the last MNIST class has 61 rows
     step = ratio ** (1 / max(len(classes) - 1, 1))
     kept = [rows[: math.ceil(first * step**c)] for c, rows in enumerate(classes)]
     return np.sort(np.concatenate(kept))
 
 
 def split(
-    parts: Sequence[np.ndarray], *, fractions: Mapping[str, float], seed: int = 0
+    parts: Sequence[Indices], *, fractions: Mapping[str, float], seed: int = 0
 ) -> dict[str, Parts]:
     """Cut each client's rows at random into named splits, ready for ``Population.from_parts``.
 
@@ -248,10 +257,12 @@ def split(
     for client, rows in enumerate(parts):
         spare = len(rows) - len(fractions) + 1
         if spare < 1:
-            got = f"client {client} has {len(rows)} rows for the splits {list(fractions)}"
-            raise ValueError(f"{got}. Give it one for each, or leave it out.")
+            raise ValueError(
+                f"client {client} has {len(rows)} rows for the splits {list(fractions)}. Give it "
+                "at least one per split, or leave it out."
+            )
         ends = np.rint(np.cumsum(list(fractions.values())) * len(rows)).astype(int)
-        # ends at least one apart, so that no split is empty
+        # ends differ by at least one, so that no split is empty
         ends = np.clip(np.maximum.accumulate(ends - position), 1, spare) + position
         pieces.append(np.split(rng.permutation(rows), ends[:-1]))
     return {name: [mine[s] for mine in pieces] for s, name in enumerate(fractions)}
@@ -260,22 +271,26 @@ def split(
 def _sizes(n_samples: int, n_clients: int, per_client: int | None) -> list[int]:
     least = 1 if per_client is None else check.count("per_client", per_client)
     if check.count("n_clients", n_clients) * least > check.count("n_samples", n_samples):
-        got = f"{n_samples} rows are too few for {n_clients} clients with {least} or more each"
-        raise ValueError(f"{got}. Use fewer clients or rows per client.")
+        raise ValueError(
+            f"{n_samples} rows are too few for {n_clients} clients with {least} or more each. "
+            "Use fewer clients or rows per client."
+        )
     return _even(n_samples, n_clients) if per_client is None else [least] * n_clients
 
 
 def _even(total: int, n: int) -> list[int]:
-    """Whole numbers that sum to the total and differ by one at most, the larger ones first."""
+    """Whole numbers that sum to the total and differ by at most one, the larger ones first."""
     return [total // n + (i < total % n) for i in range(n)]
 
 
-def _cut(rows: np.ndarray, sizes) -> Parts:
+def _cut(rows: Indices, sizes: Sequence[int] | np.ndarray) -> Parts:
     """Consecutive pieces of the given sizes, from the front."""
     return np.split(rows[: sum(sizes)], np.cumsum(sizes)[:-1])
 
 
-def _deal(classes: Parts, table: np.ndarray, rng: np.random.Generator) -> Parts:
+def _deal(
+    classes: Parts, table: Int[np.ndarray, "clients classes"], rng: np.random.Generator
+) -> Parts:
     """Random rows of each class, ``table[client, class]`` of them, none twice."""
     columns = [_cut(rng.permutation(rows), table[:, c]) for c, rows in enumerate(classes)]
     return [np.concatenate(mine) for mine in zip(*columns, strict=True)]
@@ -285,13 +300,13 @@ def _rows_by_class(labels: ArrayLike) -> Parts:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not labels.size or not np.issubdtype(labels.dtype, np.integer):
         raise TypeError(
-            "labels must be a flat array of whole numbers (classes 0, 1, 2, ...), not empty, "
+            "labels must be a non-empty flat array of whole numbers (classes 0, 1, 2, ...), "
             f"got {labels.dtype}{list(labels.shape)}."
         )
     return [np.flatnonzero(labels == c) for c in np.unique(labels)]
 
 
-def _check_share(name: str, value: float) -> None:
+def _check_fraction(name: str, value: float) -> None:
     if check.not_negative(name, value) > 1:
         raise ValueError(f"{name} must be a number between 0 and 1, got {value}.")
 

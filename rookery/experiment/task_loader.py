@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rookery.clients import datasets, partition
-from rookery.clients.dataset import Dataset
+from rookery.clients.datasets import Dataset
 from rookery.experiment.config import CurveSettings
 from rookery.experiment.registry import DATASETS, PARTITIONS, TASKS, lookup, needs_data
 from rookery.tasks.task import Task

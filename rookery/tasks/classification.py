@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rookery.clients.dataset import Dataset
+from rookery.clients.datasets import Dataset
 from rookery.problem.single_level import SingleLevel
 from rookery.tasks.classifier import Loss, classifier
 from rookery.tasks.personal import evaluations

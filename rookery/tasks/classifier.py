@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery import check, models
-from rookery.clients.dataset import Dataset
+from rookery.clients.datasets import Dataset
 from rookery.runner.metrics import Metric
 from rookery.types import Tree
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery import check, models, tree
-from rookery.clients.dataset import Dataset
+from rookery.clients.datasets import Dataset
 from rookery.clients.population import Population
 from rookery.problem.bilevel import Bilevel
 from rookery.tasks.task import Parts, Task, check_splits, server_metrics

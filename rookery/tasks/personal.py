@@ -3,7 +3,7 @@
 import equinox as eqx
 
 from rookery import check, tree
-from rookery.clients.dataset import Dataset
+from rookery.clients.datasets import Dataset
 from rookery.clients.local_client import LocalClient
 from rookery.problem import oracles
 from rookery.runner.metrics import AbstractEvaluation, OnClients

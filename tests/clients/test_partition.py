@@ -326,8 +326,8 @@ BAD = [
     (lambda: partition.iid(20, 0), "n_clients must be at least 1, got 0"),
     (lambda: partition.iid(20, 4, per_client=-1), "per_client must be at least 1, got -1"),
     (lambda: partition.iid(0, 1), "n_samples must be at least 1, got 0"),
-    (lambda: partition.given_sizes(60, (50, 20)), "sizes sum to 70; name some, 60 rows at most"),
-    (lambda: partition.given_sizes(60, ()), "sizes sum to 0; name some"),
+    (lambda: partition.given_sizes(60, (50, 20)), "sizes sum to 70; the sum must be 1 to 60"),
+    (lambda: partition.given_sizes(60, ()), "sizes sum to 0"),
     (lambda: partition.given_sizes(60, (5, 0)), "sizes[1] must be at least 1, got 0"),
     (lambda: partition.shards([0, 1, 1], 2), "3 rows are too few for 2 clients with 2"),
     (
@@ -389,5 +389,5 @@ def test_bad_numbers_are_refused(call, message):
 
 @pytest.mark.parametrize("labels", [[], [0.5, 1.0], [[0, 1]], ["cat"]])
 def test_bad_labels_are_refused(labels):
-    with pytest.raises(TypeError, match="labels must be a flat array of whole numbers"):
+    with pytest.raises(TypeError, match="labels must be a non-empty flat array of whole numbers"):
         partition.shards(labels, 1)

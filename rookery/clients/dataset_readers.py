@@ -1,4 +1,4 @@
-"""How the files of the named data sets are read, and how their inputs are usually scaled."""
+"""Readers of the files of the named data sets, and the usual scaling of their inputs."""
 
 import gzip
 import io
@@ -7,17 +7,19 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Integer, Shaped, UInt8
 
-Rows = tuple[np.ndarray, np.ndarray]  # inputs and labels as they are in the files
+Raw = tuple[Shaped[np.ndarray, "rows ..."], Integer[np.ndarray, " rows"]]
+"""Inputs and labels as they are in the files."""
 
 
-def read_mnist(files: list[Path]) -> tuple[Rows, Rows]:
-    """Four idx files: training images and labels, then those of the test."""
+def read_mnist(files: list[Path]) -> tuple[Raw, Raw]:
+    """Four idx files: training images and labels, then test images and labels."""
     x, y, x_test, y_test = map(_idx, files)
     return (x.reshape(len(x), -1), y), (x_test.reshape(len(x_test), -1), y_test)
 
 
-def _idx(file: Path) -> np.ndarray:
+def _idx(file: Path) -> UInt8[np.ndarray, "..."]:
     """A big-endian header with the shape, then bytes."""
     raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     if raw[:3] != b"\0\0\x08":
@@ -26,7 +28,7 @@ def _idx(file: Path) -> np.ndarray:
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
 
 
-def read_cifar10(files: list[Path]) -> tuple[Rows, Rows]:
+def read_cifar10(files: list[Path]) -> tuple[Raw, Raw]:
     """One of the published archives, or the two files of a subset."""
     if len(files) == 2:
         return _cifar_npz(files[0]), _cifar_npz(files[1])
@@ -41,17 +43,17 @@ def read_cifar10(files: list[Path]) -> tuple[Rows, Rows]:
     return (x, y), decode(content[f"test_batch{suffix}"])
 
 
-def _cifar_npz(file: Path) -> Rows:
+def _cifar_npz(file: Path) -> Raw:
     with np.load(file) as arrays:
         return _channels_last(arrays["images"]), arrays["labels"]
 
 
-def _cifar_binary(raw: bytes) -> Rows:
+def _cifar_binary(raw: bytes) -> Raw:
     records = np.frombuffer(raw, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
     return _channels_last(records[:, 1:]), records[:, 0]
 
 
-def _cifar_pickle(raw: bytes) -> Rows:
+def _cifar_pickle(raw: bytes) -> Raw:
     batch = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
     return _channels_last(batch[b"data"]), np.array(batch[b"labels"])
 
@@ -61,20 +63,20 @@ def _channels_last(images: np.ndarray) -> np.ndarray:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Admits arrays of numbers besides plain Python values, so that a file cannot run code."""
+    """Loads plain Python values and arrays only, so that a file cannot run code."""
 
-    def find_class(self, module_name, global_name):
+    def find_class(self, module_name: str, global_name: str) -> object:
         rebuild = np.empty(0).__reduce__()[0]  # NumPy has moved it since the archive was written
-        admitted = {"_reconstruct": rebuild, "ndarray": np.ndarray, "dtype": np.dtype}
-        if module_name.split(".")[0] != "numpy" or global_name not in admitted:
+        allowed = {"_reconstruct": rebuild, "ndarray": np.ndarray, "dtype": np.dtype}
+        if module_name.split(".")[0] != "numpy" or global_name not in allowed:
             raise pickle.UnpicklingError(
-                f"the archive asks for {module_name}.{global_name}, but only arrays are admitted."
+                f"the archive asks for {module_name}.{global_name}, but only arrays are allowed."
             )
-        return admitted[global_name]
+        return allowed[global_name]
 
 
-def read_csv(files: list[Path]) -> tuple[Rows, Rows]:
-    """Comma-separated whole numbers, the label last; split as the module ``datasets`` says."""
+def read_csv(files: list[Path]) -> tuple[Raw, Raw]:
+    """Comma-separated whole numbers, the label last; split as in :mod:`rookery.datasets`."""
     table = np.loadtxt(files[0], np.int16, delimiter=",")
     x, y = table[:, :-1], table[:, -1]
     is_test = np.zeros(len(y), bool)
@@ -82,25 +84,25 @@ def read_csv(files: list[Path]) -> tuple[Rows, Rows]:
     return (x[~is_test], y[~is_test]), (x[is_test], y[is_test])
 
 
-def read_covtype(files: list[Path]) -> tuple[Rows, Rows]:
-    """As :func:`read_csv`, with labels that begin with 1 in the file."""
+def read_covtype(files: list[Path]) -> tuple[Raw, Raw]:
+    """As :func:`read_csv`; the labels in the file start from 1."""
     (x, y), (x_test, y_test) = read_csv(files)
     return (x, y - 1), (x_test, y_test - 1)
 
 
 def scale_mnist(x: np.ndarray, _: np.ndarray) -> np.ndarray:
-    """The usual mean and deviation of a pixel."""
+    """Standardised by the usual mean and deviation of a pixel."""
     return (x / np.float32(255) - 0.1307) / 0.3081
 
 
 def scale_cifar10(x: np.ndarray, _: np.ndarray) -> np.ndarray:
-    """The usual mean and deviation of each colour."""
+    """Standardised by the usual mean and deviation of each colour."""
     mean, sd = np.array([[0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]], np.float32)
     return (x / np.float32(255) - mean) / sd
 
 
 def scale_covtype(x: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """The numeric columns by the mean and deviation of the training rows."""
+    """Numeric columns standardised by the mean and deviation of the training rows."""
     numeric = train[:, :10].astype(float)  # the other columns are 0 or 1
     scaled = (x[:, :10] - numeric.mean(0)) / numeric.std(0)
     return np.concatenate([scaled, x[:, 10:]], axis=1)
