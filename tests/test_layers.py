@@ -72,3 +72,71 @@ def test_the_table_names_every_room():
     rooms = {f.relative_to(ROOT).parts[0].removesuffix(".py") for f in FILES}
     above = {"__init__", "cli", "experiment"}
     assert rooms - set(MAY_IMPORT) == above
+
+
+# ---- no import cycle, and nobody uses another module's private names
+
+MODULES = {
+    ".".join(("rookery", *f.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): f
+    for f in FILES
+}
+PRIVATE_STILL_USED = {
+    "remote/transports/ray/cluster.py: _private",  # Ray has no public name for it
+}
+
+
+def edges(module: str) -> set[str]:
+    """The modules that a module imports, inside functions and for types alone too."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            whole = {f"{node.module}.{name.name}" for name in node.names}
+            found |= whole & set(MODULES) or {node.module}
+    return (found & set(MODULES)) - {module}
+
+
+def test_no_module_imports_itself_through_others():
+    graph = {module: edges(module) for module in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module not in done:
+            for other in graph[module]:
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def private_uses(path: Path) -> set[str]:
+    """Private names of others: ``x._name`` unless x is self, cls or this class; imported ones."""
+    tree = ast.parse(path.read_text())
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            is_own = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls", *own}
+            is_other = isinstance(node.value, ast.Name) and node.value.id == "other"  # as in __eq__
+            if not is_own and not is_other:
+                found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            found |= {name.name for name in node.names if is_private(name.name)}
+    return {f"{path.relative_to(ROOT)}: {name}" for name in found}
+
+
+def is_private(name: str) -> bool:
+    named_tuple = {"_replace", "_asdict", "_fields", "_make"}
+    return name.startswith("_") and not name.startswith("__") and name not in named_tuple
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(f.relative_to(ROOT)) for f in FILES])
+def test_a_module_uses_no_private_name_of_another(path):
+    assert private_uses(path) <= PRIVATE_STILL_USED
+
+
+def test_the_list_of_private_names_still_used_is_no_longer_than_it_must_be():
+    assert set().union(*map(private_uses, FILES)) >= PRIVATE_STILL_USED
