@@ -160,7 +160,7 @@ def show(
 ) -> None:
     """Show an experiment before running it: the claim, how curves differ, what a round costs.
 
-    Costs come from 11 rounds in which clients reply with zeros; no data file is read and no round
+    Costs come from 11 rounds without client work; no data file is read and no round
     is compiled. Some rounds cost more than others, such as every tenth of FedNest, which estimates
     a Lipschitz constant; random costs are shown as mean and range.
 

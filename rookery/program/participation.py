@@ -3,6 +3,7 @@
 import abc
 import itertools
 from dataclasses import dataclass, field
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -77,6 +78,21 @@ class Everyone(AbstractParticipation):
         """Always fits."""
 
 
+@partial(jax.jit, static_argnums=(1, 2), inline=True)  # outside of a program it compiles once
+def _floyd(key: Key, n: int, n_clients: int) -> jax.Array:
+    """``n`` different numbers below ``n_clients``, by Floyd's algorithm."""
+    first = n_clients - n
+
+    def add(i, chosen):
+        last = first + i
+        drawn = below(jax.random.fold_in(key, i), (), last + 1)
+        # a client drawn before makes room for the newest candidate
+        pick = jnp.where(jnp.any(chosen == drawn), last.astype(jnp.int32), drawn)
+        return chosen.at[i].set(pick)
+
+    return lax.fori_loop(0, n, add, jnp.full(n, -1, jnp.int32))
+
+
 class Uniform(AbstractParticipation):
     """``n`` different clients, every set of n equally likely.
 
@@ -93,16 +109,7 @@ class Uniform(AbstractParticipation):
         """Floyd's algorithm: n draws, whatever the size of the population."""
         if self.n == n_clients:
             return Everyone().draw(key, n_clients, probabilities)
-        first = n_clients - self.n
-
-        def add(i, chosen):
-            last = first + i
-            drawn = below(jax.random.fold_in(key, i), (), last + 1)
-            # a client drawn before makes room for the newest candidate
-            pick = jnp.where(jnp.any(chosen == drawn), last.astype(jnp.int32), drawn)
-            return chosen.at[i].set(pick)
-
-        return _all_active(lax.fori_loop(0, self.n, add, jnp.full(self.n, -1, jnp.int32)))
+        return _all_active(_floyd(key, self.n, n_clients))
 
     def check(self, n_clients):
         """There must be n different clients."""

@@ -65,6 +65,17 @@ def test_one_run_of_a_sweep_is_stopped_alone():
     assert [(r.status, r.rounds) for r in results] == [("finished", 6), ("stopped", 2)]
 
 
+def test_the_eager_engine_tells_the_cohort_of_every_exchange():
+    seen = []
+    go(rounds=2, engine=rk.Eager(), callback=seen.append, callback_every=1)
+    before = 0
+    for s in seen:
+        assert len(s.cohorts) == s.ledger.exchanges - before
+        assert all(len(set(c)) == 2 and set(c) <= {0, 1, 2, 3} for c in s.cohorts)
+        before = s.ledger.exchanges
+    assert seen[0].cohorts != seen[1].cohorts
+
+
 @pytest.mark.parametrize("name", ["run", "sweep", "tune"])
 def test_a_misspelt_keyword_names_the_function_that_was_called(name):
     with pytest.raises(TypeError, match=rf"^{name}\(\) .*'evalute'"):
