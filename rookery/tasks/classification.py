@@ -3,8 +3,8 @@
     min over w of  mean over clients of  f_i(w)
 
 f_i is the mean cross-entropy of client i for a network with parameters w. FedAvg and its relatives
-solve it as it stands. Distributionally robust algorithms (ComFedL with a gamma, DRFA, agnostic
-learning, q-FedAvg) take the same problem and count large f_i more.
+solve this problem. Distributionally robust algorithms (ComFedL with a gamma, DRFA, agnostic
+learning, q-FedAvg) take the same problem and give large f_i more weight.
 """
 
 from collections.abc import Sequence
@@ -33,12 +33,21 @@ def classification(
     Args:
         dataset: inputs and integer labels.
         parts: per split (``train`` and ``validation``) the training rows of each client. Clients
-            learn from the first and are judged by the second.
-        hidden: widths of the hidden layers; for images two of channels and one of units.
-        adapt_lr: if given, clients are also judged after gradient steps of this size on their
-            training rows: one, and ``adapt_steps`` of them. It changes nothing in the problem.
-        adapt_steps: how many steps at most; 5 if not given. With an ``adapt_lr`` only.
-        weigh_by_rows: whether clients count by their training rows; otherwise all count the same.
+            learn from the first and are evaluated on the second.
+        hidden: widths of the hidden layers; for images the channels of two convolutions and the
+            units of a dense layer.
+        adapt_lr: if given, clients are also evaluated after one and after ``adapt_steps`` gradient
+            steps of this size on their training rows. The problem stays the same.
+        adapt_steps: number of adaptation steps, 5 by default; only with an ``adapt_lr``.
+        weigh_by_rows: weight clients by their training rows; otherwise all have the same weight.
+
+    >>> from rookery.clients import datasets, partition
+    >>> digits = datasets.blank_like("digits")
+    >>> parts = partition.split(partition.iid(len(digits.train["labels"]), 5), fractions={
+    ...     "train": 0.8, "validation": 0.2})
+    >>> task = classification(digits, parts, hidden=(20,))
+    >>> [layer["w"].shape for layer in task.start(0)[0]]
+    [(64, 20), (20, 10)]
     """
     check_splits(parts, "train", "validation")
     network = classifier(dataset, hidden)

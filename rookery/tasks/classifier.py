@@ -1,4 +1,4 @@
-"""A network that fits a data set, and what is measured of its parameters on one example."""
+"""A network that fits a data set, and its loss and accuracy on one example."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from rookery import check, models
 from rookery.clients.datasets import Dataset
@@ -16,13 +17,17 @@ from rookery.types import Tree
 class Classifier(eqx.Module):
     """Softmax regression, dense layers for flat inputs, or convolutions for images.
 
-    It holds sizes and no parameters.
+    It holds sizes, not parameters.
 
     Attributes:
-        input_shape: of one row.
-        hidden: widths of the hidden layers; none is softmax regression. Images need three: the
+        input_shape: shape of one input.
+        hidden: widths of the hidden layers; none makes softmax regression. Images need three: the
             channels of two convolutions and the units of a dense layer.
-        n_classes: how many logits.
+        n_classes: number of logits.
+
+    >>> network = Classifier((4,), (3,), 2)
+    >>> network(network.init(np.random.default_rng(0)), jnp.ones(4)).shape
+    (2,)
     """
 
     input_shape: tuple[int, ...] = eqx.field(static=True)
@@ -34,12 +39,13 @@ class Classifier(eqx.Module):
             check.count(f"hidden[{i}]", width)
         if self.hidden and len(self.input_shape) not in (1, 3):
             raise ValueError(
-                f"inputs must be flat or [height, width, channels], got {self.input_shape}."
+                "hidden layers need inputs that are flat or [height, width, channels], got inputs "
+                f"of shape {self.input_shape}."
             )
         if self._has_convolutions and len(self.hidden) != 3:
             raise ValueError(
-                "images need three hidden layers, two convolutions and a dense one, got "
-                f"hidden={self.hidden}. Use for instance (32, 64, 128), or flatten the images."
+                "images need three hidden layers (two convolutions and a dense one), got "
+                f"hidden={self.hidden}. Use for instance hidden=(32, 64, 128), or flatten the images."
             )
 
     @property
@@ -54,8 +60,8 @@ class Classifier(eqx.Module):
         n_in = int(np.prod(self.input_shape))
         return models.mlp_init(rng, (n_in, *self.hidden, self.n_classes))
 
-    def __call__(self, params: Tree, inputs: jax.Array) -> jax.Array:
-        """Logits of one row."""
+    def __call__(self, params: Tree, inputs: Float[Array, "..."]) -> Float[Array, " n_classes"]:
+        """Logits of one input."""
         if self._has_convolutions:
             return models.cnn(params, inputs)
         return models.mlp(params, inputs.ravel())
@@ -68,23 +74,30 @@ def classifier(dataset: Dataset, hidden: Sequence[int]) -> Classifier:
 
 
 class Loss(eqx.Module):
-    """Cross-entropy of the network; its parameters are the last of the problem's variables."""
+    """Cross-entropy of the network; its parameters are the last of the problem's variables.
+
+    >>> network = Classifier((2,), (), 10)
+    >>> zero = jax.tree.map(jnp.zeros_like, network.init(np.random.default_rng(0)))
+    >>> example = {"inputs": jnp.ones(2), "labels": jnp.array(3)}
+    >>> round(float(Loss(network)(zero, example)), 3)
+    2.303
+    """
 
     network: Classifier
 
     def __call__(self, *point: Tree) -> jax.Array:
-        """The loss of one example, which comes after the variables."""
+        """The loss at ``point = (*variables, example)``."""
         *_, params, example = point
         return models.cross_entropy(self.network(params, example["inputs"]), example["labels"])
 
 
 class Accuracy(eqx.Module):
-    """Whether the network is right; its parameters are the last of the problem's variables."""
+    """Accuracy of the network; its parameters are the last of the problem's variables."""
 
     network: Classifier
 
     def __call__(self, *point: Tree) -> jax.Array:
-        """One if the example is classified correctly."""
+        """One if the example is classified correctly, otherwise zero."""
         *_, params, example = point
         return models.is_correct(self.network(params, example["inputs"]), example["labels"])
 
@@ -93,15 +106,15 @@ class ClassWeighted(eqx.Module):
     """A metric or a loss times the weight of the example's class.
 
     Args:
-        metric: what is weighted.
+        metric: the metric or loss.
         weights: one per class.
     """
 
     metric: Metric
-    weights: np.ndarray | jax.Array
+    weights: Float[np.ndarray | Array, " n_classes"]
 
     def __call__(self, *point: Tree) -> jax.Array:
-        """The weighted number of one example."""
+        """The weighted value of one example."""
         value = self.metric(*point)
         weights = jnp.asarray(self.weights).astype(value.dtype)
         return models.at_label(weights, point[-1]["labels"]) * value

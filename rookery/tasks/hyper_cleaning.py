@@ -1,4 +1,4 @@
-"""Hyper-cleaning: find training rows with wrong labels by what they do to validation rows.
+"""Hyper-cleaning: find wrongly labelled training rows by their effect on the validation loss.
 
     min over x of  mean  ℓ(z, c)                                                on validation data
     where y*(x) = argmin over y of  mean sigmoid(x_j) ℓ(z, c) + (l2 / 2) |y|^2    on training data
@@ -6,6 +6,8 @@
 z are the logits of softmax regression with parameters y, c is the label, ℓ the cross-entropy. x has
 one number for every training row j of every client and starts at zero. As in AFBO (WiOpt 2024).
 """
+
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
@@ -35,11 +37,19 @@ def hyper_cleaning(
     A row that two clients hold counts twice: each copy has its own label and its own weight.
 
     Args:
-        dataset: inputs and integer labels, all of them right.
+        dataset: inputs and integer labels, all of them correct.
         parts: per split (``train`` and ``validation``) the training rows of each client.
-        corruption: share of each client's rows in ``train`` that get another label at random.
+        corruption: fraction of each client's rows in ``train`` that get a random wrong label.
         l2: ridge on the parameters.
-        seed: of the wrong labels.
+        seed: seed of the wrong labels.
+
+    >>> from rookery.clients import datasets, partition
+    >>> digits = datasets.blank_like("digits")
+    >>> parts = partition.split(partition.iid(len(digits.train["labels"]), 5), fractions={
+    ...     "train": 0.8, "validation": 0.2})
+    >>> x, y = hyper_cleaning(digits, parts).start(0)
+    >>> len(x) == sum(map(len, parts["train"]))  # one weight per training row
+    True
     """
     check_splits(parts, "train", "validation")
     if not 0 <= check.not_negative("corruption", corruption) < 1:
@@ -75,19 +85,19 @@ def hyper_cleaning(
     )
 
 
-def _some(rng: np.random.Generator, n: int, share: float) -> np.ndarray:
-    """True at random for a share of n rows."""
-    return rng.permutation(n) < round(share * n)
+def _some(rng: np.random.Generator, n: int, fraction: float) -> np.ndarray:
+    """True at random for a fraction of n rows."""
+    return rng.permutation(n) < round(fraction * n)
 
 
-def _consecutive(lists, first: int) -> list[np.ndarray]:
-    """Row numbers from ``first`` on, as many per client as it had."""
+def _consecutive(lists: Sequence[np.ndarray], first: int) -> list[np.ndarray]:
+    """Row numbers from ``first`` on, as many for each client as it has rows."""
     ends = np.cumsum([len(rows) for rows in lists])
     return np.split(first + np.arange(ends[-1]), ends[:-1])
 
 
 class RowWeightedLoss(eqx.Module):
-    """Cross-entropy times the sigmoid of the row's own number, plus a ridge."""
+    """Cross-entropy times the row's weight (a sigmoid of its entry in x), plus a ridge."""
 
     loss: Loss
     l2: float
@@ -100,7 +110,7 @@ class RowWeightedLoss(eqx.Module):
 
 
 class MeanWeights(eqx.Module):
-    """The mean weight of rows with a right label, and of those with a wrong one.
+    """The mean weights of correctly and of wrongly labelled rows.
 
     Args:
         is_wrong: per training row, whether its label was changed.
@@ -109,7 +119,7 @@ class MeanWeights(eqx.Module):
     is_wrong: np.ndarray | jax.Array
 
     def __call__(self, x: jax.Array, y: Tree) -> dict[str, jax.Array]:
-        """``clean_weight`` and ``corrupted_weight``; 0 where there is no such row."""
+        """``clean_weight`` and ``corrupted_weight``; 0 if there is no such row."""
         weights, is_wrong = jax.nn.sigmoid(x), jnp.asarray(self.is_wrong)
         return {
             "clean_weight": _mean_where(weights, ~is_wrong),

@@ -3,8 +3,8 @@
     min over x of  mean  ℓ(head_{y*(x)}(features_x(input)), label)         on validation data
     where y*(x) = argmin over y of  mean ℓ(...) + (l2 / 2) |y|^2           on training data
 
-x is the hidden layer of a network, y its last layer. The inner problem is convex in y, and strongly
-so by the ridge.
+x is the hidden layer of a network, y its last layer. The ridge makes the inner problem strongly
+convex in y.
 """
 
 import equinox as eqx
@@ -34,6 +34,14 @@ def hyper_representation(
         parts: per split (``train`` and ``validation``) the training rows of each client.
         hidden: units of the hidden layer.
         l2: ridge on the head.
+
+    >>> from rookery.clients import datasets, partition
+    >>> digits = datasets.blank_like("digits")
+    >>> parts = partition.split(partition.iid(len(digits.train["labels"]), 5), fractions={
+    ...     "train": 0.8, "validation": 0.2})
+    >>> x, y = hyper_representation(digits, parts, hidden=20).start(0)
+    >>> x["w"].shape, y["w"].shape
+    ((64, 20), (20, 10))
     """
     check_splits(parts, "train", "validation")
     check.count("hidden", hidden)
@@ -53,7 +61,7 @@ def hyper_representation(
 
 
 def logits(x: Tree, y: Tree, example: Tree) -> jax.Array:
-    """Head y on features x of one input."""
+    """Logits of the head y on the features x of one input."""
     return models.dense(y, jax.nn.relu(models.dense(x, example["inputs"])))
 
 
@@ -74,5 +82,5 @@ class RidgeLoss(eqx.Module):
 
 
 def accuracy(x: Tree, y: Tree, example: Tree) -> jax.Array:
-    """One if the example is classified correctly."""
+    """One if the example is classified correctly, otherwise zero."""
     return models.is_correct(logits(x, y, example), example["labels"])

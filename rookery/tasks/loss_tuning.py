@@ -6,7 +6,7 @@
 z are the logits of a network with parameters y, c is the label, ℓ the cross-entropy. x = (δ, l)
 holds two numbers per class and starts at zero: the vector-scaling loss (Kini et al. 2021,
 arXiv:2103.01550), tuned as in FedNest (arXiv:2205.02215) and FedMSA (arXiv:2306.01648). The class
-weights ω are proportional to one over the class's share of the training rows, and |ω| = 1.
+weights ω are inversely proportional to the number of training rows of a class, and |ω| = 1.
 """
 
 from collections.abc import Sequence
@@ -36,10 +36,20 @@ def loss_tuning(
     """Tune the loss of each class for balanced accuracy under long-tailed training data.
 
     Args:
-        dataset: inputs and integer labels, the training rows as uneven as they are to be.
+        dataset: inputs and integer labels, with long-tailed training rows (see
+            ``partition.long_tail``).
         parts: per split (``train`` and ``validation``) the training rows of each client.
-        hidden: widths of the hidden layers; for images two of channels and one of units.
+        hidden: widths of the hidden layers; for images the channels of two convolutions and the
+            units of a dense layer.
         l2: ridge on the network.
+
+    >>> from rookery.clients import datasets, partition
+    >>> digits = datasets.blank_like("digits")
+    >>> parts = partition.split(partition.iid(len(digits.train["labels"]), 5), fractions={
+    ...     "train": 0.8, "validation": 0.2})
+    >>> x, y = loss_tuning(digits, parts, hidden=(20,)).start(0)
+    >>> x["delta"].shape, len(y)
+    ((10,), 2)
     """
     check_splits(parts, "train", "validation")
     check.positive("l2", l2)
@@ -71,7 +81,7 @@ def loss_tuning(
 
 
 def class_weights(labels: np.ndarray, n_classes: int) -> np.ndarray:
-    """One over the share of each class, scaled to a unit vector; no row counts as one row.
+    """The inverse of each class's number of rows, at least one, scaled to a unit vector.
 
     >>> class_weights(np.array([0, 0, 0, 0, 1, 1, 1]), 2).round(3).tolist()
     [0.6, 0.8]
@@ -81,14 +91,14 @@ def class_weights(labels: np.ndarray, n_classes: int) -> np.ndarray:
 
 
 def balanced_accuracy(network: Classifier, labels: np.ndarray) -> ClassWeighted:
-    """The metric whose mean over rows with these labels is the mean accuracy of a class."""
+    """The metric whose mean over rows with these labels is the mean of the classes' accuracies."""
     counts = np.bincount(labels, minlength=network.n_classes)
     each = labels.size / np.count_nonzero(counts)
     return ClassWeighted(Accuracy(network), each / np.maximum(counts, 1))
 
 
 class ScaledLoss(eqx.Module):
-    """Cross-entropy of logits that x has scaled and shifted, plus a ridge."""
+    """Cross-entropy of logits scaled and shifted by x, plus a ridge."""
 
     network: Classifier
     l2: float

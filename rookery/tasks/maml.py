@@ -1,9 +1,9 @@
-"""Model-agnostic meta-learning: a start from which one step suits every client.
+"""Model-agnostic meta-learning: initial parameters that one step adapts to every client.
 
     min over w of  mean over clients of  f_i( w - adapt_lr grad f_i(w) )
 
 f_i is the mean cross-entropy of client i for a network with parameters w. Equation (7) of ComFedL
-(arXiv:2106.11264); with a gamma ComFedL makes equation (10) of it.
+(arXiv:2106.11264); ComFedL with a gamma solves its robust form, equation (10).
 """
 
 from collections.abc import Sequence
@@ -33,11 +33,20 @@ def maml(
     Args:
         dataset: inputs and integer labels.
         parts: per split (``train`` and ``validation``) the training rows of each client. Clients
-            learn and adapt with the first and are judged by the second.
+            learn and adapt with the first and are evaluated on the second.
         adapt_lr: step size of the adaptation.
-        hidden: widths of the hidden layers; for images two of channels and one of units.
-        adapt_steps: clients are judged without adaptation, after one step, and after so many.
-        weigh_by_rows: whether clients count by their training rows; otherwise all count the same.
+        hidden: widths of the hidden layers; for images the channels of two convolutions and the
+            units of a dense layer.
+        adapt_steps: clients are evaluated without adaptation, after one and after this many steps.
+        weigh_by_rows: weight clients by their training rows; otherwise all have the same weight.
+
+    >>> from rookery.clients import datasets, partition
+    >>> digits = datasets.blank_like("digits")
+    >>> parts = partition.split(partition.iid(len(digits.train["labels"]), 5), fractions={
+    ...     "train": 0.8, "validation": 0.2})
+    >>> task = maml(digits, parts, adapt_lr=0.1)
+    >>> [layer["w"].shape for layer in task.start(0)[0]]
+    [(64, 10)]
     """
     check_splits(parts, "train", "validation")
     check.positive("adapt_lr", adapt_lr)

@@ -1,4 +1,4 @@
-"""What is measured of a classifier on its clients, before and after it has adapted to each."""
+"""Evaluation of a classifier on its clients, before and after adapting it to each of them."""
 
 import equinox as eqx
 
@@ -18,8 +18,8 @@ def evaluations(
     """Accuracy and loss on the server's rows and on every client's validation rows.
 
     With an ``adapt_lr`` also those of each client after one gradient step on its training rows, as
-    ``adapted_...``, and after ``adapt_steps`` (5 if not given), as ``adapted5_...``. Tasks with and
-    without adaptation report the same, so that FedAvg can be compared with an algorithm for MAML.
+    ``adapted_...``, and after ``adapt_steps`` steps (5 by default), as ``adapted5_...``. Tasks with
+    and without adaptation have the same metrics, to compare FedAvg with algorithms for MAML.
     """
     loss = Loss(network)
     scores, losses = {"accuracy": Accuracy(network)}, {"loss": loss}
@@ -28,7 +28,9 @@ def evaluations(
         OnClients(scores, losses, split="validation"),
     ]
     if adapt_lr is None and adapt_steps is not None:
-        raise ValueError("adapt_steps says how often to adapt; give an adapt_lr, or leave it out.")
+        raise ValueError(
+            f"adapt_steps={adapt_steps} needs an adapt_lr, the step size of the adaptation."
+        )
     if adapt_lr is not None:
         check.positive("adapt_lr", adapt_lr)
         adapt_steps = 5 if adapt_steps is None else check.count("adapt_steps", adapt_steps)
@@ -40,7 +42,7 @@ def evaluations(
 
 
 class AdaptedToClient(eqx.Module):
-    """The client step that evaluation runs first: gradient steps on the client's own rows."""
+    """A client step for evaluations: some gradient steps on the client's own rows."""
 
     loss: Loss
     lr: float

@@ -1,4 +1,4 @@
-"""Regularisation: learn on validation data how strongly each weight is to be penalised.
+"""Regularisation: learn on validation data how strongly to penalise each weight.
 
     min over x of  mean  ℓ(z, c)                                          on validation data
     where y*(x) = argmin over y of  mean ℓ(z, c) + Σ_j exp(x_j) y_j^2       on training data
@@ -28,7 +28,15 @@ def regularisation(dataset: Dataset, parts: Parts, *, l2: float = 0.001) -> Task
     Args:
         dataset: inputs and integer labels.
         parts: per split (``train`` and ``validation``) the training rows of each client.
-        l2: every exp(x_j) at the start.
+        l2: initial value of every exp(x_j).
+
+    >>> from rookery.clients import datasets, partition
+    >>> digits = datasets.blank_like("digits")
+    >>> parts = partition.split(partition.iid(len(digits.train["labels"]), 5), fractions={
+    ...     "train": 0.8, "validation": 0.2})
+    >>> x, y = regularisation(digits, parts).start(0)
+    >>> x[0]["w"].shape == y[0]["w"].shape
+    True
     """
     check_splits(parts, "train", "validation")
     check.positive("l2", l2)

@@ -1,4 +1,4 @@
-"""What a ready-made task consists of, and what several of them need."""
+"""The type of a ready-made task, and helpers that several tasks share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,19 @@ Parts = Mapping[str, Sequence[np.ndarray]]
 
 @dataclass(frozen=True)
 class Task:
-    """A problem with its clients, its initial values and what to measure on the way.
+    """A problem with its clients, its initial values and its default metrics.
 
     Attributes:
-        problem: what is solved.
-        population: whose data it is.
+        problem: the problem to solve.
+        population: the clients and their data.
         start: initial values of the problem's variables, from a seed.
-        evaluate: what a run measures if nothing else is said.
+        evaluate: what a run measures by default.
+
+    >>> from rookery.problem import zoo
+    >>> member = zoo.scalar_bilevel()
+    >>> task = Task(member.problem, Population.stacked(member.data), lambda seed: member.start, ())
+    >>> task.population.n_clients
+    2
     """
 
     problem: Any
@@ -35,10 +41,7 @@ class Task:
 def server_metrics(
     metrics: Mapping[str, Metric], dataset: Dataset
 ) -> tuple[AbstractEvaluation, ...]:
-    """Metrics on the test rows and, if some were held out for tuning, on those.
-
-    The names of the latter begin with ``holdout_``.
-    """
+    """Metrics on the test rows and, prefixed ``holdout_``, on rows held out for tuning, if any."""
     return tuple(
         OnServer({prefix + name: metric for name, metric in metrics.items()}, rows)
         for prefix, rows in server_rows(dataset).items()
@@ -46,20 +49,20 @@ def server_metrics(
 
 
 def server_rows(dataset: Dataset) -> dict[str, dict[str, np.ndarray]]:
-    """The rows that no client has, by the prefix of the metrics that are taken on them."""
+    """The rows that no client has, by the prefix of the metrics measured on them."""
     if dataset.holdout is None:
         return {"": dataset.test}
     return {"": dataset.test, "holdout_": dataset.holdout}
 
 
 def population_of(dataset: Dataset, parts: Parts, weigh_by_rows: bool) -> Population:
-    """The clients, counting by their training rows or all the same."""
+    """The clients, weighted by their training rows or all equally."""
     weights = [len(rows) for rows in parts["train"]] if weigh_by_rows else None
     return Population.from_parts(dataset.train, parts, weights=weights)
 
 
 def check_splits(parts: Parts, *needed: str) -> None:
-    """Raise unless all needed splits are there."""
+    """Raise if a needed split is missing."""
     for split in needed:
         if split not in parts:
             raise ValueError(

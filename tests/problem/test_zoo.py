@@ -191,17 +191,30 @@ def test_closed_forms_are_in_double_precision(name):
 
 def oracle_gradient(member, x):
     """The gradient put together from the problem's oracles, on all rows of all clients."""
-    problem = member.problem
-    rows = Rows(jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), member.data))
+    if isinstance(member.problem, Bilevel | Minimax):
+        y = member.inner_solution(x)  # in NumPy
+        v = member.adjoint(x, y) if isinstance(member.problem, Bilevel) else None
+        gradient, residual = jax.jit(partial(nested_oracles, member))(x, y, v)
+        close(residual, np.zeros_like(y), atol=1e-12)
+        return gradient
+    return jax.jit(partial(composed_oracles, member))(x)
+
+
+def all_rows(member):
+    return Rows(jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), member.data))
+
+
+def nested_oracles(member, x, y, v):
+    """The gradient, and what must vanish at the exact inner solution and adjoint."""
+    problem, rows = member.problem, all_rows(member)
     if isinstance(problem, Bilevel):
-        y = member.inner_solution(x)
-        v = member.adjoint(x, y)
-        close(problem.inner_hvp(x, y, v, rows), problem.outer_grad_y(x, y, rows), atol=1e-12)
-        return problem.outer_grad_x(x, y, rows) - problem.inner_cross(x, y, v, rows)
-    if isinstance(problem, Minimax):
-        y = member.inner_solution(x)
-        close(problem.grad_y(x, y, rows), np.zeros_like(y), atol=1e-12)
-        return problem.grad_x(x, y, rows)
+        gradient = problem.outer_grad_x(x, y, rows) - problem.inner_cross(x, y, v, rows)
+        return gradient, problem.inner_hvp(x, y, v, rows) - problem.outer_grad_y(x, y, rows)
+    return problem.grad_x(x, y, rows), problem.grad_y(x, y, rows)
+
+
+def composed_oracles(member, x):
+    problem, rows = member.problem, all_rows(member)
     if isinstance(problem, Composition):
         levels = [x]
         for n in range(len(problem.layers)):

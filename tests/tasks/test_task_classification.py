@@ -57,17 +57,17 @@ def test_images_go_through_convolutions(digits, parts):
     plain = rk.tasks.classification(dataset, parts)
     plain.problem.check(plain.start(0), plain.population.example)
     assert plain.start(0)[0][0]["w"].shape == (64, 10)
-    with pytest.raises(ValueError, match="images need three hidden layers"):
+    with pytest.raises(ValueError, match=r"three hidden layers.*hidden="):
         rk.tasks.classification(dataset, parts, hidden=(2,))
     odd = {**images, "inputs": images["inputs"][..., 0]}
-    with pytest.raises(ValueError, match=r"inputs must be flat or \[height, width, channels\]"):
+    with pytest.raises(ValueError, match=r"\[height, width, channels\]"):
         rk.tasks.classification(type(digits)("odd", odd, odd, ()), parts, hidden=(2,))
 
 
 def test_bad_arguments(digits, parts):
     with pytest.raises(ValueError, match="adapt_lr must be a finite number above 0, got 0"):
         rk.tasks.classification(digits, parts, adapt_lr=0)
-    with pytest.raises(ValueError, match="give an adapt_lr, or leave it out"):
+    with pytest.raises(ValueError, match=r"adapt_steps=\d+ .*adapt_lr"):
         rk.tasks.classification(digits, parts, adapt_steps=2)
     with pytest.raises(ValueError, match="needs the splits train, validation, got train"):
         rk.tasks.classification(digits, {"train": parts["train"]})

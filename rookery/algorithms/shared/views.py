@@ -102,7 +102,7 @@ class MinimaxView(AbstractView):
     """A minimax problem as (x, y).
 
     >>> import rookery as rk
-    >>> MinimaxView().n_blocks(rk.zoo.curved_saddle().problem)
+    >>> MinimaxView().n_blocks(rk.zoo.saddle().problem)
     2
     """
 
