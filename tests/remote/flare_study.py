@@ -35,9 +35,9 @@ def load(site):
     return rk.Population.stacked(jax.tree.map(lambda a: np.asarray(a)[mine], ZOO.data))
 
 
-def main(engine, directory, people=population):
+def main(engine, directory, population=population):
     """Three rounds."""
     return rk.run(
-        algorithm, problem, people, start, rounds=3, engine=engine, directory=directory,
+        algorithm, problem, population, start, rounds=3, engine=engine, directory=directory,
         evaluate_every=2,
     )  # fmt: skip

@@ -80,8 +80,8 @@ def test_numbers_and_ledgers_are_those_of_the_compiled_engine(name):
     assert carried == (down, up)
 
 
-class Watched(eqx.Module):
-    """Ray, with a note of the processes and of when failures were seen."""
+class Recorded(eqx.Module):
+    """Ray, with a record of its processes and of the times of failures."""
 
     inner: Ray
     processes: dict = eqx.field(default_factory=dict)
@@ -90,11 +90,11 @@ class Watched(eqx.Module):
     def open(self, *arguments):
         port: Any = self.inner.open(*arguments)
         self.processes.update(port.processes())
-        return WatchedPort(port, self.failures)
+        return RecordedPort(port, self.failures)
 
 
-class WatchedPort:
-    """The port, with a note of when failures were seen."""
+class RecordedPort:
+    """The port, with a record of the times of failures."""
 
     def __init__(self, port, failures):
         self._port, self._failures = port, failures
@@ -142,22 +142,22 @@ def when_lines(directory, count, then):
 
 def test_clients_load_their_own_rows_and_a_killed_one_is_started_again(tmp_path, capsys):
     clean, _ = go(Ray(load=ray_rows.own, **ALONE), LONG, tmp_path / "clean")
-    watched, killed = Watched(Ray(load=ray_rows.own_but_slow_at_1, **ALONE)), []
+    recorded, killed = Recorded(Ray(load=ray_rows.own_but_slow_at_1, **ALONE)), []
 
     def kill():  # client 1 takes two seconds for an answer, so it is in the middle of one
         killed.append(time.monotonic())
-        os.kill(watched.processes[1], signal.SIGKILL)
+        os.kill(recorded.processes[1], signal.SIGKILL)
 
     thread = when_lines(tmp_path / "killed", 3, kill)
     policy = Policy(wait_for=120.0, back_off=0.01)
-    result, took = go(watched, policy, tmp_path / "killed")
+    result, took = go(recorded, policy, tmp_path / "killed")
     thread.join()
-    assert not Path(f"/proc/{watched.processes[1]}").exists()
+    assert not Path(f"/proc/{recorded.processes[1]}").exists()
     pairs = zip(jax.tree.leaves(result.state), jax.tree.leaves(clean.state), strict=True)
     assert all(bool((a == b).all()) for a, b in pairs)
     assert "client 1: its process has died" in reasons(result)
     assert "client 1: the client does not have a handshake with this server" in reasons(result)
-    ((client, seen),) = watched.failures
+    ((client, seen),) = recorded.failures
     assert client == 1 and seen - killed[0] < 10
     with capsys.disabled():
         print(f"\nkill -9 seen after {seen - killed[0]:.2f} s, no round lost; run of {took:.1f} s")
@@ -166,18 +166,18 @@ def test_clients_load_their_own_rows_and_a_killed_one_is_started_again(tmp_path,
 def test_clients_that_share_a_killed_process_all_come_back(tmp_path):
     shared: dict[str, Any] = {"clients_per_actor": 3, "clients_at_once": 2, **SMALL}
     clean, _ = go(Ray(load=ray_rows.own, **shared), LONG, tmp_path / "clean")
-    watched = Watched(Ray(load=ray_rows.own, **shared))
+    recorded = Recorded(Ray(load=ray_rows.own, **shared))
 
     def kill():
-        assert len(set(watched.processes.values())) == 2
-        os.kill(watched.processes[1], signal.SIGKILL)
+        assert len(set(recorded.processes.values())) == 2
+        os.kill(recorded.processes[1], signal.SIGKILL)
 
     thread = when_lines(tmp_path / "killed", 3, kill)
-    result, _ = go(watched, Policy(wait_for=120.0, back_off=0.01), tmp_path / "killed")
+    result, _ = go(recorded, Policy(wait_for=120.0, back_off=0.01), tmp_path / "killed")
     thread.join()
     pairs = zip(jax.tree.leaves(result.state), jax.tree.leaves(clean.state), strict=True)
     assert all(bool((a == b).all()) for a, b in pairs)
-    gone = [client for client, _ in watched.failures]
+    gone = [client for client, _ in recorded.failures]
     assert gone and len(gone) == len(set(gone)) and set(gone) <= {0, 1, 2}
     assert "its process has died" in reasons(result)
 
@@ -211,11 +211,11 @@ def test_a_slow_client_is_left_out_by_the_deadline(tmp_path, capsys):
     result, took = go(transport, policy, tmp_path / "slow")
     timed_out = [e for e in result.events if "no reply within 1 s" in e.reason]
     skipped = [e for e in result.events if "skipped" in e.reason]
-    noted = [e for e in (*timed_out, *skipped) if e.step != "handshake"]
-    missing = {e.round for e in noted if e.client == 1}
+    reported = [e for e in (*timed_out, *skipped) if e.step != "handshake"]
+    missing = {e.round for e in reported if e.client == 1}
     assert timed_out and missing == set(range(8))
     # the others only while they compile
-    assert all(e.client == 1 for e in noted if e.round > 4)
+    assert all(e.client == 1 for e in reported if e.round > 4)
     with capsys.disabled():
         print(f"\nslow client: {len(missing)} of 8 rounds without it, run of {took:.1f} s")
 
@@ -229,21 +229,21 @@ def test_nan_is_refused_by_name(tmp_path):
 
 
 def test_a_third_of_the_clients_dead(tmp_path, capsys):
-    watched, killed = Watched(Ray(restarts=0, **ALONE)), []
+    recorded, killed = Recorded(Ray(restarts=0, **ALONE)), []
 
     def kill():
         killed.append(time.monotonic())
         for client in (0, 3):
-            os.kill(watched.processes[client], signal.SIGKILL)
+            os.kill(recorded.processes[client], signal.SIGKILL)
 
     thread = when_lines(tmp_path, 2, kill)
     policy = Policy(wait_for=120.0, min_replies=0.6, back_off=0.01)
-    result, took = go(watched, policy, tmp_path)
+    result, took = go(recorded, policy, tmp_path)
     thread.join()
     gone = {(e.client, e.round) for e in result.events if "its process has died" in e.reason}
     assert {client for client, _ in gone} == {0, 3}
     assert {round for _, round in gone} >= set(range(3, 8))
-    seconds = max(min(t for c, t in watched.failures if c == i) for i in (0, 3)) - killed[0]
+    seconds = max(min(t for c, t in recorded.failures if c == i) for i in (0, 3)) - killed[0]
     with capsys.disabled():
         print(
             f"\n2 of 5 dead: both seen within {seconds:.2f} s, no round lost; {took:.1f} s in all"
