@@ -214,7 +214,7 @@ def test_a_missing_file_is_named_with_every_place_and_a_remedy(tmp_path, uncheck
     assert f"data set 'mnist' lacks {IDX[3]}.gz, or else {IDX[0]} and" in message
     assert f":\n  {tmp_path / 'mnist'}\n  {tmp_path}\n" in message
     assert "yann.lecun.com/exdb/mnist" in message
-    assert f"Files go into {tmp_path / 'mnist'}" in message
+    assert f"into {tmp_path / 'mnist'}" in message
     assert "ROOKERY_DATA" in message
 
 
