@@ -5,13 +5,13 @@ arXiv:2010.07962. The method for a single machine, its gradients and products co
 clients; no client takes a local step. With all clients and full batches it is that of the pooled
 data.
 
-    paper   code            meaning
-    x, y    x, y            outer and inner variable
-    α, β    outer_lr, inner_lr  step sizes
-    D       inner_rounds    inner steps per round
-    N       adjoint         conjugate gradients, or a Neumann series
+    paper   code                    meaning
+    x, y    x, y                    outer and inner variable
+    α, β    outer_lr, inner_lr      step sizes
+    D       inner_rounds            inner steps per round
+    N       adjoint                 conjugate gradients, or a Neumann series
 
-Cost of a round: T + N + 2 exchanges, T + 1 on minimax problems, T + 2 on compositions. Departure from
+Cost of a round: D + N + 2 exchanges, D + 1 on minimax problems, D + 2 on compositions. Departure from
 the paper: conjugate gradients start from zero in every round, not from the last v.
 """
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import rookery as rk
+from rookery.algorithms.fednest.accounting import paper_rounds
 from rookery.engines.engine import Program
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=6, x_size=3, y_size=4)
@@ -268,3 +269,22 @@ def test_fedavg_s_makes_one_exchange(steps):
     assert ledger.exchanges == 1
     assert (ledger.bytes_down, ledger.bytes_up) == (3 * 16, 3 * 16)
     assert ledger.gradients == 2 * (sum(steps) if isinstance(steps, tuple) else 3 * steps)
+
+
+@pytest.mark.parametrize(("zoo", "start"), [(TINY, None), (SADDLE, None), (CHAIN, jnp.zeros(2))])
+@pytest.mark.parametrize("kind", [rk.FedNest, rk.FedNestSGD])
+def test_the_sum_costs_what_the_table_of_fednest_says(kind, zoo, start):
+    series = rk.parts.FedIHGPSum(terms=2, lipschitz=5.0)
+    settings = {"inner_rounds": 2, "ihgp": series, "clients": 2, "inner_start": start}
+    algorithm = kind(outer_lr=0.01, inner_lr=0.1, **settings)
+    assert one_round(algorithm, zoo).exchanges == paper_rounds(algorithm, zoo.problem)
+
+
+def test_the_table_of_fednest_counts_hops_that_a_random_length_does_not_make():
+    settings: dict[str, Any] = {"outer_lr": 0.01, "inner_lr": 0.1, "inner_rounds": 2}
+    random = rk.FedNest(ihgp=rk.parts.FedIHGP(terms=3, lipschitz=5.0), **settings)
+    assert paper_rounds(random, TINY.problem) == 2 * 2 + 3 + 3
+    assert one_round(random).exchanges < paper_rounds(random, TINY.problem)
+    assert paper_rounds(rk.LFedNestSVRG(**settings), TINY.problem) == 2 * 2 + 1
+    with pytest.raises(TypeError, match="FedMBO"):
+        paper_rounds(rk.FedMBO(**settings), TINY.problem)

@@ -18,8 +18,8 @@ With D the size of all blocks, m clients in exchange A and c in exchange B, a ro
     round 0         2           m D + c D                   m D + c D
     later rounds    2           m 2 D + c D                 m D + c D
 
-since u was sent to everyone in A and need not be sent again in B: there only h goes down, and u to
-clients that were not asked in A. (The paper's own count has 2 D down in B.) A round that puts its
+since u was sent in A and need not be sent again in B: there only h goes down, and u to clients that
+were not in A. (The paper's own count has 2 D down in B.) A round that puts its
 iterate into a :class:`RandomIterate` has one exchange more, with one client, nothing down and D up;
 a warm-up adds its own to round 0. Evaluations of all maps: one per client of A in round 0 and two
 in later rounds, also with ρ = 1; 2 (K - 1) per client of B.
@@ -72,13 +72,13 @@ class FedMSA(SampledAlgorithm):
         inner_lr: the step sizes of all other blocks, one for all or a tuple with one each; in a
             bilevel problem those of y and v, of which v's should not be the larger.
         local_steps: K.
-        renewal: ρ, above 0. At 1 the direction is that of the round alone.
+        renewal: ρ, above 0 and at most 1. At 1 the direction is that of the round alone.
         clients: who takes the local steps; one client as in the theorem if not given.
-        momentum_clients: who is asked for the direction; everyone if None, as in the paper. With
-            fewer, h carries the noise of who was asked: at a standstill its variance is
-            ρ / (2 - ρ) times that of one round's answers, so a small ρ averages it over about 1 / ρ
-            rounds. The iterates then come near the solution and not to it; as small steps average
-            as well, they gain less from ρ than h does.
+        momentum_clients: who computes the direction; all clients if None, as in the paper. With
+            fewer, h has the noise of sampling: at a fixed point its variance is ρ / (2 - ρ) times
+            that of one round's replies, so a small ρ averages it over about 1 / ρ rounds. The
+            iterates then converge to a neighbourhood of the solution; as small steps average too,
+            they gain less from ρ than h does.
         first_batch: rows per evaluation in round 0; the theorem wants K times the number of rounds.
         view: how the problem is seen as blocks; by its class if None.
         inner_radius: the largest norm of the blocks other than x, one for all or a tuple with one
@@ -86,6 +86,9 @@ class FedMSA(SampledAlgorithm):
         warm_up: makes better initial blocks in round 0, with the clients of the first exchange
             (:class:`BilevelWarmUp`, :class:`CompositionWarmUp`).
         output: :class:`LastIterate` or :class:`RandomIterate`.
+
+    >>> FedMSA(outer_lr=0.05, inner_lr=(0.1, 0.05), local_steps=5, clients=10).renewal
+    0.5
     """
 
     _: KW_ONLY
@@ -160,7 +163,7 @@ class FedMSA(SampledAlgorithm):
         slot = below(who, (), len(cohort))
 
         def ask(k):
-            """The k-th iterate of one client, which takes its steps again as far as that."""
+            """The k-th iterate of one client, which repeats its steps up to k."""
             alone = cohort.where(jnp.arange(len(cohort), dtype=jnp.int32) == slot)
             start = fed.broadcast(alone, at_u, along_h)  # ------------------ down  nothing new
             w_i = fed.map(local_steps, *start, key=sample_key, steps=k - 1, **settings)
@@ -175,7 +178,7 @@ class FedMSA(SampledAlgorithm):
         return state.variables if state.kept is None else state.kept.iterate
 
     def _warmed_up(self, fed, problem, u: Blocks, is_first, key: Key) -> Blocks:
-        """Better blocks in round 0, if asked for; the same in later rounds."""
+        """The blocks after the warm-up in round 0; the same blocks in later rounds."""
         if self.warm_up is None:
             return u
         warm_up = self.warm_up

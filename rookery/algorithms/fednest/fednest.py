@@ -17,7 +17,8 @@ Cost of a round in exchanges, N' the hops drawn by FedIHGP:
     FedNest     2 T + N' + 3    2 T + N + 3     2 T + 2     2 T + 3
     FedNestSGD  T + N' + 3      T + N + 3       T + 2       T + 3
 
-and one more in a round that estimates L. Departures from the paper: FedIHGPSum is the default,
+and one more in a round that estimates L. Table 2 of the paper counts N for N'; see
+:mod:`rookery.algorithms.fednest.accounting`. Departures from the paper: FedIHGPSum is the default,
 since a random length is noise that no batch size removes; the first local step is taken without its
 two cancelling gradients; in a composition v is the mean of f_y (the paper's N = 1).
 """
