@@ -19,8 +19,8 @@ the mean of all; with one local step each it converges to the minimiser, however
 
 Cost of a round of either: 1 exchange, w down to the clients that start a job and G_i up from those
 that deliver. Departures from the paper: clients count by their weights; results that finish at the
-same moment arrive together, so there may be more than ``wait_for``; before its first step the server
-of AFA-CS waits for every client. The pseudo-code is reconstructed from the idea of the paper.
+same moment arrive together, so there may be more than ``wait_for``; before its first step the
+server of AFA-CS waits for every client. The pseudo-code is reconstructed from the idea of the paper.
 
 Anarchic papers compare with AFL on bilevel problems and do not say how. Here, in
 :func:`AFLBilevel`, AFA-CS learns y along inner gradients and x along every client's own
@@ -31,21 +31,19 @@ Cost of a round: K + 1 exchanges. It is :class:`AFBO` with :class:`LocalHessians
 
 import abc
 from dataclasses import KW_ONLY
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
 
 from rookery import check, tree
-from rookery.algorithms.afbo.afbo import AFBO, AFBOState
+from rookery.algorithms.afbo.afbo import AFBO
 from rookery.algorithms.afbo.aphe import AbstractAPHE, APHESum
 from rookery.algorithms.afbo.hessians import LocalHessians
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.model import AsyncModelState
-from rookery.algorithms.shared.two_level import REMEDY
-from rookery.problem.bilevel import Bilevel
 from rookery.problem.single_level import SingleLevel
-from rookery.program.algorithm import AbstractAlgorithm, PolledAlgorithm, check_kind
+from rookery.program.algorithm import PolledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.polling import InFlight, PollRules
 from rookery.types import Key, Tree
@@ -131,8 +129,8 @@ class AFACS(AbstractAFA):
     10
 
     Args:
-        first_wait_for: how many results the server waits for before its first step; None is one from
-            every client. A result that has not arrived by then counts as zero.
+        first_wait_for: how many results the server waits for before its first step; None is one
+            from every client. A result that has not arrived by then counts as zero.
     """
 
     _: KW_ONLY
@@ -180,74 +178,40 @@ def local_steps(client: Client, w: Tree, *, problem: SingleLevel, algorithm: Abs
     return local.mean_gradient(client, gradient, w, size, steps, key)
 
 
-class AFLBilevel(AbstractAlgorithm):
+def AFLBilevel(
+    *,
+    outer_lr: float,
+    inner_lr: float,
+    inner_rounds: int = 1,
+    series: AbstractAPHE | None = None,
+    inner_steps: local.LocalSteps = 1,
+    local_lr: float | None = None,
+    wait_for: int | Literal["all"] | None = None,
+    first_wait_for: int | None = None,
+    inner_staleness: int | None = None,
+    outer_staleness: int | None = None,
+    batch_size: int | None = None,
+) -> AFBO:
     """AFA-CS on y, and on x along the clients' own hypergradients.
 
-    Args:
-        outer_lr: step size of x.
-        inner_lr: step size of y.
-        inner_rounds: K, inner steps of the server per round.
-        series: how a client estimates its own adjoint, as in :class:`AFBO`.
-        inner_steps: K_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.
-        local_lr: step size of the local steps; None is ``inner_lr``.
-        wait_for: how many results the server waits for at least; None is half of the clients.
-        first_wait_for: the same before its first steps; None is everyone.
-        inner_staleness: the largest of an inner result, in inner steps of the server; None is any.
-        outer_staleness: the largest of an outer result, in rounds; None is any.
-        batch_size: rows per evaluation on a client; None is all.
+    The settings are those of :class:`AFBO`, here without bounds on the staleness; ``series`` is how
+    a client estimates its own adjoint, AFBO's ``aphe``.
+
+    >>> AFLBilevel(outer_lr=0.05, inner_lr=0.1).hessians
+    LocalHessians()
     """
-
-    _: KW_ONLY
-    outer_lr: float = eqx.field(converter=local.number)
-    inner_lr: float = eqx.field(converter=local.number)
-    inner_rounds: int = 1
-    series: AbstractAPHE = eqx.field(default_factory=APHESum)
-    inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    local_lr: float | None = eqx.field(converter=local.number, default=None)
-    wait_for: int | None = None
-    first_wait_for: int | None = None
-    inner_staleness: int | None = None
-    outer_staleness: int | None = None
-    batch_size: int | None = None
-
-    def parts(self) -> AFBO:
-        """AFBO whose clients use their own Hessians."""
-        return AFBO(
-            outer_lr=self.outer_lr,
-            inner_lr=self.inner_lr,
-            inner_rounds=self.inner_rounds,
-            aphe=self.series,
-            hessians=LocalHessians(),
-            inner_steps=self.inner_steps,
-            local_lr=self.local_lr,
-            wait_for=self.wait_for,
-            first_wait_for=self.first_wait_for,
-            inner_staleness=self.inner_staleness,
-            outer_staleness=self.outer_staleness,
-            batch_size=self.batch_size,
-        )
-
-    def __check_init__(self):
-        self.parts()  # which checks what it is given
-
-    def check(self, problem: Bilevel, n_clients: int) -> None:
-        """Raise unless the problem is bilevel and there are as many clients as are waited for."""
-        self.parts().check(problem, n_clients)
-
-    def init(self, problem: Bilevel, x: Tree, y: Tree) -> AFBOState:
-        """The given iterates; no result has been delivered, no job begun."""
-        return self.parts().init(problem, x, y)
-
-    def round(
-        self, fed: AbstractFederation, problem: Bilevel, state: AFBOState, key: Key
-    ) -> AFBOState:
-        """K inner steps, then an outer one."""
-        return self.parts().round(fed, problem, state, key)
-
-    def solution(self, state: AFBOState) -> tuple[Tree, Tree]:
-        """(x, y)."""
-        return state.x, state.y
-
-    def remedy(self) -> str:
-        """A smaller step, or a larger L."""
-        return REMEDY
+    return AFBO(
+        label="AFLBilevel",
+        outer_lr=outer_lr,
+        inner_lr=inner_lr,
+        inner_rounds=inner_rounds,
+        aphe=series or APHESum(),
+        hessians=LocalHessians(),
+        inner_steps=inner_steps,
+        local_lr=local_lr,
+        wait_for=wait_for,
+        first_wait_for=first_wait_for,
+        inner_staleness=inner_staleness,
+        outer_staleness=outer_staleness,
+        batch_size=batch_size,
+    )

@@ -13,16 +13,16 @@ D. Li, Y. Zhu, X. Gong, S. Mao, Y. Zhou. Anarchic federated bilevel optimization
     U           aphe.terms                  hops of APHE
     ℓ_g,1       aphe.lipschitz              largest eigenvalue of the inner Hessian
 
-The server never waits for the slowest. It goes on when half of the clients have delivered and none
-is staler than the bound, along the mean of all clients' latest results; only those who delivered
-are sent the new values.
+The server never waits for the slowest client. It steps when half of the clients have delivered and
+no result would exceed the staleness bound, along the mean of all clients' latest results; only the
+clients that delivered are sent the new values.
 
 Cost of a round: K + U + 2 exchanges with APHESum and APHEPaper, K + N' + 2 with APHERandom, K + 1
 with LocalHessians, and one more in a round that estimates L. Departures from the paper: a sum where
 algorithm 2 has one product of fixed length, which recovers less than 1/e of the inverse Hessian;
-hops are answered by the clients that just delivered, since no server has the stale Hessians of all;
-y is the newest in the outer step; before its first steps the server waits for everyone, so that
-there is something of each client to average.
+hops are answered by the clients that have just delivered, since no server has the stale Hessians of
+all; the outer step uses the newest y; before its first steps the server waits for every client, so
+that it has a result of each to average.
 """
 
 from dataclasses import KW_ONLY
@@ -34,11 +34,14 @@ import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.afbo.aphe import AbstractAPHE, APHESum
-from rookery.algorithms.afbo.hessians import AbstractHessians, ActiveHessians
+from rookery.algorithms.afbo.hessians import AbstractHessians, ActiveHessians, Point
 from rookery.algorithms.shared import local
+from rookery.algorithms.shared.adjoint import own_piece
+from rookery.algorithms.shared.lipschitz import own_lipschitz
+from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import REMEDY
 from rookery.problem.bilevel import Bilevel
-from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.algorithm import PolledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.polling import InFlight, PollRules
 from rookery.types import Key, Tree
@@ -56,8 +59,13 @@ class AFBOState(NamedTuple):
     outer: InFlight
 
 
-class AFBO(AbstractAlgorithm):
+class AFBO(PolledAlgorithm):
     """Steps of the server along the mean of all clients' latest results, however old.
+
+    >>> import rookery as rk
+    >>> aphe = rk.parts.APHESum(terms=10, lipschitz=5.0)
+    >>> rk.AFBO(outer_lr=0.05, inner_lr=0.1, aphe=aphe, inner_steps=rk.parts.RandomSteps(1, 5)).aphe
+    APHESum(terms=10, lipschitz=5.0)
 
     Args:
         outer_lr: η.
@@ -65,17 +73,16 @@ class AFBO(AbstractAlgorithm):
         inner_rounds: K.
         aphe: how the adjoint is estimated: :class:`APHESum`, :class:`APHERandom`,
             :class:`APHEPaper`.
-        hessians: whose Hessians its hops meet: :class:`ActiveHessians`, :class:`StaleHessians`,
+        hessians: whose Hessians its hops use: :class:`ActiveHessians`, :class:`StaleHessians`,
             :class:`LocalHessians`.
         inner_steps: E_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.
         local_lr: step size of the local iterations; None is ``inner_lr``, and 0 takes all their
             gradients at the values received.
-        wait_for: how many results the server waits for at least; None is half of the clients.
-        first_wait_for: the same before its first steps; None is everyone. What has not come then
-            counts as zero.
-        inner_staleness: the largest of an inner result, in inner steps of the server; None is any.
-        outer_staleness: the largest of an outer result, in rounds; None is any.
-        batch_size: rows per evaluation on a client; None is all.
+        first_wait_for: how many results the server waits for before its first steps; None is one
+            from every client. A result that has not arrived by then counts as zero.
+        inner_staleness: the largest staleness of an inner result, in inner steps of the server;
+            None is no bound.
+        outer_staleness: the same of an outer result, in rounds.
     """
 
     _: KW_ONLY
@@ -86,39 +93,29 @@ class AFBO(AbstractAlgorithm):
     hessians: AbstractHessians = eqx.field(default_factory=ActiveHessians)
     inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     local_lr: float | None = eqx.field(converter=local.number, default=None)
-    wait_for: int | None = None
     first_wait_for: int | None = None
     inner_staleness: int | None = 9
     outer_staleness: int | None = 9
-    batch_size: int | None = None
 
     def __check_init__(self):
         local.check_fields(self, may_be_drawn=True, except_for=("local_lr",))
         check.count("inner_rounds", self.inner_rounds)
         if self.local_lr is not None:
             check.not_negative("local_lr", self.local_lr)
-        for name in ("wait_for", "first_wait_for", "batch_size"):
-            if getattr(self, name) is not None:
-                check.count(name, getattr(self, name))
+        if self.first_wait_for is not None:
+            check.count("first_wait_for", self.first_wait_for)
         for name in ("inner_staleness", "outer_staleness"):
             if getattr(self, name) is not None:
                 check.count(name, getattr(self, name), least=0)
 
     def check(self, problem: Bilevel, n_clients: int) -> None:
-        """Raise unless the problem is bilevel and there are as many clients as are waited for."""
-        if not isinstance(problem, Bilevel):
-            raise TypeError(
-                f"{type(self).__name__} solves Bilevel problems, got {type(problem).__name__}."
-            )
+        """Raise unless the problem is bilevel and the settings fit the clients."""
+        check_kind(self, problem, Bilevel)
         local.check_fields(self, n_clients, may_be_drawn=True, except_for=("local_lr",))
-        for name in ("wait_for", "first_wait_for"):
-            if (getattr(self, name) or 1) > n_clients:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} results cannot come from {n_clients} clients."
-                )
+        self._rules(n_clients, None).check(n_clients)
 
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> AFBOState:
-        """The given iterates; no result has been delivered, no job begun."""
+        """The given iterates; no result has arrived, no job has started."""
         g, h = tree.zeros_like(y), tree.zeros_like(x)
         L = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
         return AFBOState(x, y, L, g, h, InFlight.of("inner", (x, y), g), self.hessians.jobs(x, y))
@@ -129,26 +126,40 @@ class AFBO(AbstractAlgorithm):
         """K inner steps, then an outer one."""
         x, y, L, g, h, inner, outer = state
         inner_key, outer_key = jax.random.split(key)
-        settings = {"problem": problem, "algorithm": self}
         inner_rules = self._rules(fed.n_clients, self.inner_staleness)
         outer_rules = self._rules(fed.n_clients, self.outer_staleness)
 
         def inner_step(k, carry):
             y, g, jobs = carry
             key = jax.random.fold_in(inner_key, k)
-            news = fed.poll(
+            settings = {"problem": problem, "algorithm": self}
+            arrived = fed.poll(
                 jobs, inner_iterations, x, y, rules=inner_rules, key=key, settings=settings
             )
-            g = tree.add(g, news.change)  # --------------------------------- down  x, y  up  G_i
-            return tree.axpy(-self.inner_lr, g, y), g, news.jobs
+            g = tree.add(g, arrived.change)  # ------------------------------ down  x, y  up  G_i
+            return tree.axpy(-self.inner_lr, g, y), g, arrived.jobs
 
         y, g, inner = fed.repeat(self.inner_rounds, inner_step, (y, g, inner))
-        news, L = self.hessians.poll(
-            fed, problem, outer, self.aphe, x, y, L, self.batch_size, outer_key, outer_rules
-        )
-        h = tree.add(h, news.change)
+
+        # algorithm 2: the adjoint v by hops, then each client's piece of the hypergradient
+        here = {"problem": problem, "batch_size": self.batch_size}
+        system = self.hessians.system(fed, problem, self.batch_size, (x, y), outer)
+        if system is None:
+            here |= {"aphe": self.aphe, "n_clients": fed.n_clients}
+            arrived = fed.poll(
+                outer, local_piece, (x, y), rules=outer_rules, key=outer_key, settings=here
+            )  # ------------------------------------------------------------ down  x, y  up  H_i
+        else:
+            L_key, chain_key, job_key = jax.random.split(outer_key, 3)
+            L = system.lipschitz(self.aphe.lipschitz, L, L_key)
+            v = self.aphe.solve(system, fed.n_clients, L, chain_key)  # ----- down  p  up  g_yy p
+            arrived = fed.poll(
+                outer, piece, system.point, v, rules=outer_rules, key=job_key, settings=here
+            )  # ------------------------------------------------------------ down  v  up  H_i
+
+        h = tree.add(h, arrived.change)
         x = tree.axpy(-self.outer_lr, h, x)
-        return AFBOState(x, y, L, g, h, inner, news.jobs)
+        return AFBOState(x, y, L, g, h, inner, arrived.jobs)
 
     def solution(self, state: AFBOState) -> tuple[Tree, Tree]:
         """(x, y)."""
@@ -160,11 +171,8 @@ class AFBO(AbstractAlgorithm):
 
     def _rules(self, n_clients: int, staleness: int | None) -> PollRules:
         """When the server stops waiting."""
-        return PollRules(
-            wait_for=self.wait_for or -(-n_clients // 2),
-            first_wait_for=self.first_wait_for or n_clients,
-            staleness=staleness,
-        )
+        first = self.first_wait_for or n_clients
+        return PollRules(self.results_needed(n_clients), first, staleness)
 
 
 def inner_iterations(
@@ -175,11 +183,32 @@ def inner_iterations(
     steps = local.steps_of(client, algorithm.inner_steps, count_key)
     size = algorithm.inner_lr if algorithm.local_lr is None else algorithm.local_lr
 
-    def iteration(e, carry):
-        y_i, total = carry
-        sample = client.draw(problem.inner_split, algorithm.batch_size, jax.random.fold_in(key, e))
-        g = problem.inner_grad_y(x, y_i, sample)
-        return tree.axpy(-size, g, y_i), tree.add(total, g)
+    def gradient(y, key):
+        sample = client.draw(problem.inner_split, algorithm.batch_size, key)
+        return problem.inner_grad_y(x, y, sample)
 
-    _, total = client.repeat(steps, iteration, (y, tree.zeros_like(y)))
-    return tree.scale(1 / jnp.asarray(steps).astype(float), total)
+    return local.mean_gradient(client, gradient, y, size, steps, key)
+
+
+def piece(
+    client: Client, point: Point, v: Tree, *, problem: Bilevel, batch_size: int | None
+) -> Tree:
+    """H_i = f_x(x, y; ξ) - g_xy(x, y; ζ) v."""
+    return own_piece(LocalSystem(client, problem, *point, batch_size), v, client.key)
+
+
+def local_piece(
+    client: Client,
+    point: Point,
+    *,
+    problem: Bilevel,
+    batch_size: int | None,
+    aphe: AbstractAPHE,
+    n_clients: int,
+) -> Tree:
+    """H_i with the client's own adjoint."""
+    L_key, chain_key, piece_key = jax.random.split(client.key, 3)
+    at = LocalSystem(client, problem, *point, batch_size)
+    L = own_lipschitz(at, aphe.lipschitz, L_key)
+    v = aphe.solve(at, n_clients, L, chain_key)
+    return own_piece(at, v, piece_key)

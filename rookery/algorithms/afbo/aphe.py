@@ -1,7 +1,8 @@
-"""APHE: the hypergradient of anarchic clients, and who is asked for its products (algorithm 2).
+"""APHE: the hypergradient of anarchic clients (algorithm 2).
 
-One chain for all clients gives the adjoint v, then every client that begins a job is sent v and
-answers, at its own pace, with its piece  H_i = f_x - g_xy v  at the values that it received.
+One chain of products for all clients gives the adjoint v; then every client that starts a job is
+sent v and answers, at its own pace, with its piece  H_i = f_x - g_xy v  at the values that it
+received.
 
                         v, with U hops                          recovers of the inverse, in the mean
     APHESum             (1/L) Σ_{n=0..U} (I - g_yy/L)^n f_y     all but (I - g_yy/L)^(U+1)
@@ -13,7 +14,6 @@ at most (U / (U + 1))^(U + 1) whatever s, and nothing as U grows.
 """
 
 import abc
-from dataclasses import KW_ONLY
 
 import equinox as eqx
 import jax
@@ -27,10 +27,17 @@ from rookery.types import Key, Tree
 
 
 class AbstractAPHE(eqx.Module):
-    """A way to solve for the adjoint by hops."""
+    """A way to solve for the adjoint by hops.
 
-    terms: eqx.AbstractVar[int | None]
-    lipschitz: eqx.AbstractVar[Lipschitz]
+    Args:
+        terms: U, or N; None is the number of clients, as in the paper.
+        lipschitz: L, or how to estimate it.
+    """
+
+    terms: int | None = eqx.field(default=None, kw_only=True)
+    lipschitz: Lipschitz = eqx.field(
+        converter=local.number, default_factory=PowerIteration, kw_only=True
+    )
 
     @abc.abstractmethod
     def solve(self, system: AbstractSystem, n_clients: int, L: jax.Array, key: Key) -> Tree:
@@ -43,21 +50,16 @@ class AbstractAPHE(eqx.Module):
         check_lipschitz(f"{name}.lipschitz", self.lipschitz)
 
     def length(self, n_clients: int) -> int:
-        """The paper's U, the number of clients, if no other was given."""
+        """``terms`` as a number."""
         return n_clients if self.terms is None else self.terms
 
 
 class APHESum(AbstractAPHE):
     """The truncated series: U hops, U + 1 terms.
 
-    Args:
-        terms: U; as many as there are clients if None, as in the paper.
-        lipschitz: L, or how to estimate it.
+    >>> APHESum(terms=10, lipschitz=5.0).length(n_clients=100)
+    10
     """
-
-    _: KW_ONLY
-    terms: int | None = None
-    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
     def solve(self, system, n_clients, L, key):
         """The sum of the terms 0 to U."""
@@ -67,14 +69,9 @@ class APHESum(AbstractAPHE):
 class APHERandom(AbstractAPHE):
     """One product whose length is drawn uniformly from 0 to N - 1, as FedNest's and FedMBO's.
 
-    Args:
-        terms: N; as many as there are clients if None.
-        lipschitz: L, or how to estimate it.
+    >>> APHERandom(lipschitz=5.0).length(n_clients=100)
+    100
     """
-
-    _: KW_ONLY
-    terms: int | None = None
-    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
     def solve(self, system, n_clients, L, key):
         """The product of N' factors."""
@@ -84,16 +81,11 @@ class APHERandom(AbstractAPHE):
 
 
 class APHEPaper(AbstractAPHE):
-    """The paper's letter: one product of fixed length. It is not consistent; see above.
+    """Fixed-length product exactly as printed; biased even as U grows (see the top of this file).
 
-    Args:
-        terms: U; as many as there are clients if None, as in the paper.
-        lipschitz: L, or how to estimate it.
+    >>> APHEPaper(terms=10, lipschitz=5.0).terms
+    10
     """
-
-    _: KW_ONLY
-    terms: int | None = None
-    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
 
     def solve(self, system, n_clients, L, key):
         """The product of U factors."""

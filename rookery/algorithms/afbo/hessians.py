@@ -1,10 +1,10 @@
-"""Whose Hessians the hops of APHE meet, and how the clients' outer jobs follow from them.
+"""Whose Hessians the hops of APHE use, and at which values.
 
-ActiveHessians      those of the clients that have just delivered, at the newest values: what a
-server can really have. A mean over some clients is not that over all.
-StaleHessians       those of all clients, each at the values that it works on: the paper's
-formula, which waits for everyone at every hop.
-LocalHessians       every client's own, in its job: no hops, and another limit.
+ActiveHessians  those of the clients that have just delivered, at the newest values: all that a
+server can get without waiting. A mean over some clients is not that over all.
+StaleHessians   those of all clients, each at the values that it works on: the paper's formula,
+which waits for every client at every hop.
+LocalHessians   every client's own, in its job: no hops, and a biased limit.
 """
 
 import abc
@@ -14,147 +14,30 @@ import jax
 import jax.numpy as jnp
 
 from rookery import tree
-from rookery.algorithms.afbo.aphe import AbstractAPHE
-from rookery.algorithms.shared.adjoint import own_piece
-from rookery.algorithms.shared.lipschitz import (
-    PowerIteration,
-    largest_eigenvalue,
-    own_lipschitz,
-)
-from rookery.algorithms.shared.system import (
-    AbstractSystem,
-    LocalSystem,
-    hessian_vector,
-    outer_gradient_y,
-)
+from rookery.algorithms.shared.lipschitz import Lipschitz, PowerIteration, largest_eigenvalue
+from rookery.algorithms.shared.system import AbstractSystem, hessian_vector, outer_gradient_y
 from rookery.problem.bilevel import Bilevel
-from rookery.program.federation import AbstractFederation, Cached, Client, Placed
+from rookery.program.federation import AbstractFederation, Cached, Placed
 from rookery.program.memory import Memory
 from rookery.program.participation import Everyone
-from rookery.program.polling import InFlight, PollResult, PollRules
+from rookery.program.polling import InFlight
 from rookery.types import Key, Tree
 
-
-class AbstractHessians(eqx.Module):
-    """How outer jobs are made and polled."""
-
-    @abc.abstractmethod
-    def jobs(self, x: Tree, y: Tree) -> InFlight:
-        """Outer jobs before the first of them begins."""
-
-    @abc.abstractmethod
-    def poll(
-        self,
-        fed: AbstractFederation,
-        problem: Bilevel,
-        jobs: InFlight,
-        aphe: AbstractAPHE,
-        x: Tree,
-        y: Tree,
-        L: jax.Array,
-        batch_size: int | None,
-        key: Key,
-        rules: PollRules,
-    ) -> tuple[PollResult, jax.Array]:
-        """The pieces H_i that arrive, and L."""
+Point = tuple[Tree, Tree]
+"""(x, y)."""
 
 
-class ActiveHessians(AbstractHessians):
-    """The clients whose outer result has just arrived answer the hops, at the newest (x, y).
-
-    It costs U + 2 exchanges, and one more in a round that estimates L.
-    """
-
-    def jobs(self, x, y):
-        """They are sent (x, y) and v."""
-        return InFlight.of("outer", ((x, y), y), tree.zeros_like(x))
-
-    def poll(self, fed, problem, jobs, aphe, x, y, L, batch_size, key, rules):
-        """The chain, then the poll."""
-        point = fed.cache((x, y))
-        asked = AskedSystem(fed, problem, jobs.has_arrived, point, batch_size)
-        return _chained(asked, point, jobs, aphe, L, key, rules)
-
-
-class StaleHessians(AbstractHessians):
-    """All clients answer the hops, each at the (x, y) that it holds.
-
-    A client that has delivered is sent the newest; the others answer at those they work on. It
-    costs U + 2 exchanges, and one more in a round that estimates L.
-    """
-
-    def jobs(self, x, y):
-        """They are sent (x, y) and v."""
-        return InFlight.of("outer", ((x, y), y), tree.zeros_like(x))
-
-    def poll(self, fed, problem, jobs, aphe, x, y, L, batch_size, key, rules):
-        """The chain, then the poll."""
-        point = fed.cache((x, y), held_by=~jobs.is_idle)
-        held = jax.tree.map(
-            lambda old, new: tree.where(jobs.is_idle, jnp.broadcast_to(new, old.shape), old),
-            jobs.values[0],
-            (x, y),
-        )
-        points = Memory(held, fed.n_clients)
-        everyone = HeldSystem(fed, problem, point, points, batch_size)
-        return _chained(everyone, point, jobs, aphe, L, key, rules)
-
-
-class LocalHessians(AbstractHessians):
-    """Every client solves for an adjoint of its own on its own data, in its job.
-
-    It costs one exchange. Where clients differ it comes to rest beside the solution.
-    """
-
-    def jobs(self, x, y):
-        """They are sent (x, y)."""
-        return InFlight.of("outer", ((x, y),), tree.zeros_like(x))
-
-    def poll(self, fed, problem, jobs, aphe, x, y, L, batch_size, key, rules):
-        """The poll alone."""
-        settings = {"problem": problem, "batch_size": batch_size, "aphe": aphe}
-        settings["n_clients"] = fed.n_clients
-        news = fed.poll(jobs, local_piece, (x, y), rules=rules, key=key, settings=settings)
-        return news, L  # --------------------------------------------------- down  x, y  up  H_i
-
-
-def _chained(system, point: Cached, jobs: InFlight, aphe: AbstractAPHE, L, key: Key, rules):
-    fed = system.fed
-    L_key, chain_key, job_key = jax.random.split(key, 3)
-    L = _lipschitz(system, aphe, L, L_key)
-    v = aphe.solve(system, fed.n_clients, L, chain_key)
-    news = fed.poll(jobs, piece, point, v, rules=rules, key=job_key, settings=system.settings())
-    return news, L  # ------------------------------------------------------- down  v  up  H_i
-
-
-def _lipschitz(system, aphe: AbstractAPHE, previous: jax.Array, key: Key) -> jax.Array:
-    """L of this round; the mean of the clients' largest eigenvalues bounds that of their mean."""
-    rule = aphe.lipschitz
-    if not isinstance(rule, PowerIteration):
-        return jnp.asarray(rule).astype(previous.dtype)
-
-    def estimate(_, previous):
-        found = system.mean(largest_eigenvalue, key=key, iterations=rule.iterations)
-        # others may answer the hops until the next estimate; in the first round everyone was asked
-        return jnp.maximum(previous, tree.scale(rule.safety, found).astype(previous.dtype))
-
-    is_due = jnp.asarray(system.fed.round) % rule.every == 0
-    return system.fed.repeat(jnp.where(is_due, 1, 0), estimate, previous)
-
-
-class AskedSystem(AbstractSystem):
-    """The system of the mean Hessian of some clients at one point; every question an exchange."""
+class AbstractServerSystem(AbstractSystem):
+    """The linear system of a mean Hessian, whose products cost the server an exchange each."""
 
     fed: AbstractFederation
     problem: Bilevel
-    who: jax.Array
-    point: Cached
     batch_size: int | None
+    point: Cached
 
-    def mean(self, step, *values, key, **rest):
-        """What the clients reply in the mean."""
-        settings = {**rest, **self.settings()}
-        return self.fed.ask(self.who, step, self.point, *values, key=key, settings=settings)
+    @abc.abstractmethod
+    def mean(self, step, *values: Tree, key: Key, **settings) -> Tree:
+        """The mean of what a client step returns at (x, y)."""
 
     def right_side(self, key):
         """The mean of f_y."""
@@ -168,65 +51,114 @@ class AskedSystem(AbstractSystem):
         """A loop at the server."""
         return self.fed.repeat(n, body, init)
 
-    def settings(self):
-        """What both sides know."""
-        return {"problem": self.problem, "batch_size": self.batch_size}
+    def lipschitz(self, rule: Lipschitz, previous: jax.Array, key: Key) -> jax.Array:
+        """L of this round: given, or estimated in one exchange when it is due.
+
+        The mean of the clients' largest eigenvalues bounds that of their mean.
+        """
+        if not isinstance(rule, PowerIteration):
+            return jnp.asarray(rule).astype(previous.dtype)
+
+        def estimate(previous):
+            found = self.mean(largest_eigenvalue, key=key, iterations=rule.iterations)
+            # other clients may answer the hops before the next estimate; the first round asks all
+            return jnp.maximum(previous, tree.scale(rule.safety, found).astype(previous.dtype))
+
+        return self.fed.when(jnp.asarray(self.fed.round) % rule.every == 0, estimate, previous)
 
 
-class HeldSystem(AbstractSystem):
-    """The system of the mean Hessian of all clients, each at a point of its own."""
+class ActiveSystem(AbstractServerSystem):
+    """The system of some clients' mean Hessian at one point."""
 
-    fed: AbstractFederation
-    problem: Bilevel
-    point: Cached
+    who: jax.Array
+
+    def mean(self, step, *values, key, **settings):
+        """Ask the clients where ``who`` is true."""
+        settings |= {"problem": self.problem, "batch_size": self.batch_size}
+        return self.fed.ask(self.who, step, self.point, *values, key=key, settings=settings)
+
+
+class StaleSystem(AbstractServerSystem):
+    """The system of all clients' mean Hessian, each at a point of its own."""
+
     points: Memory
-    batch_size: int | None
 
-    def mean(self, step, *values, **rest):
-        """What the clients reply in the mean."""
-        cohort = self.fed.sample(Everyone(), rest["key"])
+    def mean(self, step, *values, key, **settings):
+        """Ask every client at the point that it holds."""
+        cohort = self.fed.sample(Everyone(), key)
         self.fed.broadcast(cohort, self.point)  # ---------------------------- down  x, y if idle
         held = self.fed.recall(cohort, self.points)
         placed: list[Placed] = [self.fed.broadcast(cohort, value) for value in values]
-        replies = self.fed.map(step, held, *placed, **rest, **self.settings())
-        return self.fed.mean(replies)  # ------------------------------------- up
-
-    def right_side(self, key):
-        """The mean of f_y."""
-        return self.mean(outer_gradient_y, key=key)
-
-    def product(self, p, key):
-        """The mean of g_yy p."""
-        return self.mean(hessian_vector, p, key=key)
-
-    def repeat(self, n, body, init):
-        """A loop at the server."""
-        return self.fed.repeat(n, body, init)
-
-    def settings(self):
-        """What both sides know."""
-        return {"problem": self.problem, "batch_size": self.batch_size}
+        settings |= {"problem": self.problem, "batch_size": self.batch_size}
+        return self.fed.mean(self.fed.map(step, held, *placed, key=key, **settings))  # up
 
 
-def piece(
-    client: Client, point: tuple[Tree, Tree], v: Tree, *, problem: Bilevel, batch_size: int | None
-) -> Tree:
-    """H_i = f_x(x, y; ξ) - g_xy(x, y; ζ) v."""
-    return own_piece(LocalSystem(client, problem, *point, batch_size), v, client.key)
+class AbstractHessians(eqx.Module):
+    """Whose Hessians the hops use."""
+
+    @abc.abstractmethod
+    def jobs(self, x: Tree, y: Tree) -> InFlight:
+        """Outer jobs before the first of them starts."""
+
+    @abc.abstractmethod
+    def system(
+        self,
+        fed: AbstractFederation,
+        problem: Bilevel,
+        batch_size: int | None,
+        point: Point,
+        jobs: InFlight,
+    ) -> AbstractServerSystem | None:
+        """The system of this round; None if every client solves one of its own."""
 
 
-def local_piece(
-    client: Client,
-    point: tuple[Tree, Tree],
-    *,
-    problem: Bilevel,
-    batch_size: int | None,
-    aphe: AbstractAPHE,
-    n_clients: int,
-) -> Tree:
-    """H_i with the client's own adjoint."""
-    L_key, chain_key, piece_key = jax.random.split(client.key, 3)
-    at = LocalSystem(client, problem, *point, batch_size)
-    L = own_lipschitz(at, aphe.lipschitz, L_key)
-    v = aphe.solve(at, n_clients, L, chain_key)
-    return own_piece(at, v, piece_key)
+class ActiveHessians(AbstractHessians):
+    """The clients whose outer result has just arrived answer the hops, at the newest (x, y).
+
+    It costs U + 2 exchanges, and one more in a round that estimates L.
+    """
+
+    def jobs(self, x, y):
+        """They are sent (x, y) and v."""
+        return InFlight.of("outer", ((x, y), y), tree.zeros_like(x))
+
+    def system(self, fed, problem, batch_size, point, jobs):
+        """The mean over those clients."""
+        return ActiveSystem(fed, problem, batch_size, fed.cache(point), jobs.has_arrived)
+
+
+class StaleHessians(AbstractHessians):
+    """All clients answer the hops, each at the (x, y) that it holds.
+
+    A client that has delivered is sent the newest; the others answer at those they work on. It
+    costs U + 2 exchanges, and one more in a round that estimates L.
+    """
+
+    def jobs(self, x, y):
+        """They are sent (x, y) and v."""
+        return InFlight.of("outer", ((x, y), y), tree.zeros_like(x))
+
+    def system(self, fed, problem, batch_size, point, jobs):
+        """The mean over all clients."""
+        cached = fed.cache(point, held_by=~jobs.is_idle)
+        held = jax.tree.map(
+            lambda old, new: tree.where(jobs.is_idle, jnp.broadcast_to(new, old.shape), old),
+            jobs.values[0],
+            point,
+        )
+        return StaleSystem(fed, problem, batch_size, cached, Memory(held, fed.n_clients))
+
+
+class LocalHessians(AbstractHessians):
+    """Every client solves for an adjoint of its own on its own data, in its job.
+
+    It costs one exchange. With heterogeneous clients it converges to a biased point.
+    """
+
+    def jobs(self, x, y):
+        """They are sent (x, y)."""
+        return InFlight.of("outer", ((x, y),), tree.zeros_like(x))
+
+    def system(self, fed, problem, batch_size, point, jobs):
+        """None: there are no hops."""
+        return None
