@@ -20,7 +20,8 @@ the mean of all; with one local step each it converges to the minimiser, however
 Cost of a round of either: 1 exchange, w down to the clients that start a job and G_i up from those
 that deliver. Departures from the paper: clients count by their weights; results that finish at the
 same moment arrive together, so there may be more than ``wait_for``; before its first step the
-server of AFA-CS waits for every client. The pseudo-code is reconstructed from the idea of the paper.
+server of AFA-CS waits for every client. The pseudo-code is reconstructed from the idea of the
+paper.
 
 Anarchic papers compare with AFL on bilevel problems and do not say how. Here, in
 :func:`AFLBilevel`, AFA-CS learns y along inner gradients and x along every client's own

@@ -10,8 +10,9 @@ M. Mohri, G. Sivek, A. T. Suresh. Agnostic federated learning. ICML 2019, arXiv:
 
 A round sets  w <- w - γ_w Σ λ_k grad L_k(w)  and, with the losses at the old w, projects
 λ + γ_λ L(w)  onto the simplex. Cost of a round: 1 exchange with all clients, w down, w and a number
-up. Departures from the paper: the output is the last iterate, not the mean of all; λ ranges over the
-whole simplex, starts uniform and replaces the population's weights in the run's aggregation rule.
+up. Departures from the paper: the output is the last iterate, not the mean of all; λ ranges over
+the whole simplex, starts uniform and replaces the population's weights in the run's aggregation
+rule.
 """
 
 from dataclasses import KW_ONLY

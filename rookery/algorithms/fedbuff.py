@@ -12,16 +12,17 @@ buffered asynchronous aggregation. AISTATS 2022, arXiv:2106.06639.
     Δ_i     jobs.results    how a job has moved its model; here w_i - w, the paper's is w - w_i
     s(τ)    discount        what a result of staleness τ counts:  (1 + τ)^-discount
 
-The server steps as soon as its buffer is full, along the mean of the buffer, in which a stale result
-counts  s(τ) = 1 / sqrt(1 + τ);  the mean is over K, not over the sum of the s(τ). Without delays
-and with a buffer for all clients it is FedAvg.
+The server steps as soon as its buffer is full, along the mean of the buffer, in which a stale
+result counts  s(τ) = 1 / sqrt(1 + τ);  the mean is over K, not over the sum of the s(τ). Without
+delays and with a buffer for all clients it is FedAvg.
 
 Cost of a round: 1 exchange, w down to the clients that start a job and Δ_i up from those that
 deliver. A client counts as often as it delivers, so with heterogeneous clients the method converges
-to a point biased towards the fast ones; several local steps add a bias of their own. Departures from
-the paper: all clients work all the time, and one that has delivered starts again after the server's
-step, so it is in a buffer at most once; results that finish at the same moment arrive together, so
-there may be more than K; clients count by their weights; batches are drawn with replacement.
+to a point biased towards the fast ones; several local steps add a bias of their own. Departures
+from the paper: all clients work all the time, and one that has delivered starts again after the
+server's step, so it is in a buffer at most once; results that finish at the same moment arrive
+together, so there may be more than K; clients count by their weights; batches are drawn with
+replacement.
 """
 
 from dataclasses import KW_ONLY

@@ -9,30 +9,23 @@ The comparison method of FedNest's section 4.3 (arXiv:2205.02215).
     S       clients                 who takes part in an exchange
 
 Cost of a round: 1 exchange. With several local steps and heterogeneous clients it converges to a
-biased point, not to the saddle point. Departures from the paper: both variables move at once, as its name says;
-the released notebook moves y first, which is the order ``Alternating``.
+biased point, not to the saddle point. Departures from the paper: both variables move at once, as
+its name says; the released notebook moves y first, which is the order ``Alternating``.
 """
 
 import abc
 from dataclasses import KW_ONLY
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
 
 from rookery import tree
 from rookery.algorithms.shared import local
+from rookery.algorithms.shared.saddle import SaddleState
 from rookery.problem.minimax import Minimax
 from rookery.program.algorithm import SampledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.types import Key, Sample, Tree
-
-
-class SaddleState(NamedTuple):
-    """The iterates."""
-
-    x: Tree
-    y: Tree
 
 
 class AbstractOrder(eqx.Module):

@@ -8,11 +8,11 @@ is solved approximately by a fixed number of rounds, from given y_i and z and mu
     z   <- z   - e_z [ μ Σ_i (z - y_i) - Σ_i ψ_i ]
     ψ_i <- ψ_i + e_ψ (y_i - z)
 
-each line with the results of the lines before it. Clients answer with gradients of their own losses,
-the server does the rest. The result is φ(v), and reverse-mode differentiation through the rounds
-gives (dφ/dv)' times a vector: again one exchange per round, in which clients multiply a vector by
-their own second derivatives. No matrix is ever formed. A round uses the same samples forwards and
-backwards, so the derivative is exact for mini-batches too.
+each line with the results of the lines before it. Clients answer with gradients of their own
+losses, the server does the rest. The result is φ(v), and reverse-mode differentiation through the
+rounds gives (dφ/dv)' times a vector: again one exchange per round, in which clients multiply a
+vector by their own second derivatives. No matrix is ever formed. A round uses the same samples
+forwards and backwards, so the derivative is exact for mini-batches too.
 """
 
 from dataclasses import KW_ONLY

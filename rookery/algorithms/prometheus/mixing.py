@@ -1,7 +1,7 @@
-"""Who listens to whom, and how much: doubly stochastic matrices W for decentralised methods.
+"""Graphs of agents: doubly stochastic mixing matrices W for decentralised methods.
 
-Row i has what agent i takes of everyone's message. Rows that sum to one leave equal messages as
-they are; columns that sum to one leave the mean over agents as it is.
+Row i has the weights that agent i gives to the agents' messages. Rows that sum to one preserve
+equal messages; columns that sum to one preserve the mean over agents.
 """
 
 import abc
@@ -26,10 +26,10 @@ class AbstractMixing(eqx.Module):
 
     @abc.abstractmethod
     def check(self, n_clients: int) -> None:
-        """Raise unless it fits so many clients."""
+        """Raise unless W fits the number of clients."""
 
     def __call__(self, messages: Tree, n_clients: int) -> Tree:
-        """What each agent hears, Σ_j W_ij of the j-th row: one row per agent."""
+        """What each agent receives, Σ_j W_ij times the j-th row: one row per agent."""
         W = self.matrix(n_clients)
         return jax.tree.map(lambda rows: jnp.tensordot(W.astype(rows.dtype), rows, 1), messages)
 
@@ -47,7 +47,7 @@ class RingGraph(AbstractMixing):
 
 
 class CompleteGraph(AbstractMixing):
-    """Everyone listens to everyone alike: W is 1/m throughout, and hears the mean."""
+    """All agents are neighbours: W is 1/m throughout, so each receives the mean."""
 
     def matrix(self, n_clients):
         """The matrix W."""
@@ -66,7 +66,7 @@ class MixingMatrix(AbstractMixing):
 
     Args:
         rows: one row per client, of one entry per client, not negative; rows and columns sum to
-            one, and everyone hears of everyone in the end.
+            one, and messages reach every agent eventually.
     """
 
     rows: tuple[tuple[float, ...], ...] = eqx.field(converter=_rows, static=True)
@@ -87,8 +87,8 @@ class MixingMatrix(AbstractMixing):
                     )
         if not _reaches_all(self.rows):
             raise ValueError(
-                "W does not mix: what some agents say never reaches some others, or goes round in "
-                "circles. Connect the graph and let agents listen to themselves (W_ii > 0)."
+                "W does not mix: messages of some agents never reach some others, or circulate for "
+                "ever. Connect the graph and give every agent a weight on itself (W_ii > 0)."
             )
 
     def matrix(self, n_clients):

@@ -17,10 +17,10 @@ Every agent i solves an inner problem of its own, and all agree on x. In a round
     (d_i, p_i) <- full, every q rounds; else (d_i, p_i) + those at the new (x_i, y_i) - at the old,
                   both on the same rows,
     u_i <- Σ_j W_ij u_j + p_i - p_i before.
-The sum of the u_i is that of the p_i, always, so it ends where all x_i are equal and the mean of
-the local hypergradients  f_x - g_xy [g_yy]^{-1} f_y,  each at the agent's own y_i*(x), is zero.
-That solves the paper's problem; the one of :class:`Bilevel`, whose inner loss is the mean of all,
-has its solution elsewhere as soon as clients differ.
+The sum of the u_i is that of the p_i, always, so it converges to a point where all x_i are equal
+and the mean of the local hypergradients  f_x - g_xy [g_yy]^{-1} f_y,  each at the agent's own
+y_i*(x), is zero. That solves the paper's problem; the one of :class:`Bilevel`, whose inner loss is
+the mean of all, has another solution when clients are heterogeneous.
 
 Cost of a round: 1 exchange, x and u down and up, 2 m messages whatever W: the server of a star
 relays, and mixes on the way. On a real graph there is no server, and an agent sends x and u to each
@@ -50,7 +50,7 @@ from rookery.algorithms.shared.local_adjoint import (
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import REMEDY
 from rookery.problem.bilevel import Bilevel
-from rookery.program.algorithm import AbstractAlgorithm
+from rookery.program.algorithm import BatchedAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory, PerClient
 from rookery.program.participation import Everyone
@@ -68,14 +68,18 @@ class Agent(NamedTuple):
 
 
 class PrometheusState(NamedTuple):
-    """The agents, and for each what it is to hear next: Σ_j W_ij x_j and Σ_j W_ij u_j."""
+    """The agents, and the next message to each: Σ_j W_ij x_j and Σ_j W_ij u_j."""
 
     agents: Memory
     mixed: PerClient
 
 
-class Prometheus(AbstractAlgorithm):
+class Prometheus(BatchedAlgorithm):
     """Gradient tracking with recursive estimates; every agent has an inner variable of its own.
+
+    >>> import rookery as rk
+    >>> rk.Prometheus(outer_lr=0.05, inner_lr=0.1, mixing=rk.parts.CompleteGraph()).mixing
+    CompleteGraph()
 
     Args:
         outer_lr: α/λ.
@@ -83,7 +87,6 @@ class Prometheus(AbstractAlgorithm):
         mixing: W, as :class:`RingGraph`, :class:`CompleteGraph` or :class:`MixingMatrix`.
         adjoint: how a client estimates its own inverse Hessian times its own outer gradient.
         renew_every: q; None is ``batch_size``, the paper's choice.
-        batch_size: rows per evaluation; None is all, always.
     """
 
     _: KW_ONLY
@@ -92,7 +95,6 @@ class Prometheus(AbstractAlgorithm):
     mixing: AbstractMixing = eqx.field(default_factory=RingGraph)
     adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)
     renew_every: int | None = None
-    batch_size: int | None = None
 
     def __check_init__(self):
         local.check_fields(self)
@@ -100,14 +102,13 @@ class Prometheus(AbstractAlgorithm):
             check.count("renew_every", self.renew_every)
             if self.batch_size is None:
                 raise ValueError(
-                    "renew_every says how often all rows are looked at, and without a batch_size "
-                    "they always are. Give a batch_size, or leave renew_every out."
+                    "renew_every is the number of rounds between full passes, and without a "
+                    "batch_size every round is one. Give a batch_size, or leave renew_every out."
                 )
 
     def check(self, problem: Bilevel, n_clients: int) -> None:
-        """Raise unless the problem is bilevel and W is for so many clients."""
-        if not isinstance(problem, Bilevel):
-            raise TypeError(f"Prometheus solves Bilevel problems, got {type(problem).__name__}.")
+        """Raise unless the problem is bilevel and W fits the clients."""
+        check_kind(self, problem, Bilevel)
         self.mixing.check(n_clients)
 
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> PrometheusState:
@@ -119,15 +120,15 @@ class Prometheus(AbstractAlgorithm):
     def round(
         self, fed: AbstractFederation, problem: Bilevel, state: PrometheusState, key: Key
     ) -> PrometheusState:
-        """One step of every agent, then one exchange of what they say."""
+        """One step of every agent, then one exchange of their messages."""
         everyone = fed.sample(Everyone(), key)
         settings = {"problem": problem, "algorithm": self, "is_full": self._is_full(fed.round)}
         own = fed.recall(everyone, state.agents)
         mixed = fed.scatter(everyone, state.mixed.rows)  # ------------------- down  W x, W u
-        agents, said = fed.map(agent_step, own, mixed, key=key, **settings)
+        agents, messages = fed.map(agent_step, own, mixed, key=key, **settings)
         with fed.outer():
-            said = fed.stack(said)  # ---------------------------------------- up    x_i, u_i
-        mixed = self.mixing(said, fed.n_clients)
+            messages = fed.stack(messages)  # -------------------------------- up    x_i, u_i
+        mixed = self.mixing(messages, fed.n_clients)
         return PrometheusState(fed.keep(state.agents, agents), PerClient(mixed))
 
     def solution(self, state: PrometheusState) -> tuple[Tree, Tree]:
@@ -156,7 +157,7 @@ def agent_step(
     algorithm: Prometheus,
     is_full: Any,
 ) -> tuple[Agent, tuple[Tree, Tree]]:
-    """The agent after its step, and what it says: its x and its u."""
+    """The agent after its step, and its message: its x and its u."""
     x, u = mixed
     x = tree.axpy(-algorithm.outer_lr, own.u, x)
     y = tree.axpy(-algorithm.inner_lr, own.d, own.y)

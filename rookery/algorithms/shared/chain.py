@@ -1,10 +1,10 @@
-"""A composition from its first layer to its last, and back: the means of all clients, in turn.
+"""A composition from its first layer to its last, and back, by means over clients.
 
     forward     z_{n+1} = F_n(z_n)                          an exchange for each layer but the last
     backward    a_N = ∇F_N(z_N),  a_n = J_n(z_n)' a_{n+1}   an exchange for each layer
 
 The last of the a_n, that of x, is the gradient if the values are those of the layers. Values are
-shared: a client that was sent z_n on the way forth is not sent it again on the way back.
+cached: a client that was sent z_n going forward is not sent it again going back.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,13 +28,13 @@ def forward(
     batch_size: int | None,
     follow: Callable[[int, Tree], Tree] = lambda n, value: value,
 ) -> list[Cached]:
-    """X and z_1 .. z_N.
+    """x and z_1 .. z_N.
 
     Args:
         fed: the federation.
         problem: the composition.
         turns: one for each layer but the last.
-        x: where to begin.
+        x: the start.
         batch_size: rows per client; None is all.
         follow: what z_{n+1} is, from n and the value of layer n; the value itself if not given.
     """

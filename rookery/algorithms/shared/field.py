@@ -36,12 +36,6 @@ def ascent_field(problem: Minimax, blocks: Blocks, sample: Sample) -> Tree:
     return tree.scale(-1, problem.grad_y(x, y, sample))
 
 
-def check_minimax(name: str, problem: Any) -> None:
-    """Raise unless a problem has the saddle field."""
-    if not isinstance(problem, Minimax):
-        raise TypeError(f"{name} solves Minimax problems, got {type(problem).__name__}.")
-
-
 def mean_field(context: Context, field: Field, blocks: Blocks, key: Key) -> Tree:
     """The mean of a field over a fresh cohort: one exchange."""
     who, sample_key = jax.random.split(key)

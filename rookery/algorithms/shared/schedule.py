@@ -24,6 +24,9 @@ class AbstractSchedule(eqx.Module):
 class Decay(AbstractSchedule):
     """A step size that shrinks by a factor every round:  lr factor^r.
 
+    >>> float(Decay(0.1, 0.5)(1))
+    0.05
+
     Args:
         lr: in round 0.
         factor: at most 1.
@@ -37,12 +40,15 @@ class Decay(AbstractSchedule):
         check.fraction("Decay.factor", self.factor)
 
     def __call__(self, round):
-        """Lr times a power of the factor."""
+        """lr times a power of the factor."""
         return self.lr * jnp.asarray(self.factor) ** jnp.asarray(round, float)
 
 
 class PowerDecay(AbstractSchedule):
     """A step size that falls like a power of the round:  lr / (r + 1)^exponent.
+
+    >>> float(PowerDecay(0.5, 1.0)(1))
+    0.25
 
     Args:
         lr: in round 0.
@@ -57,13 +63,13 @@ class PowerDecay(AbstractSchedule):
         check.not_negative("PowerDecay.exponent", self.exponent)
 
     def __call__(self, round):
-        """Lr over a power of the number of the round."""
+        """lr over a power of the number of the round."""
         return self.lr / (jnp.asarray(round, float) + 1) ** jnp.asarray(self.exponent)
 
 
 Rate = float | AbstractSchedule
 Rates = Rate | tuple[Rate, ...]
-"""One for all blocks that it speaks of, or one each."""
+"""One for all blocks, or one for each."""
 
 
 def rates(value: Any) -> Any:
@@ -78,7 +84,7 @@ def check_rates(name: str, value: Rates, n_blocks: int | None = None) -> None:
     Args:
         name: what the message calls them.
         value: one rate, or a tuple.
-        n_blocks: how many blocks a tuple must have rates for; not looked at if not given.
+        n_blocks: how many blocks a tuple must have rates for; None is any number.
     """
     for rate in value if isinstance(value, tuple) else (value,):
         if not isinstance(rate, AbstractSchedule):
