@@ -78,7 +78,7 @@ def test_soba_by_hand():
         maps = (x - v, 2 * y + x - 0.5, 2 * v - (y - 1))
         x, y, v = x - 0.1 * maps[0], y - 0.2 * maps[1], v - 0.05 * maps[2]
     state, _ = advance(zoo, rk.SOBA(outer_lr=0.1, inner_lr=(0.2, 0.05)), 4)
-    got = [float(a[0]) for a in (*state.variables, *state.added)]
+    got = [float(a[0]) for a in (state.x, state.y, state.v)]
     np.testing.assert_allclose(got, (x, y, v), rtol=1e-12)
     assert_close(
         solve(zoo, rk.SOBA(outer_lr=0.1, inner_lr=0.2), 600).solution, zoo.solution(), atol=1e-10
