@@ -6,7 +6,7 @@ A task takes the arguments of the zoo function that it is built on.
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -43,6 +43,7 @@ def _with_arguments_of(
     return decorate
 
 
+@runtime_checkable
 class _Member(Protocol):
     @property
     def problem(self) -> Bilevel | Minimax | Composition: ...
