@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int
 from numpy.typing import DTypeLike
 
 from rookery.types import Tree
@@ -139,7 +139,9 @@ def max_pool(image: Float[Array, "h w c"]) -> Float[Array, "h/2 w/2 c"]:
     return jnp.maximum(columns[:, :, 0], columns[:, :, 1])
 
 
-def cross_entropy(logits: Float[Array, " n_classes"], label: Int[Array, ""]) -> Float[Array, ""]:
+def cross_entropy(
+    logits: Float[Array, " n_classes"], label: Int[ArrayLike, ""]
+) -> Float[Array, ""]:
     """Minus the log-probability of the label.
 
     >>> round(float(cross_entropy(jnp.zeros(10), jnp.array(3))), 3)
@@ -148,7 +150,7 @@ def cross_entropy(logits: Float[Array, " n_classes"], label: Int[Array, ""]) -> 
     return jax.nn.logsumexp(logits) - at_label(logits, label)
 
 
-def at_label(values: Float[Array, " n_classes"], label: Int[Array, ""]) -> Float[Array, ""]:
+def at_label(values: Float[Array, " n_classes"], label: Int[ArrayLike, ""]) -> Float[Array, ""]:
     """The value of the label's class.
 
     >>> float(at_label(jnp.array([5.0, 6.0, 7.0]), jnp.array(1)))
@@ -159,7 +161,7 @@ def at_label(values: Float[Array, " n_classes"], label: Int[Array, ""]) -> Float
     return jnp.sum(jnp.where(chosen, values, jnp.zeros_like(values)))
 
 
-def is_correct(logits: Float[Array, " n_classes"], label: Int[Array, ""]) -> Float[Array, ""]:
+def is_correct(logits: Float[Array, " n_classes"], label: Int[ArrayLike, ""]) -> Float[Array, ""]:
     """One if the label has the largest logit, otherwise zero.
 
     >>> float(is_correct(jnp.array([0.1, 0.9]), jnp.array(1)))
