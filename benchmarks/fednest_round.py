@@ -38,7 +38,7 @@ def start():
     return jax.tree.map(jnp.asarray, layers)
 
 
-def population(n_clients: int) -> rk.Population:
+def make_population(n_clients: int) -> rk.Population:
     """Clients are windows on the same 60,000 rows, so that 10,000 of them fit in memory."""
     rng = np.random.default_rng(0)
     n = 60_000
@@ -83,31 +83,31 @@ def gemm_rate(m: int, k: int, n: int) -> float:
     return 2.0 * m * k * n * times / cpu_seconds(several, 5)
 
 
-def rounds_compiled(people: rk.Population):
+def rounds_compiled(population: rk.Population):
     """An XLA executable of many rounds, and what compiling it took."""
 
-    def rounds(people, state, key, first, n):
-        program = Program(PROBLEM, people, rk.delays.Clock(), rk.aggregate.Mean())
+    def rounds(population, state, key, first, n):
+        program = Program(PROBLEM, population, rk.delays.Clock(), rk.aggregate.Mean())
         return many_rounds(program, ALGORITHM, None, 20, state, key, first, n)
 
     state = ALGORITHM.init(PROBLEM, *start())
-    arguments = (people, state, jax.random.key(0), jnp.int32(0), jnp.int32(0))
+    arguments = (population, state, jax.random.key(0), jnp.int32(0), jnp.int32(0))
     began = time.monotonic()
     compiled = jax.jit(rounds).lower(*arguments).compile()
     return compiled, state, time.monotonic() - began
 
 
-def round_seconds(compiled, people, state, rounds: int = 10, repeats: int = 5) -> float:
+def round_seconds(compiled, population, state, rounds: int = 10, repeats: int = 5) -> float:
     """CPU seconds of one round."""
 
     def several():
-        return compiled(people, state, jax.random.key(0), jnp.int32(0), jnp.int32(rounds))
+        return compiled(population, state, jax.random.key(0), jnp.int32(0), jnp.int32(rounds))
 
     return cpu_seconds(several, repeats) / rounds
 
 
-def bench_gemm_share(compiled, people, state) -> float:
-    seconds = round_seconds(compiled, people, state)
+def bench_gemm_share(compiled, population, state) -> float:
+    seconds = round_seconds(compiled, population, state)
     square = gemm_rate(1024, 1024, 1024)
     shaped = gemm_rate(COHORT * BATCH, N_IN, HIDDEN)
     rate = flops_of_a_round() / seconds
@@ -118,8 +118,8 @@ def bench_gemm_share(compiled, people, state) -> float:
     return seconds
 
 
-def bench_eager(people, compiled_seconds: float) -> None:
-    program = Program(PROBLEM, people, rk.delays.Clock(), rk.aggregate.Mean())
+def bench_eager(population, compiled_seconds: float) -> None:
+    program = Program(PROBLEM, population, rk.delays.Clock(), rk.aggregate.Mean())
     runner = rk.Eager().prepare(program, [ALGORITHM])
     states, keys = [ALGORITHM.init(PROBLEM, *start())], [jax.random.key(0)]
     runner.advance(states, keys, 0, [1])
@@ -135,16 +135,16 @@ def bench_population() -> None:
     sizes = (100, 1_000, 10_000)
     ready = []
     for size in sizes:
-        people = population(size)
-        compiled, state, compile_seconds = rounds_compiled(people)
+        population = make_population(size)
+        compiled, state, compile_seconds = rounds_compiled(population)
         analysis = compiled.memory_analysis()
         assert analysis is not None
         memory = analysis.temp_size_in_bytes / 1e6
-        ready.append((people, compiled, state, memory, compile_seconds))
+        ready.append((population, compiled, state, memory, compile_seconds))
     times = [float("inf")] * len(sizes)
     for _ in range(4):
-        for i, (people, compiled, state, *_rest) in enumerate(ready):
-            times[i] = min(times[i], round_seconds(compiled, people, state, repeats=2))
+        for i, (population, compiled, state, *_rest) in enumerate(ready):
+            times[i] = min(times[i], round_seconds(compiled, population, state, repeats=2))
     for size, seconds, (*_rest, memory, compile_seconds) in zip(sizes, times, ready, strict=True):
         print(
             f"  {size:>6,} clients: {seconds / times[0]:.2f} of the time with 100; "
@@ -167,11 +167,11 @@ def bench_seeds() -> None:
         clients=10,
         batch_size=2,
     )
-    people = jax.device_put(rk.Population.stacked(zoo.data))
+    population = jax.device_put(rk.Population.stacked(zoo.data))
     state = algorithm.init(zoo.problem, *(jnp.asarray(a) for a in zoo.start))
 
-    def run(people, seed):
-        program = Program(zoo.problem, people, rk.delays.Clock(), rk.aggregate.Mean())
+    def run(population, seed):
+        program = Program(zoo.problem, population, rk.delays.Clock(), rk.aggregate.Mean())
         return many_rounds(program, algorithm, None, 200, state, jax.random.key(seed), 0, 200)[0]
 
     seeds = jnp.arange(8)
@@ -186,20 +186,20 @@ def bench_seeds() -> None:
             times.append(time.monotonic() - began)
         return min(times)
 
-    in_a_row = wall(lambda: [one(people, seed) for seed in seeds])
-    together = wall(lambda: all_at_once(people, seeds))
+    in_a_row = wall(lambda: [one(population, seed) for seed in seeds])
+    together = wall(lambda: all_at_once(population, seeds))
     print(f"(e) 8 seeds in one vmap / in a row: {together / in_a_row:.2f} (wanted: at most 0.75)")
 
 
 def main() -> None:
     print(f"jax {jax.__version__}, Python {platform.python_version()}, {platform.machine()}")
-    people = population(100)
-    compiled, state, compile_seconds = rounds_compiled(people)
+    population = make_population(100)
+    compiled, state, compile_seconds = rounds_compiled(population)
     print(f"  compiled in {compile_seconds:.1f} s")
-    seconds = bench_gemm_share(compiled, people, state)
+    seconds = bench_gemm_share(compiled, population, state)
     bench_population()
     bench_seeds()
-    bench_eager(people, seconds)
+    bench_eager(population, seconds)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ CLIENTS, ROWS, BATCH, STEPS = 4, 64, 32, 5
 SIDE, CHANNELS, WIDTHS, CLASSES = 32, 3, (32, 64, 128), 10
 
 
-def population() -> rk.Population:
+def make_population() -> rk.Population:
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(CLIENTS, ROWS, SIDE, SIDE, CHANNELS)).astype(np.float32)
     labels = rng.integers(0, CLASSES, (CLIENTS, ROWS)).astype(np.int32)
@@ -54,18 +54,18 @@ def step_seconds(loss, local_steps: int, repeats: int) -> tuple[float, float]:
     )
     rng = np.random.default_rng(0)
     start = models.cnn_init(rng, (SIDE, SIDE, CHANNELS), WIDTHS, CLASSES)
-    problem, people = rk.Meta(loss, adapt_lr=0.05), population()
+    problem, population = rk.Meta(loss, adapt_lr=0.05), make_population()
 
-    def round(people, state, key):
-        program = Program(problem, people, rk.delays.Clock(), rk.aggregate.Mean())
+    def round(population, state, key):
+        program = Program(problem, population, rk.delays.Clock(), rk.aggregate.Mean())
         return many_rounds(program, algorithm, 1, 1, state, key, 0, 1)
 
     state = algorithm.init(problem, jax.tree.map(jnp.asarray, start))
     key = jax.random.key(0)
     began = time.monotonic()
-    compiled = jax.jit(round).lower(people, state, key).compile()
+    compiled = jax.jit(round).lower(population, state, key).compile()
     compile_seconds = time.monotonic() - began
-    seconds = cpu_seconds(lambda: compiled(people, state, key), repeats)
+    seconds = cpu_seconds(lambda: compiled(population, state, key), repeats)
     return seconds / (CLIENTS * local_steps), compile_seconds
 
 

@@ -78,7 +78,7 @@ def loss(x, y, row):
 PROBLEM = rk.Bilevel(loss, loss, outer_split="train")
 
 
-def population(n_clients: int) -> rk.Population:
+def make_population(n_clients: int) -> rk.Population:
     """Clients with windows of their own on common rows, so that 18,000 fit into memory."""
     rng = np.random.default_rng(0)
     n = 4_096
@@ -99,18 +99,18 @@ def population(n_clients: int) -> rk.Population:
 
 def make_ready(n_clients: int):
     """A compiled call that goes on from a state by so many server steps, and a state under way."""
-    people, algorithm = population(n_clients), Anarchic()
+    population, algorithm = make_population(n_clients), Anarchic()
     clock = rk.delays.Clock(rk.delays.LogNormalDelay(0.03))
 
-    def steps(people, state, first, n):
-        program = Program(PROBLEM, people, clock, rk.aggregate.Mean())
+    def steps(population, state, first, n):
+        program = Program(PROBLEM, population, clock, rk.aggregate.Mean())
         return many_rounds(program, algorithm, None, STEPS, state, jax.random.key(0), first, n)
 
     start = (jnp.zeros(()), jnp.zeros((N_IN, CLASSES), jnp.float32))
     state = first_state(algorithm, PROBLEM, n_clients, start)
     compiled = jax.jit(steps)
-    state, _, _ = jax.block_until_ready(compiled(people, state, jnp.int32(0), jnp.int32(20)))
-    return lambda n: compiled(people, state, jnp.int32(20), jnp.int32(n))
+    state, _, _ = jax.block_until_ready(compiled(population, state, jnp.int32(0), jnp.int32(20)))
+    return lambda n: compiled(population, state, jnp.int32(20), jnp.int32(n))
 
 
 def seconds_of(call, n: int) -> tuple[float, float]:

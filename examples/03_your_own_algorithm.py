@@ -54,7 +54,7 @@ def own_hypergradient(client, x, y, *, problem, me):
 zoo = rk.zoo.quadratic_bilevel(n_clients=6)
 nested = rk.FedNest(outer_lr=0.1, inner_lr=0.2, ihgp=rk.parts.FedIHGPSum(terms=40, lipschitz=4.0))
 for algorithm in (LocalHypergradient(outer_lr=0.1), nested):
-    people = rk.Population.stacked(zoo.data)
-    result = rk.run(algorithm, zoo.problem, people, zoo.start, rounds=400)
+    population = rk.Population.stacked(zoo.data)
+    result = rk.run(algorithm, zoo.problem, population, zoo.start, rounds=400)
     error = np.linalg.norm(result.solution[0] - zoo.solution()[0])
     print(f"{type(algorithm).__name__}: |x - x*| = {error:.1e}", result.ledger)

@@ -18,7 +18,7 @@ def distance(x, y):
 
 
 rates, seeds = (0.02, 0.05, 0.1), (0, 1, 2, 3)
-jobs = [
+runs = [
     rk.Run(
         rk.FedNest(outer_lr=rate, inner_lr=0.1, clients=3, batch_size=2),
         zoo.start,
@@ -29,7 +29,7 @@ jobs = [
     for seed in seeds
 ]
 results = rk.sweep(
-    jobs,
+    runs,
     zoo.problem,
     rk.Population.stacked(zoo.data),
     rounds=200,

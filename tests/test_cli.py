@@ -78,9 +78,9 @@ def rookery(*arguments, cwd, **environment):
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory):
+def tuned_and_run(tmp_path_factory):
     """A folder in which an experiment was tuned and run."""
-    folder = tmp_path_factory.mktemp("desk")
+    folder = tmp_path_factory.mktemp("tuned_and_run")
     (folder / "small.toml").write_text(SMALL)
     early = rookery("run", "small.toml", cwd=folder)
     assert early.returncode == 2
@@ -92,8 +92,8 @@ def desk(tmp_path_factory):
     return folder, tuned.stdout, ran.stdout
 
 
-def test_tune_writes_the_grid_and_the_choice(desk):
-    folder, said, _ = desk
+def test_tune_writes_the_grid_and_the_choice(tuned_and_run):
+    folder, said, _ = tuned_and_run
     kept = json.loads((folder / "small.tuning.json").read_text())["curves"]["FedNest"]
     assert len(kept["tried"]) == 2
     best = max(kept["tried"], key=lambda t: t["mean"])
@@ -101,8 +101,8 @@ def test_tune_writes_the_grid_and_the_choice(desk):
     assert f"{best['mean']:.5g}" in said
 
 
-def test_run_writes_runs_results_picture_and_page(desk):
-    folder, _, said = desk
+def test_run_writes_runs_results_picture_and_page(tuned_and_run):
+    folder, _, said = tuned_and_run
     assert "reached" in said  # the table of costs to the target
     assert (folder / "out" / "curves.png").stat().st_size > 10_000
     assert "<html" in (folder / "out" / "report.html").read_text()
@@ -114,8 +114,8 @@ def test_run_writes_runs_results_picture_and_page(desk):
     assert config["run"]["algorithm"]["outer_lr"] == choice["algorithm.outer_lr"]
 
 
-def test_the_same_command_again_goes_on_and_ends_with_the_same_numbers(desk):
-    folder, _, _ = desk
+def test_the_same_command_again_goes_on_and_ends_with_the_same_numbers(tuned_and_run):
+    folder, _, _ = tuned_and_run
     before = (folder / "out" / "results.json").read_text()
     again = rookery("run", "small.toml", "--out", "out", cwd=folder)
     assert again.returncode == 0
@@ -123,8 +123,8 @@ def test_the_same_command_again_goes_on_and_ends_with_the_same_numbers(desk):
     assert (folder / "out" / "results.json").read_text() == before
 
 
-def test_what_is_set_by_hand_goes_over_what_was_chosen(desk):
-    folder, _, _ = desk
+def test_what_is_set_by_hand_goes_over_what_was_chosen(tuned_and_run):
+    folder, _, _ = tuned_and_run
     by_hand = ("--set", "algorithm.outer_lr=0.3", "run.rounds=1", "--set", "run.seeds=[0]")
     done = rookery("run", "small.toml", "--out", "by-hand", *by_hand, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -132,8 +132,8 @@ def test_what_is_set_by_hand_goes_over_what_was_chosen(desk):
     assert config["run"]["algorithm"]["outer_lr"] == 0.3
 
 
-def test_a_choice_made_for_other_settings_is_refused(desk):
-    folder, _, _ = desk
+def test_a_choice_made_for_other_settings_is_refused(tuned_and_run):
+    folder, _, _ = tuned_and_run
     (folder / "other.toml").write_text(SMALL.replace("hidden = 6", "hidden = 7"))
     (folder / "other.tuning.json").write_text((folder / "small.tuning.json").read_text())
     done = rookery("run", "other.toml", cwd=folder)
@@ -141,15 +141,15 @@ def test_a_choice_made_for_other_settings_is_refused(desk):
     assert "was made for other settings" in " ".join(done.stderr.split())
 
 
-def test_report_reads_runs(desk):
-    folder, _, _ = desk
+def test_report_reads_runs(tuned_and_run):
+    folder, _, _ = tuned_and_run
     done = rookery("report", "out", "-o", "page.html", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "FedNest" in (folder / "page.html").read_text()
 
 
-def test_show_tells_the_cost_and_a_run_agrees(desk):
-    folder, _, _ = desk
+def test_show_tells_the_cost_and_a_run_agrees(tuned_and_run):
+    folder, _, _ = tuned_and_run
     shown = rookery("show", "small.toml", cwd=folder)
     assert shown.returncode == 0, shown.stderr
     T, N, rounds = 1, 2, 4
@@ -163,8 +163,8 @@ def test_show_tells_the_cost_and_a_run_agrees(desk):
     assert float(cells[3]) == pytest.approx(run["bytes_up"][-1] / rounds / 1e6, rel=1e-5)
 
 
-def test_list_is_short_and_a_filter_tells_more(desk):
-    folder, _, _ = desk
+def test_list_is_short_and_a_filter_tells_more(tuned_and_run):
+    folder, _, _ = tuned_and_run
     names = json.loads(rookery("list", "--json", cwd=folder).stdout)
     assert "FedNest" in names["algorithm"]
     assert "mnist" in names["data"]
@@ -178,21 +178,21 @@ def test_list_is_short_and_a_filter_tells_more(desk):
     assert nothing.returncode == 2 and "Nothing*" in nothing.stderr
 
 
-def test_help_teaches(desk):
-    folder, _, _ = desk
+def test_help_teaches(tuned_and_run):
+    folder, _, _ = tuned_and_run
     for command in ("demo", "run", "compare", "tune", "show", "report", "list"):
         text = rookery(command, "--help", cwd=folder)
         assert text.returncode == 0
         assert len(text.stdout) > 200
 
 
-def test_version(desk):
-    folder, _, _ = desk
+def test_version(tuned_and_run):
+    folder, _, _ = tuned_and_run
     assert rookery("--version", cwd=folder).stdout == f"rookery {rk.__version__}\n"
 
 
-def test_run_says_which_tuned_values_it_uses_and_tune_warns_of_an_edge(desk):
-    folder, tuned, ran = desk
+def test_run_says_which_tuned_values_it_uses_and_tune_warns_of_an_edge(tuned_and_run):
+    folder, tuned, ran = tuned_and_run
     kept = json.loads((folder / "small.tuning.json").read_text())["curves"]["FedNest"]["choice"]
     assert "Tuned values from small.tuning.json" in ran
     line = next(line for line in ran.splitlines() if line.startswith("  FedNest:"))
@@ -304,8 +304,8 @@ def test_the_command_is_a_program(tmp_path):
         (("report", "broken"), "config.json is damaged"),
     ],
 )
-def test_mistakes_end_with_a_clear_message_and_no_traceback(desk, arguments, message):
-    folder, _, _ = desk
+def test_mistakes_end_with_a_clear_message_and_no_traceback(tuned_and_run, arguments, message):
+    folder, _, _ = tuned_and_run
     (folder / "empty").mkdir(exist_ok=True)
     for name, text in (
         ("old", json.dumps({"format": 0, "versions": {"rookery": "0.0.1"}})),
@@ -319,8 +319,8 @@ def test_mistakes_end_with_a_clear_message_and_no_traceback(desk, arguments, mes
     assert "Traceback" not in done.stderr
 
 
-def test_a_missing_data_set_says_what_to_get(desk):
-    folder, _, _ = desk
+def test_a_missing_data_set_says_what_to_get(tuned_and_run):
+    folder, _, _ = tuned_and_run
     (folder / "mnist.toml").write_text(SMALL.replace('"digits"', '"mnist"').split("[tune]")[0])
     done = rookery("run", "mnist.toml", cwd=folder, ROOKERY_DATA=str(folder / "empty"))
     assert done.returncode == 2
@@ -329,8 +329,8 @@ def test_a_missing_data_set_says_what_to_get(desk):
 
 
 @pytest.mark.slow
-def test_compare_joins_files_and_varies_a_setting(desk):
-    folder, _, _ = desk
+def test_compare_joins_files_and_varies_a_setting(tuned_and_run):
+    folder, _, _ = tuned_and_run
     plain = SMALL.split("[tune]")[0]
     (folder / "sum.toml").write_text(plain + '[curves."sum"]\n')
     (folder / "random.toml").write_text(
@@ -348,8 +348,8 @@ def test_compare_joins_files_and_varies_a_setting(desk):
     }
 
 
-def test_a_metric_that_nobody_measures_is_found_out_before_the_runs(desk):
-    folder, _, _ = desk
+def test_a_metric_that_nobody_measures_is_found_out_before_the_runs(tuned_and_run):
+    folder, _, _ = tuned_and_run
     (folder / "typo.toml").write_text(SMALL.replace('"holdout_accuracy"', '"holdout_acuracy"'))
     done = rookery("tune", "typo.toml", cwd=folder)
     assert done.returncode == 2
@@ -373,8 +373,8 @@ def test_a_comparison_says_how_often_it_compiled_and_keeps_its_precision(tmp_pat
 
 
 @pytest.mark.slow
-def test_control_c_leaves_a_run_that_goes_on(desk):
-    folder, _, _ = desk
+def test_control_c_leaves_a_run_that_goes_on(tuned_and_run):
+    folder, _, _ = tuned_and_run
     (folder / "long.toml").write_text(
         SMALL.split("[tune]")[0].replace("rounds = 4", "rounds = 1000000")
     )

@@ -1,6 +1,7 @@
-"""Trackers that write to other people's tools, each an extra of its own.
+"""Trackers for TensorBoard, Weights & Biases and MLflow; each is an extra to install.
 
-A package is imported when its tracker is made, so this module needs none of them.
+A tool's package is imported when its tracker is created, so that this module needs none of them.
+Any object with the methods of :class:`Tracker` will do as well.
 """
 
 from rookery.runner.tracker import Tracker

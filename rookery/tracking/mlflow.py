@@ -6,23 +6,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
-"""MLflow's word for ours; every other one is FAILED."""
+STATUS = {"finished": "FINISHED", "stopped": "KILLED", "interrupted": "KILLED"}
+"""MLflow's status for ours; all others are FAILED."""
 BATCH = 100
-"""The most parameters MLflow takes in one call."""
+"""The most parameters that MLflow accepts in one call."""
 
 
 class MLflow:
-    """Writes one run to MLflow; several can be open side by side.
+    """Writes one run to MLflow; the runs of a sweep can be open at the same time.
 
-    MLflow itself reports its use to its makers, unless ``MLFLOW_DISABLE_TELEMETRY=true`` is set.
+    MLflow sends usage data to its makers unless ``MLFLOW_DISABLE_TELEMETRY=true`` is set.
+
+    Use it as ``rk.run(..., tracker=rk.tracking.MLflow("runs/mlflow", "experiment"))``.
 
     Args:
-        store: a directory, which will hold a database ``mlflow.db``, or the address of a tracking
-            server or database (anything with ``://``).
-        experiment: the runs it belongs to; made if it is not there.
-        run: an identity of your choice, the same when the run goes on; without it every start
-            makes a new MLflow run.
+        store: a directory, for a database ``mlflow.db`` in it, or the address of a tracking server
+            or database (anything with ``://``).
+        experiment: the MLflow experiment of the run; created if it does not exist.
+        run: an id of your choice; give the same id to continue a run. None creates a new one.
     """
 
     def __init__(self, store: str | Path, experiment: str, *, run: str | None = None):
@@ -40,7 +41,7 @@ class MLflow:
         self._id = ""
 
     def start(self, title: str, configuration: dict[str, Any]) -> None:
-        """Open a run of this title with the configuration as parameters."""
+        """Open a run with this title, and the configuration as parameters."""
         address, artifacts = str(self._store), None
         if "://" not in address:
             directory = Path(self._store).resolve()
@@ -81,7 +82,7 @@ class MLflow:
         self._client.set_terminated(self._id, STATUS.get(status, "FAILED"))
 
     def _earlier(self, experiment: str) -> str | None:
-        """The run to go on in, if there is one."""
+        """The id of the run to continue, if there is one."""
         if self._name is None:
             return None
         found = self._client.search_runs([experiment], f"tags.`rookery.run` = '{self._name}'")

@@ -7,13 +7,15 @@ from typing import Any
 
 
 class TensorBoard:
-    """Writes one run to event files; look at them with ``tensorboard --logdir``.
+    """Writes one run to event files; view them with ``tensorboard --logdir runs``.
 
-    Scalars are kept in single precision, as TensorBoard's own are. A run that goes on adds a file
-    to the directory, and TensorBoard shows both as one.
+    TensorBoard keeps scalars in single precision. A resumed run adds a file to the directory, and
+    TensorBoard shows both as one.
+
+    Use it as ``rk.run(..., tracker=rk.tracking.TensorBoard("runs/a"))``.
 
     Args:
-        directory: of this run alone.
+        directory: a folder for this run alone.
     """
 
     def __init__(self, directory: str | Path):
@@ -28,21 +30,21 @@ class TensorBoard:
         self._writer: Any = None
 
     def start(self, title: str, configuration: dict[str, Any]) -> None:
-        """Open an event file and write the configuration as a text."""
-        # the package names a file by the second, and would write over one of the same second
+        """Open an event file and write the configuration as text."""
+        # the package names a file by the second, and would overwrite one of the same second
         files = len(list(self._directory.glob("events.out.tfevents.*")))
         self._writer = self._open(str(self._directory), filename_suffix=f".{files}")
         text = json.dumps(configuration, indent=2)
         self._writer.add_text("configuration", f"# {title}\n\n```json\n{text}\n```")
 
     def log(self, row: Mapping[str, float | int]) -> None:
-        """Write a row's numbers, with the round as step, so that they can be seen at once."""
+        """Write a row's numbers, with the round as step, and flush them."""
         for name, value in row.items():
             if name != "round":
                 self._writer.add_scalar(name, value, int(row["round"]))
         self._writer.flush()
 
     def finish(self, status: str) -> None:
-        """Write the status as a text and close the file."""
+        """Write the status as text and close the file."""
         self._writer.add_text("status", status)
         self._writer.close()

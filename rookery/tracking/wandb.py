@@ -1,4 +1,4 @@
-"""Weights & Biases: kept on this machine, or sent to its server."""
+"""Weights & Biases, offline or online."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,14 +6,16 @@ from typing import Any, Literal
 
 
 class WandB:
-    """Writes one run as Weights & Biases does; several can be open side by side.
+    """Writes one run to Weights & Biases; the runs of a sweep can be open at the same time.
+
+    Use it as ``rk.run(..., tracker=rk.tracking.WandB("project", "runs"))``.
 
     Args:
-        project: the runs it belongs to.
+        project: the project of the run.
         directory: where the package keeps its files, in a folder ``wandb``.
-        mode: ``offline`` writes files only, which ``wandb sync`` sends when you ask for it;
-            ``online`` sends them while the run goes on.
-        run: an identity of your choice, the same when the run goes on; a new one if not given.
+        mode: ``offline`` writes files only, which ``wandb sync`` uploads later; ``online`` uploads
+            during the run.
+        run: an id of your choice; give the same id to continue a run. None creates a new one.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class WandB:
         self._run: Any = None
 
     def start(self, title: str, configuration: dict[str, Any]) -> None:
-        """Open a run of this title with the configuration."""
+        """Open a run with this title and configuration."""
         # the package writes elsewhere, with a warning, if the folder does not exist
         self._directory.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
@@ -48,11 +50,11 @@ class WandB:
             name=title,
             config=configuration,
             id=self._id,
-            # offline nothing is known of earlier runs; `wandb sync --append` joins them
+            # offline, earlier runs are unknown; `wandb sync --append` joins them
             resume="allow" if self._id is not None and self._mode == "online" else None,
-            # the jobs of a sweep run side by side
+            # the runs of a sweep are open at the same time
             reinit="create_new",
-            # the terminal is the progress bar's
+            # leave the terminal to the progress bar
             settings=self._wandb.Settings(console="off", quiet=True),
         )
 

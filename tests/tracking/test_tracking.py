@@ -61,14 +61,14 @@ def go(tracker, rounds=12, algorithm=ALGORITHM, **kwargs):
                   **{**SETTINGS, **kwargs})  # fmt: skip
 
 
-def sweep(jobs, **kwargs):
-    return rk.sweep(jobs, ZOO.problem, POPULATION, rounds=12, **SETTINGS, **kwargs)
+def sweep(runs, **kwargs):
+    return rk.sweep(runs, ZOO.problem, POPULATION, rounds=12, **SETTINGS, **kwargs)
 
 
-def three_jobs(trackers):
+def three_runs(trackers):
     """The second diverges, the third has no tracker."""
     return [
-        rk.Run(algorithm, ZOO.start, i, title=f"job {i}", tracker=tracker)
+        rk.Run(algorithm, ZOO.start, i, title=f"run {i}", tracker=tracker)
         for i, (algorithm, tracker) in enumerate(
             zip([ALGORITHM, WILD, ALGORITHM], [*trackers, None], strict=True)
         )
@@ -119,21 +119,21 @@ def test_divergence_is_told_also_when_the_run_is_started_again(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::rookery.runner.run_state.DivergenceWarning")
 @pytest.mark.parametrize("batch", [1, 32])
-def test_every_job_of_a_sweep_has_its_own_tracker(batch):
+def test_every_run_of_a_sweep_has_its_own_tracker(batch):
     trackers = [Recorder(), Recorder()]
-    results = sweep(three_jobs(trackers), batch=batch)
+    results = sweep(three_runs(trackers), batch=batch)
     assert [r.status for r in results] == ["finished", "diverged", "finished"]
     for i, (result, tracker) in enumerate(zip(results, trackers, strict=False)):
-        assert [(t, c["seed"]) for t, c in tracker.starts] == [(f"job {i}", i)]
+        assert [(t, c["seed"]) for t, c in tracker.starts] == [(f"run {i}", i)]
         np.testing.assert_equal(tracker.rows, result.history.rows)
         assert tracker.ends == [result.status]
 
 
 def test_two_runs_cannot_share_a_tracker():
     shared = Recorder()
-    jobs = [rk.Run(ALGORITHM, ZOO.start, seed, tracker=shared) for seed in (0, 1)]
+    runs = [rk.Run(ALGORITHM, ZOO.start, seed, tracker=shared) for seed in (0, 1)]
     with pytest.raises(ValueError, match="two runs cannot share a tracker"):
-        sweep(jobs)
+        sweep(runs)
     assert not shared.starts
 
 
@@ -159,9 +159,9 @@ def test_an_interrupted_run_is_finished_as_such_and_goes_on(tmp_path, happens, n
 
 def test_what_a_tracker_raises_ends_the_sweep_and_every_tracker_is_finished():
     trackers = [Recorder(), Recorder(5, fail), Recorder()]
-    jobs = [rk.Run(ALGORITHM, ZOO.start, i, tracker=t) for i, t in enumerate(trackers)]
+    runs = [rk.Run(ALGORITHM, ZOO.start, i, tracker=t) for i, t in enumerate(trackers)]
     with pytest.raises(OSError, match="disk full"):
-        sweep(jobs)
+        sweep(runs)
     assert [t.ends for t in trackers] == [["failed"]] * 3
 
 
@@ -171,12 +171,12 @@ def test_a_tracker_that_cannot_finish_leaves_the_others_and_the_directory_whole(
             fail()
 
     trackers = [Recorder(), Unfinished(), Recorder()]
-    jobs = [
+    runs = [
         rk.Run(ALGORITHM, ZOO.start, i, tmp_path / str(i), tracker=t)
         for i, t in enumerate(trackers)
     ]
     with pytest.raises(OSError, match="disk full"):
-        sweep(jobs)
+        sweep(runs)
     assert [t.ends for t in trackers] == [["finished"], [], ["finished"]]
     for i in range(3):
         summary = json.loads((tmp_path / str(i) / "summary.json").read_text())
@@ -300,12 +300,12 @@ def test_wandb(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     wandb = needs("wandb")
     trackers = [rk.tracking.WandB("a project", tmp_path, run=f"run{i}") for i in range(2)]
-    results = sweep(three_jobs(trackers))
+    results = sweep(three_runs(trackers))
     wandb.teardown()  # as the end of a program does: waits until the files are written
     for i, result in enumerate(results[:2]):
         (directory,) = (tmp_path / "wandb").glob(f"offline-run-*-run{i}")
         title, configuration, rows, summary = wandb_read(directory)
-        assert (title, configuration["seed"]) == (f"job {i}", i)
+        assert (title, configuration["seed"]) == (f"run {i}", i)
         assert configuration["algorithm"]["outer_lr"] == (0.05, 1e200)[i]
         np.testing.assert_equal(rows, result.history.rows)
         assert summary["status"] == ("finished", "diverged")[i]
