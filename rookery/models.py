@@ -52,7 +52,7 @@ def mlp_init(rng: np.random.Generator, sizes: Sequence[int], dtype: DTypeLike = 
 def mlp(params: Tree, inputs: Float[Array, " n_in"]) -> Float[Array, " n_out"]:
     """Affine layers with ReLU between them.
 
-    >>> mlp(mlp_init(np.random.default_rng(0), (3, 4, 2)), jnp.ones(3)).shape
+    >>> mlp(mlp_init(np.random.default_rng(0), (3, 4, 2)), jnp.ones(3, "float32")).shape
     (2,)
     """
     *hidden, last = params
@@ -101,7 +101,7 @@ def cnn(params: Tree, image: Float[Array, "h w c"]) -> Float[Array, " n_classes"
     """Convolution, pooling and ReLU, twice, then a network with one hidden layer.
 
     >>> params = cnn_init(np.random.default_rng(0), (4, 4, 1), (2, 2, 3), 10)
-    >>> cnn(params, jnp.ones((4, 4, 1))).shape
+    >>> cnn(params, jnp.ones((4, 4, 1), "float32")).shape
     (10,)
     """
     for layer in params["convolutions"]:
@@ -114,7 +114,8 @@ def convolution(layer: Tree, image: Float[Array, "h w c"]) -> Float[Array, "h w 
 
     Row ``(3 i + j) c + k`` of the weights belongs to pixel (i, j) and channel k of the window.
 
-    >>> convolution(dense_init(np.random.default_rng(0), 9, 2), jnp.ones((4, 4, 1))).shape
+    >>> layer = dense_init(np.random.default_rng(0), 9, 2)
+    >>> convolution(layer, jnp.ones((4, 4, 1), "float32")).shape
     (4, 4, 2)
     """
     # patches and one matrix product: XLA's convolutions are very slow inside loops on a CPU

@@ -26,7 +26,7 @@ class Classifier(eqx.Module):
         n_classes: number of logits.
 
     >>> network = Classifier((4,), (3,), 2)
-    >>> network(network.init(np.random.default_rng(0)), jnp.ones(4)).shape
+    >>> network(network.init(np.random.default_rng(0)), jnp.ones(4, "float32")).shape
     (2,)
     """
 
@@ -78,7 +78,7 @@ class Loss(eqx.Module):
 
     >>> network = Classifier((2,), (), 10)
     >>> zero = jax.tree.map(jnp.zeros_like, network.init(np.random.default_rng(0)))
-    >>> example = {"inputs": jnp.ones(2), "labels": jnp.array(3)}
+    >>> example = {"inputs": jnp.ones(2, "float32"), "labels": jnp.array(3)}
     >>> round(float(Loss(network)(zero, example)), 3)
     2.303
     """
