@@ -18,7 +18,6 @@ from dataclasses import KW_ONLY
 from typing import ClassVar
 
 import equinox as eqx
-import jax
 
 from rookery import check, tree
 from rookery.algorithms.shared import local
@@ -50,12 +49,9 @@ class FedProx(AbstractLocalSGD):
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: ModelState, key: Key
     ) -> ModelState:
-        """One exchange."""
-        who, local_key = jax.random.split(key)
-        cohort = fed.sample(self.clients, who)
-        w = fed.broadcast(cohort, state.w)  # -------------------------------- down  w
-        own = fed.map(proximal_steps, w, key=local_key, problem=problem, algorithm=self)
-        return ModelState(fed.mean(own))  # ---------------------------------- up    w
+        """One exchange: local steps from w, and the mean of the models."""
+        w = self.mean_of(proximal_steps, fed, problem, state.w, key)  # -- down  w  up  w
+        return ModelState(w)
 
 
 def proximal_steps(

@@ -52,12 +52,9 @@ class PerFedAvg(AbstractLocalSGD):
     def round(
         self, fed: AbstractFederation, problem: Meta, state: ModelState, key: Key
     ) -> ModelState:
-        """One exchange."""
-        who, local_key = jax.random.split(key)
-        cohort = fed.sample(self.clients, who)
-        w = fed.broadcast(cohort, state.w)  # -------------------------------- down  w
-        own = fed.map(adapted_steps, w, key=local_key, problem=problem, algorithm=self)
-        return ModelState(fed.mean(own))  # ---------------------------------- up    w
+        """One exchange: local steps from w, and the mean of the models."""
+        w = self.mean_of(adapted_steps, fed, problem, state.w, key)  # -- down  w  up  w
+        return ModelState(w)
 
 
 def adapted_steps(client: Client, w: Tree, *, problem: Meta, algorithm: PerFedAvg) -> Tree:

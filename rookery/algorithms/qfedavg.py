@@ -56,12 +56,8 @@ class QFedAvg(AbstractLocalSGD):
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: ModelState, key: Key
     ) -> ModelState:
-        """One exchange."""
-        who, local_key = jax.random.split(key)
-        cohort = fed.sample(self.clients, who)
-        w = fed.broadcast(cohort, state.w)  # -------------------------------- down  w
-        both = fed.map(fair_push, w, key=local_key, problem=problem, algorithm=self)
-        push, weight = fed.mean(both)  # ------------------------------------- up    Δ, h
+        """One exchange: Δ_k and h_k of the cohort; a step by the quotient of their means."""
+        push, weight = self.mean_of(fair_push, fed, problem, state.w, key)  # down  w  up  Δ, h
         return ModelState(tree.axpy(-1 / weight, push, state.w))
 
     def remedy(self) -> str:

@@ -77,8 +77,8 @@ class ComFedL(SampledAlgorithm):
     ``batch_size`` is b, rows of the inner function per local step.
 
     >>> import rookery as rk
-    >>> rk.ComFedL(lr=0.01, local_steps=5, gamma=0.5, clients=10).weights
-    NormalisedWeights(stale_scalar=False, batch_size=None, max_weight=None)
+    >>> rk.ComFedL(lr=0.01, local_steps=5, gamma=0.5, clients=10).gamma
+    0.5
 
     Args:
         lr: η, of every local step, or of the whole round (:class:`PerCall`).

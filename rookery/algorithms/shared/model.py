@@ -4,14 +4,16 @@ from dataclasses import KW_ONLY
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
+import jax
 
 from rookery.algorithms.shared import local
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import SampledAlgorithm, check_kind
-from rookery.program.federation import Client
+from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Probabilities
 from rookery.program.polling import InFlight
-from rookery.types import Tree
+from rookery.program.step import Step
+from rookery.types import Key, Tree
 
 
 class ModelState(NamedTuple):
@@ -64,6 +66,14 @@ class AbstractLocalSGD(SampledAlgorithm):
     def solution(self, state: ModelState) -> tuple[Tree]:
         """(w,)."""
         return (state.w,)
+
+    def mean_of(self, step: Step, fed: AbstractFederation, problem: Any, w: Tree, key: Key) -> Tree:
+        """One exchange: a cohort gets w, runs ``step``, and its replies are averaged."""
+        who, local_key = jax.random.split(key)
+        cohort = fed.sample(self.clients, who)
+        sent = fed.broadcast(cohort, w)  # ----------------------------------- down  w
+        replies = fed.map(step, sent, key=local_key, problem=problem, algorithm=self)
+        return fed.mean(replies)  # ------------------------------------------ up    its replies
 
 
 def gradient_steps(client: Client, w: Tree, *, problem: SingleLevel, algorithm: Any) -> Tree:

@@ -24,8 +24,8 @@ class AbstractSchedule(eqx.Module):
 class Decay(AbstractSchedule):
     """A step size that shrinks by a factor every round:  lr factor^r.
 
-    >>> float(Decay(0.1, 0.5)(1))
-    0.05
+    >>> float(Decay(0.5, 0.5)(1))
+    0.25
 
     Args:
         lr: in round 0.
