@@ -260,7 +260,7 @@ def test_a_server_value_must_be_sent():
 def test_a_step_that_needs_a_key_and_was_given_none_says_so(make):
     fed = make()
     v = fed.broadcast(fed.sample(rk.participation.Everyone(), jax.random.key(0)), jnp.zeros(()))
-    with pytest.raises(ValueError, match=r"draws random numbers; pass key= to fed\.map"):
+    with pytest.raises(ValueError, match="draws random numbers"):
         fed.map(noise, v)
 
 
