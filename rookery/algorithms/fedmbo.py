@@ -247,10 +247,7 @@ class Chains(eqx.Module):
         # a rule promises a random set, not a random order: unshuffled, a chain would meet its own
         # few clients again and again
         order = jax.random.permutation(order_key, len(cohort))
-        occurrence = None if cohort.occurrence is None else cohort.occurrence[order]
-        ids, active = cohort.ids[order], cohort.active[order]
-        shuffled = Cohort(ids, active, occurrence, is_weighted=cohort.is_weighted)
-        return self.context.fed, shuffled, sample_key
+        return self.context.fed, cohort.reordered(order), sample_key
 
 
 def outer_gradients(

@@ -19,6 +19,7 @@ from rookery.program.memory import PerClient as PerClient
 from rookery.program.memory import Probabilities as Probabilities
 from rookery.program.participation import Everyone as Everyone
 from rookery.program.participation import Fixed as Fixed
+from rookery.program.participation import Proportional as Proportional
 from rookery.program.participation import Uniform as Uniform
 from rookery.program.participation import Weighted as Weighted
 from rookery.program.participation import WithReplacement as WithReplacement
@@ -37,6 +38,7 @@ __all__ = [
     "LogNormalDelay",
     "NoDelay",
     "ParetoDelay",
+    "Proportional",
     "Stragglers",
     "TraceOn",
     "Uniform",

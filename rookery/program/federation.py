@@ -12,7 +12,6 @@ import abc
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -91,7 +90,7 @@ class AbstractFederation(abc.ABC):
 
     def slot_weights(self, cohort: Cohort) -> Float[Array, " slots"]:
         """What each slot counts in a mean; they sum to one."""
-        return _slot_weights(self.weights, cohort.ids, cohort.active, cohort.is_weighted)
+        return slot_weights(self.weights, cohort.ids, cohort.active, cohort.counts)
 
     # ---- down
 
@@ -336,11 +335,12 @@ def step_name(step: Step) -> str:
     return getattr(step, "__name__", repr(step))
 
 
-@partial(jax.jit, static_argnums=3)
-def _slot_weights(
-    weights: jax.Array, ids: jax.Array, active: jax.Array, is_weighted: bool
+@jax.jit
+def slot_weights(
+    weights: jax.Array, ids: jax.Array, active: jax.Array, counts: jax.Array | None
 ) -> jax.Array:
-    own = jnp.ones(ids.shape) if is_weighted else weights[ids]
+    """What each slot counts in a mean: by ``counts`` or the clients' weights, summing to one."""
+    own = weights[ids] if counts is None else counts
     own = jnp.where(active, own, 0.0)
     return own / jnp.sum(own)
 

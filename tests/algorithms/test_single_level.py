@@ -310,7 +310,7 @@ def test_bad_input():
         rk.QFedAvg(lr=0.1, q=-1)
     with pytest.raises(TypeError, match="local_steps must be a whole number"):
         rk.DRFA(lr=0.1, ascent_lr=0.1, local_steps=(1, 2))  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="9 different clients were asked for"):
+    with pytest.raises(ValueError, match="9 different clients"):
         rk.DRFA(lr=0.1, ascent_lr=0.1, clients=9).check(ZOO.problem, 4)
     with pytest.raises(ValueError, match="floor must be below one over the number of clients, 1/4"):
         rk.DRFA(lr=0.1, ascent_lr=0.1, floor=0.25).check(ZOO.problem, 4)

@@ -7,6 +7,7 @@ exchange is one message down and one up, however many steps it takes.
 
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -195,7 +196,7 @@ class RemoteFederation(AbstractFederation):
         if len(replies) < len(requests):
             has_replied = np.array([slot in replies for slot in range(len(cohort))])
             active = jnp.asarray(np.asarray(cohort.active) & has_replied)
-            cohort = Cohort(cohort.ids, active, cohort.occurrence, cohort.token, cohort.is_weighted)
+            cohort = replace(cohort, active=active)
         return jax.tree.unflatten(structure, leaves), cohort
 
 
