@@ -1,11 +1,28 @@
-"""Random arrays of clients that differ by a chosen amount."""
+"""Random arrays of clients that differ by a chosen amount, and the settings of all such clients."""
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypedDict, TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike
+
+Make = TypeVar("Make", bound=Callable)
 
 
-@dataclass(frozen=True)
+class ClientSettings(TypedDict, total=False):
+    """The settings of :class:`ClientDraws`, as keywords of a zoo function."""
+
+    n_clients: int
+    heterogeneity: float
+    rows: int
+    noise: float
+    seed: int
+    dtype: DTypeLike
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClientDraws:
     """Draws arrays [clients, rows, ...]: a common part, a part of each client's own, noisy rows.
 
@@ -18,16 +35,18 @@ class ClientDraws:
         rows: rows per client.
         noise: standard deviation of the rows around their client's array.
         seed: seed of the random numbers.
+        dtype: data type of a problem's arrays; draws are float64.
 
-    >>> ClientDraws(n_clients=2, heterogeneity=1.0, rows=3, noise=0.1, seed=0)(4).shape
+    >>> ClientDraws(n_clients=2, rows=3, noise=0.1)(4).shape
     (2, 3, 4)
     """
 
-    n_clients: int
-    heterogeneity: float
-    rows: int
-    noise: float
-    seed: int
+    n_clients: int = 5
+    heterogeneity: float = 1.0
+    rows: int = 1
+    noise: float = 0.0
+    seed: int = 0
+    dtype: DTypeLike = np.float64
     _generators: list[np.random.Generator] = field(init=False, repr=False)
 
     def __post_init__(self):
@@ -35,9 +54,26 @@ class ClientDraws:
 
     def __call__(self, *shape: int, noise: float | None = None) -> np.ndarray:
         """One array for every row; ``noise`` replaces the usual one."""
-        rng, row_rng = self._generators
-        noise = self.noise if noise is None else noise
+        return self.rows_around(self.common_and_own(*shape), noise)
+
+    def common_and_own(self, *shape: int) -> np.ndarray:
+        """[clients, 1, ...]: a common part, moved towards a part of each client's own."""
+        rng, _ = self._generators
         common, own = rng.normal(size=shape), rng.normal(size=(self.n_clients, 1, *shape))
-        jitter = noise * row_rng.normal(size=(self.n_clients, self.rows, *shape))
-        mixed = common + self.heterogeneity * (own - common)
-        return mixed + jitter - jitter.mean(1, keepdims=True)
+        return common + self.heterogeneity * (own - common)
+
+    def rows_around(self, own: np.ndarray, noise: float | None = None) -> np.ndarray:
+        """[clients, rows, ...]: noisy rows that average to each client's own array [clients, 1, ...]."""
+        _, row_rng = self._generators
+        noise = self.noise if noise is None else noise
+        jitter = noise * row_rng.normal(size=(self.n_clients, self.rows, *own.shape[2:]))
+        return own + jitter - jitter.mean(1, keepdims=True)
+
+
+def with_client_settings(make: Make) -> Make:
+    """Show the settings of the clients as parameters, in help() and to experiment files."""
+    own = [p for p in inspect.signature(make).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    shared = inspect.signature(ClientDraws).parameters.values()
+    signature = inspect.signature(make).replace(parameters=[*own, *shared])
+    make.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    return make

@@ -7,6 +7,7 @@ With the clients' mean matrices the objective is an ordinary least-squares probl
 """
 
 import functools
+from typing import Unpack
 
 import equinox as eqx
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import DTypeLike
 
 from rookery import check
 from rookery.problem.composition import Composition
-from rookery.problem.zoo.client_draws import ClientDraws
+from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings, with_client_settings
 
 
 class LinearChain(eqx.Module):
@@ -92,28 +93,19 @@ def _mean(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64).mean((0, 1))
 
 
+@with_client_settings
 def linear_chain(
     *,
-    n_clients: int = 5,
     sizes: tuple[int, ...] = (3, 4, 5),
-    heterogeneity: float = 1.0,
     spread: float = 0.3,
-    rows: int = 1,
-    noise: float = 0.0,
-    seed: int = 0,
-    dtype: DTypeLike = np.float64,
+    **clients: Unpack[ClientSettings],
 ) -> LinearChain:
     """A random instance with a unique solution.
 
     Args:
-        n_clients: number of clients.
         sizes: length of x, then of the value of each affine layer; N + 1 numbers give N + 1 layers.
-        heterogeneity: 0 makes all clients equal, 1 draws them independently.
         spread: size of the random part of the matrices, which are otherwise identities.
-        rows: rows per client; they average to the client's arrays.
-        noise: standard deviation of the rows around their client's arrays.
-        seed: seed of the random numbers.
-        dtype: data type of the arrays.
+        **clients: how the clients are drawn, see :class:`ClientDraws`.
 
     >>> len(linear_chain(sizes=(2, 2, 3, 4)).problem.layers)
     4
@@ -124,12 +116,12 @@ def linear_chain(
             f"sizes: no layer may be smaller than x ({sizes[0]}), otherwise the solution is not "
             f"unique; got {sizes}."
         )
-    draw = ClientDraws(n_clients, heterogeneity, rows, noise, seed)
+    draw = ClientDraws(**clients)
     pairs = list(zip(sizes[1:], sizes[:-1], strict=True))
     return LinearChain(
-        matrices=tuple((np.eye(*s) + spread * draw(*s)).astype(dtype) for s in pairs),
-        offsets=tuple(draw(size).astype(dtype) for size in sizes[1:]),
-        target=draw(sizes[-1]).astype(dtype),
+        matrices=tuple((np.eye(*s) + spread * draw(*s)).astype(draw.dtype) for s in pairs),
+        offsets=tuple(draw(size).astype(draw.dtype) for size in sizes[1:]),
+        target=draw(sizes[-1]).astype(draw.dtype),
     )
 
 

@@ -4,13 +4,15 @@ With all blocks concatenated, u = (x, z_1, ..., z_N), client i has the maps  M_i
 of M_i that belong to a block are the map of that block.
 """
 
+from typing import Unpack
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
-from numpy.typing import DTypeLike
 
 from rookery.problem.multisequence import MultiSequence
+from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings, with_client_settings
 
 
 class LinearSequences(eqx.Module):
@@ -77,16 +79,12 @@ class _Map(eqx.Module):
         return row["M"][part] @ jnp.concatenate(blocks) + row["c"][part]
 
 
+@with_client_settings
 def linear_sequences(
     *,
-    n_clients: int = 5,
     sizes: tuple[int, ...] = (3, 2, 4),
     coupling: float = 0.5,
-    heterogeneity: float = 1.0,
-    rows: int = 1,
-    noise: float = 0.0,
-    seed: int = 0,
-    dtype: DTypeLike = np.float64,
+    **clients: Unpack[ClientSettings],
 ) -> LinearSequences:
     """A random instance whose mean map is well-conditioned, however different the clients are.
 
@@ -95,32 +93,30 @@ def linear_sequences(
     of a single client may be indefinite.
 
     Args:
-        n_clients: number of clients.
         sizes: lengths of x, z_1, ..., z_N.
         coupling: size of the random part of the mean matrix, below 1.
-        heterogeneity: 0 makes all clients equal, 1 lets them differ by the size of the mean.
-        rows: rows per client; they average to the client's arrays.
-        noise: standard deviation of the rows around their client's arrays.
-        seed: seed of the random numbers.
-        dtype: data type of the arrays.
+        **clients: how the clients are drawn, see :class:`ClientDraws`.
 
     >>> [len(block) for block in linear_sequences(sizes=(2, 1)).solution()]
     [2, 1]
     """
     if not 0 <= coupling < 1:
         raise ValueError(f"coupling must be at least 0 and below 1, got {coupling}.")
-    rng, row_rng = np.random.default_rng(seed).spawn(2)
+    chosen = ClientDraws(**clients)
+    rng, row_rng = np.random.default_rng(chosen.seed).spawn(2)
     total = sum(sizes)
 
     def around(mean, scale):
         """Clients that average to the mean, and rows that average to their client."""
-        own = heterogeneity * scale * rng.normal(size=(n_clients, 1, *mean.shape))
-        jitter = noise * row_rng.normal(size=(n_clients, rows, *mean.shape))
+        own = chosen.heterogeneity * scale * rng.normal(size=(chosen.n_clients, 1, *mean.shape))
+        jitter = chosen.noise * row_rng.normal(size=(chosen.n_clients, chosen.rows, *mean.shape))
         return mean + own - own.mean(0) + jitter - jitter.mean(1, keepdims=True)
 
     K = rng.normal(size=(total, total))
     M = np.eye(total) + coupling * K / np.linalg.norm(K, 2)
     c = rng.normal(size=total)
     return LinearSequences(
-        around(M, 1 / np.sqrt(total)).astype(dtype), around(c, 1.0).astype(dtype), tuple(sizes)
+        around(M, 1 / np.sqrt(total)).astype(chosen.dtype),
+        around(c, 1.0).astype(chosen.dtype),
+        tuple(sizes),
     )

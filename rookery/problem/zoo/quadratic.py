@@ -6,6 +6,8 @@ Client i has
 Everything below follows from the clients' mean matrices.
 """
 
+from typing import Unpack
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from rookery.problem.bilevel import Bilevel
+from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings, with_client_settings
 
 
 class QuadraticBilevel(eqx.Module):
@@ -100,43 +103,36 @@ def _inner(x, y, row):
     return y @ row["H"] @ y / 2 - y @ (row["B"] @ x + row["c"])
 
 
+@with_client_settings
 def quadratic_bilevel(
     *,
-    n_clients: int = 5,
     x_size: int = 3,
     y_size: int = 4,
-    heterogeneity: float = 1.0,
     condition: float = 4.0,
-    rows: int = 1,
-    noise: float = 0.0,
     cross: float = 0.2,
-    seed: int = 0,
-    dtype: DTypeLike = np.float64,
+    **clients: Unpack[ClientSettings],
 ) -> QuadraticBilevel:
     """A random instance.
 
     Args:
-        n_clients: number of clients.
         x_size: length of x.
         y_size: length of y.
-        heterogeneity: 0 makes all clients equal, 1 draws them independently.
         condition: largest over smallest eigenvalue of every client's inner Hessian.
-        rows: rows per client.
-        noise: standard deviation of the rows around their client's matrices.
         cross: size of the coupling x' E y in the outer loss.
-        seed: seed of the random numbers.
-        dtype: data type of the arrays.
+        **clients: how the clients are drawn, see :class:`ClientDraws`.
 
     >>> quadratic_bilevel(n_clients=3, x_size=2).data["B"].shape
     (3, 1, 4, 2)
     """
+    chosen = ClientDraws(**clients)
+    heterogeneity, rows, noise = chosen.heterogeneity, chosen.rows, chosen.noise
     if not 0 <= heterogeneity <= 1:
         raise ValueError(
-            f"heterogeneity must be between 0 and 1, got {heterogeneity}: beyond 1 a client's inner "
-            "Hessian may be indefinite."
+            f"heterogeneity must be between 0 and 1, got {heterogeneity}: beyond 1 a client's "
+            "inner Hessian may be indefinite."
         )
-    rng = np.random.default_rng(seed)
-    p, q, m = x_size, y_size, n_clients
+    rng = np.random.default_rng(chosen.seed)
+    p, q, m = x_size, y_size, chosen.n_clients
 
     def mix(draw):
         """A common part and a part of each client's own."""
@@ -166,7 +162,7 @@ def quadratic_bilevel(
         if rows > 1 and noise > 0 and name not in ("H", "Q"):  # curvature stays positive
             jitter = noise * rng.normal(size=repeated.shape)
             repeated = repeated + jitter - jitter.mean(1, keepdims=True)
-        return repeated.astype(dtype)
+        return repeated.astype(chosen.dtype)
 
     arrays = {name: with_rows(name, a) for name, a in fields.items()}
     return QuadraticBilevel(**arrays, m0=1.0)

@@ -4,6 +4,7 @@ Only QuadraticLosses has a closed form; Newton's method with exact Hessians solv
 """
 
 import abc
+from typing import Unpack
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -11,11 +12,11 @@ import numpy as np
 from jax.tree_util import Partial
 from jaxtyping import Float
 from numpy.linalg import norm
-from numpy.typing import DTypeLike
 
 from rookery.problem.composition import LocalComposition
 from rookery.problem.meta import Meta
 from rookery.problem.single_level import SingleLevel
+from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings, with_client_settings
 
 
 class _AbstractQuadratics(eqx.Module):
@@ -216,74 +217,44 @@ def _newton(derivatives, w: np.ndarray) -> np.ndarray:
     return w
 
 
+@with_client_settings
 def robust_quadratic(
     *,
-    n_clients: int = 5,
     size: int = 4,
     gamma: float = 1.0,
-    heterogeneity: float = 1.0,
-    rows: int = 1,
-    noise: float = 0.0,
-    seed: int = 0,
-    dtype: DTypeLike = np.float64,
+    **clients: Unpack[ClientSettings],
 ) -> RobustQuadratic:
     """A random instance; every f_i is zero at its minimiser, at a distance of about 1 from zero.
 
     Args:
-        n_clients: number of clients.
         size: length of w.
         gamma: the smaller, the more the worst client counts.
-        heterogeneity: 0 makes all clients equal, 1 draws them independently.
-        rows: rows per client; they average to the client's arrays.
-        noise: standard deviation of the rows around their client's vector.
-        seed: seed of the random numbers.
-        dtype: data type of the arrays.
+        **clients: how the clients are drawn, see :class:`ClientDraws`.
 
     >>> robust_quadratic(n_clients=3).data["H"].shape
     (3, 1, 4, 4)
     """
-    H, centre = _draw(n_clients, size, heterogeneity, rows, noise, seed, scale=1 / np.sqrt(size))
+    draw = ClientDraws(**clients)
+    H, centre = _matrix_and_vector(draw, size, scale=1 / np.sqrt(size))
     b = np.einsum("...jk,...k->...j", H, centre)
-    c = np.repeat(np.sum(b.mean(1) * centre.mean(1), -1)[:, None] / 2, rows, axis=1)
-    return RobustQuadratic(H.astype(dtype), b.astype(dtype), c.astype(dtype), gamma)
+    c = np.repeat(np.sum(b.mean(1) * centre.mean(1), -1)[:, None] / 2, draw.rows, axis=1)
+    arrays = (a.astype(draw.dtype) for a in (H, b, c))
+    return RobustQuadratic(*arrays, gamma)
 
 
-def quadratic_losses(
-    *,
-    n_clients: int = 5,
-    size: int = 4,
-    heterogeneity: float = 1.0,
-    rows: int = 1,
-    noise: float = 0.0,
-    seed: int = 0,
-    dtype: DTypeLike = np.float64,
-) -> QuadraticLosses:
+@with_client_settings
+def quadratic_losses(*, size: int = 4, **clients: Unpack[ClientSettings]) -> QuadraticLosses:
     """The clients of :func:`robust_quadratic` without the exponential.
 
     >>> quadratic_losses(n_clients=3, size=2).losses(np.zeros(2)).shape
     (3,)
     """
-    return robust_quadratic(
-        n_clients=n_clients,
-        size=size,
-        heterogeneity=heterogeneity,
-        rows=rows,
-        noise=noise,
-        seed=seed,
-        dtype=dtype,
-    ).plain
+    return robust_quadratic(size=size, **clients).plain
 
 
+@with_client_settings
 def cubic_maml(
-    *,
-    n_clients: int = 5,
-    size: int = 4,
-    adaptation_lr: float = 0.1,
-    heterogeneity: float = 1.0,
-    rows: int = 1,
-    noise: float = 0.0,
-    seed: int = 0,
-    dtype: DTypeLike = np.float64,
+    *, size: int = 4, adaptation_lr: float = 0.1, **clients: Unpack[ClientSettings]
 ) -> CubicMAML:
     """A random instance whose b_i are small enough for a minimiser to exist.
 
@@ -292,20 +263,14 @@ def cubic_maml(
     >>> cubic_maml(n_clients=3, size=2).data["A"].shape
     (3, 1, 2, 2)
     """
-    A, b = _draw(n_clients, size, heterogeneity, rows, noise, seed, scale=0.3)
-    return CubicMAML(A.astype(dtype), b.astype(dtype), adaptation_lr)
+    draw = ClientDraws(**clients)
+    A, b = _matrix_and_vector(draw, size, scale=0.3)
+    return CubicMAML(A.astype(draw.dtype), b.astype(draw.dtype), adaptation_lr)
 
 
-def _draw(n_clients, size, heterogeneity, rows, noise, seed, scale):
+def _matrix_and_vector(draw: ClientDraws, size: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
     """For each client a positive definite matrix, and rows that average to its vector."""
-    rng, row_rng = np.random.default_rng(seed).spawn(2)
-
-    def mixed(*shape):
-        common, own = rng.normal(size=shape), rng.normal(size=(n_clients, 1, *shape))
-        return common + heterogeneity * (own - common)
-
-    factor = mixed(size, size)
+    factor = draw.common_and_own(size, size)
     matrix = np.eye(size) + factor @ factor.swapaxes(-1, -2) / size
-    jitter = noise * row_rng.normal(size=(n_clients, rows, size))
-    vector = scale * mixed(size) + jitter - jitter.mean(1, keepdims=True)
-    return np.repeat(matrix, rows, axis=1), vector
+    vector = draw.rows_around(scale * draw.common_and_own(size))
+    return np.repeat(matrix, draw.rows, axis=1), vector

@@ -2,9 +2,11 @@
 
 Client i has
     loss  -[ 1/2 y' D_i y - b_i' y + y' A_i x ] + 1/2 x' R_i x,
-to be minimised in x and maximised in y. FedNest's problem (arXiv:2205.02215, section 4.3) is the case
-where all clients share their curvature, D_i = I and R_i = ridge I.
+to be minimised in x and maximised in y. FedNest's problem (arXiv:2205.02215, section 4.3) is the
+case where all clients share their curvature, D_i = I and R_i = ridge I.
 """
+
+from typing import Unpack
 
 import equinox as eqx
 import numpy as np
@@ -12,7 +14,7 @@ from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from rookery.problem.minimax import Minimax
-from rookery.problem.zoo.client_draws import ClientDraws
+from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings, with_client_settings
 
 
 class QuadraticSaddle(eqx.Module):
@@ -70,19 +72,15 @@ def _loss(x, y, row):
     return -(y @ row["D"] @ y / 2 - row["b"] @ y + y @ row["A"] @ x) + x @ row["R"] @ x / 2
 
 
+@with_client_settings
 def saddle(
     *,
-    n_clients: int = 5,
     x_size: int = 3,
     y_size: int = 4,
     scale: float = 1.0,
     ridge: float = 1.0,
     curvature: float = 0.0,
-    heterogeneity: float = 1.0,
-    rows: int = 1,
-    noise: float = 0.0,
-    seed: int = 0,
-    dtype: DTypeLike = np.float64,
+    **clients: Unpack[ClientSettings],
 ) -> QuadraticSaddle:
     """A random instance whose clients differ in A_i and b_i and, if it is curved, in D_i and R_i.
 
@@ -90,32 +88,27 @@ def saddle(
     iterates are the same.
 
     Args:
-        n_clients: number of clients.
         x_size: length of x.
         y_size: length of y.
         scale: standard deviation of b_i.
         ridge: least curvature in x; the least curvature in y is 1.
         curvature: size of the curvature beyond the least, in which clients differ.
-        heterogeneity: 0 makes all clients equal, 1 draws them independently.
-        rows: rows per client; they average to the client's matrices.
-        noise: standard deviation of the rows around their client's A_i and b_i.
-        seed: seed of the random numbers.
-        dtype: data type of the arrays.
+        **clients: how the clients are drawn, see :class:`ClientDraws`.
 
     >>> saddle(n_clients=3, x_size=2).data["A"].shape
     (3, 1, 4, 2)
     """
-    draw = ClientDraws(n_clients, heterogeneity, rows, noise, seed)
+    draw = ClientDraws(**clients)
 
     def positive(size):
         factor = draw(size, size, noise=0.0)  # noisy factors would change the mean curvature
         return curvature * np.einsum("...ij,...kj->...ik", factor, factor) / size
 
     return QuadraticSaddle(
-        D=(np.eye(y_size) + positive(y_size)).astype(dtype),
-        A=draw(y_size, x_size).astype(dtype),
-        b=(scale * draw(y_size)).astype(dtype),
-        R=(ridge * np.eye(x_size) + positive(x_size)).astype(dtype),
+        D=(np.eye(y_size) + positive(y_size)).astype(draw.dtype),
+        A=draw(y_size, x_size).astype(draw.dtype),
+        b=(scale * draw(y_size)).astype(draw.dtype),
+        R=(ridge * np.eye(x_size) + positive(x_size)).astype(draw.dtype),
     )
 
 
