@@ -63,7 +63,7 @@ class ClientDraws:
         return common + self.heterogeneity * (own - common)
 
     def rows_around(self, own: np.ndarray, noise: float | None = None) -> np.ndarray:
-        """[clients, rows, ...]: noisy rows that average to each client's own array [clients, 1, ...]."""
+        """Noisy rows [clients, rows, ...] that average to the arrays [clients, 1, ...]."""
         _, row_rng = self._generators
         noise = self.noise if noise is None else noise
         jitter = noise * row_rng.normal(size=(self.n_clients, self.rows, *own.shape[2:]))

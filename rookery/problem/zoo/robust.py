@@ -238,8 +238,8 @@ def robust_quadratic(
     H, centre = _matrix_and_vector(draw, size, scale=1 / np.sqrt(size))
     b = np.einsum("...jk,...k->...j", H, centre)
     c = np.repeat(np.sum(b.mean(1) * centre.mean(1), -1)[:, None] / 2, draw.rows, axis=1)
-    arrays = (a.astype(draw.dtype) for a in (H, b, c))
-    return RobustQuadratic(*arrays, gamma)
+    H, b, c = (a.astype(draw.dtype) for a in (H, b, c))
+    return RobustQuadratic(H, b, c, gamma)
 
 
 @with_client_settings
