@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt32
 
+from rookery import uint64
 from rookery.clients.population import Population
 from rookery.rng import below
 from rookery.types import Key, Sample, Tree
@@ -52,10 +53,7 @@ class LocalClient:
 
     def __init__(self, population: Population, id: Count | np.integer, key: Key | None, loop: Loop):
         self.id = id
-        self.work: tuple[UInt32[Array, ""], UInt32[Array, ""]] = (
-            jnp.zeros((), jnp.uint32),
-            jnp.zeros((), jnp.uint32),
-        )
+        self.work: tuple[UInt32[Array, 2], UInt32[Array, 2]] = (uint64.zero(), uint64.zero())
         self._population = population
         self._key = key
         self._loop = loop
@@ -102,10 +100,10 @@ class LocalClient:
 
     def charge(self, rows: Int[Array, ""], gradients: int, hessian_vectors: int) -> None:
         """Add evaluations, counted in rows."""
-        factor = rows.astype(jnp.uint32)
+        most = max(*self._population.largest, 1)
         self.work = (
-            self.work[0] + factor * jnp.uint32(gradients),
-            self.work[1] + factor * jnp.uint32(hessian_vectors),
+            uint64.add(self.work[0], gradients, rows, most),
+            uint64.add(self.work[1], hessian_vectors, rows, most),
         )
 
 

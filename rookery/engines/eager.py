@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from rookery import tree
+from rookery import tree, uint64
 from rookery.clients.local_client import LocalClient
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
 from rookery.program.accounting import CostMeter
@@ -151,7 +151,7 @@ class EagerFederation(AbstractFederation):
             error.add_note(f"client {id}, step {step_name(step)}, round {self.round}")
             raise
         if is_billed:
-            self._costs.work(*(int(w) for w in client.work))
+            self._costs.work(*(uint64.read(w) for w in client.work))
         return reply
 
     def _new_cohort(self, cohort: Cohort) -> None:

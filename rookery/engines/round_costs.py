@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
-from rookery.engines import uint64
+from rookery import uint64
 from rookery.program.ledger import Ledger
 
 Work = tuple[jax.Array, ...]
-"""Gradients and Hessian-vector products of a client or, with a leading axis, of several."""
+"""Gradients and Hessian-vector products, two wide counters [slots, 2]."""
 
 
 class RoundCosts(NamedTuple):
-    """Costs of one round so far; wide counters are of :mod:`rookery.engines.uint64`."""
+    """Costs of one round so far; wide counters are of :mod:`rookery.uint64`."""
 
     exchanges: UInt32[Array, ""]
     messages: UInt32[Array, ""]
@@ -60,7 +60,7 @@ class RoundCosts(NamedTuple):
 
     def worked(self, active: Bool[Array, " n"], work: Work) -> "RoundCosts":
         """The active clients have made evaluations."""
-        gradients, products = (jnp.where(active, w, jnp.uint32(0)) for w in work)
+        gradients, products = (jnp.where(active[:, None], w, jnp.uint32(0)) for w in work)
         return self._replace(
             gradients=uint64.add_all(self.gradients, gradients),
             hessian_vectors=uint64.add_all(self.hessian_vectors, products),

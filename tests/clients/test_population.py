@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery import uint64
 from rookery.clients import local_client as client_module
 from rookery.clients.local_client import LocalClient
 from rookery.program.step import traced_loop
@@ -46,8 +47,25 @@ def test_a_whole_client_is_averaged_exactly_however_small_the_blocks(monkeypatch
     means, (gradients, products) = jax.vmap(mean)(jnp.arange(3))
     for id, rows in enumerate(parts["train"]):
         np.testing.assert_allclose(means[id], data["b"][rows].mean(0), rtol=1e-14)
-    assert gradients.tolist() == [4, 20, 2]
-    assert products.tolist() == [2, 10, 1]
+    assert [uint64.read(g) for g in gradients] == [4, 20, 2]
+    assert [uint64.read(p) for p in products] == [2, 10, 1]
+
+
+def test_work_beyond_32_bits_is_counted_exactly():
+    _, _, population = ragged()
+
+    @jax.jit
+    def evaluations():
+        client = LocalClient(population, 1, jax.random.key(0), traced_loop)
+
+        def once(_, value):
+            client.draw("train", None, client.key).charge(gradients=2**28, hessian_vectors=1)
+            return value
+
+        client.repeat(1000, once, 0.0)
+        return client.work
+
+    assert [uint64.read(w) for w in evaluations()] == [10 * 2**28 * 1000, 10 * 1000]
 
 
 def test_a_batch_is_drawn_from_the_clients_own_rows_and_a_small_client_gives_all_it_has():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery import uint64
 from rookery.clients.local_client import LocalClient
 
 NOISY = rk.zoo.cubic_maml(n_clients=1, size=3, rows=5, noise=0.4)
@@ -42,9 +43,9 @@ def test_work_is_counted_in_rows():
     client = LocalClient(population, 0, jax.random.key(0), None)  # pyright: ignore[reportArgumentType]
     inner, outer, hessian = (client.draw("train", n, jax.random.key(n)) for n in (2, 3, 4))
     ZOO.problem.gradient(jnp.asarray(W), inner, outer, hessian)
-    assert tuple(map(int, client.work)) == (2 + 3, 4)
+    assert tuple(map(uint64.read, client.work)) == (2 + 3, 4)
     ZOO.problem.value(jnp.asarray(W), inner, outer)
-    assert tuple(map(int, client.work)) == (2 + 3 + 2, 4)
+    assert tuple(map(uint64.read, client.work)) == (2 + 3 + 2, 4)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

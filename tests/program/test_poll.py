@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.engines import uint64
+from rookery import uint64
 from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
 from rookery.engines.traced import TracedFederation

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rookery import uint64
 from rookery.clients.population import Population
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.remote.client import batching
@@ -139,7 +140,7 @@ class Worker:
         work = np.zeros(2, np.uint64)
         for i, step in enumerate(wanted.steps):
             self._values[step.token], done = yield self._pending_call(i, step, message)
-            work += np.asarray(done).astype(np.uint64)
+            work += np.array([uint64.read(counter) for counter in done], np.uint64)
         leaves = {f"reply/{i}": self._leaf(ref) for i, ref in enumerate(wanted.reply)}
         return self._message(Kind.REPLY, message, {"work": work, **leaves})
 

@@ -1,27 +1,34 @@
-"""Exact counters inside compiled programs, where integers have 32 bits unless told otherwise.
+"""Exact counters inside compiled programs, where integers have 32 bits unless JAX is told otherwise.
 
 A counter is a uint32 array (low, high): it counts to 2^64.
+
+>>> import jax.numpy as jnp
+>>> read(add(zero(), 3_000_000_000, jnp.uint32(2), most=2))
+6000000000
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Integer, UInt32
 
 _WORD = 2**32
 
 
-def zero() -> jax.Array:
+def zero() -> UInt32[Array, "2"]:
     """A counter at zero."""
     return jnp.zeros(2, jnp.uint32)
 
 
-def add(counter: jax.Array, size: int, times: jax.Array, most: int) -> jax.Array:
+def add(
+    counter: UInt32[Array, "2"], size: int, times: Integer[Array, ""], most: int
+) -> UInt32[Array, "2"]:
     """The counter plus ``size * times``.
 
     Args:
         counter: the counter.
         size: known when tracing.
-        times: may be traced.
+        times: may be traced; not negative.
         most: a bound on ``times``, known when tracing.
     """
     times = times.astype(jnp.uint32)
@@ -34,11 +41,13 @@ def add(counter: jax.Array, size: int, times: jax.Array, most: int) -> jax.Array
     return counter
 
 
-def add_all(counter: jax.Array, numbers: jax.Array) -> jax.Array:
-    """The counter plus the sum of fewer than 65,536 numbers of type uint32."""
+def add_all(counter: UInt32[Array, "2"], counters: UInt32[Array, "some 2"]) -> UInt32[Array, "2"]:
+    """The counter plus the sum of fewer than 65,536 others."""
+    numbers = counters[:, 0]
     low = jnp.sum(numbers & 0xFFFF, dtype=jnp.uint32)
     high = jnp.sum(numbers >> 16, dtype=jnp.uint32)
-    return _plus(_plus(counter, low, jnp.uint32(0)), high << 16, high >> 16)
+    counter = _plus(_plus(counter, low, jnp.uint32(0)), high << 16, high >> 16)
+    return counter.at[1].add(jnp.sum(counters[:, 1], dtype=jnp.uint32))
 
 
 def read(counter: np.ndarray | jax.Array) -> int:

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rookery.engines import uint64
+from rookery import uint64
 
 add = jax.jit(uint64.add, static_argnums=(1, 3))
 
@@ -21,7 +21,11 @@ def test_products_are_counted_exactly(size, times):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5))
+@given(st.lists(st.integers(0, 2**60), min_size=1, max_size=5))
 def test_sums_of_numbers_are_counted_exactly(numbers):
-    counter = uint64.add_all(uint64.zero(), jnp.array(numbers, jnp.uint32))
-    assert uint64.read(counter) == sum(numbers)
+    counter = uint64.add_all(wide(2**40 + 7), jnp.stack([wide(n) for n in numbers]))
+    assert uint64.read(counter) == (2**40 + 7 + sum(numbers)) % 2**64
+
+
+def wide(number):
+    return jnp.array([number % 2**32, number >> 32], jnp.uint32)
