@@ -11,8 +11,8 @@ data.
     D       inner_rounds            inner steps per round
     N       adjoint                 conjugate gradients, or a Neumann series
 
-Cost of a round: D + N + 2 exchanges, D + 1 on minimax problems, D + 2 on compositions. Departure from
-the paper: conjugate gradients start from zero in every round, not from the last v.
+Cost of a round: D + N + 2 exchanges, D + 1 on minimax problems, D + 2 on compositions. Departure
+from the paper: conjugate gradients start from zero in every round, not from the last v.
 """
 
 from dataclasses import KW_ONLY

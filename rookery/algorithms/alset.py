@@ -1,7 +1,7 @@
 """ALSET: alternating stochastic gradient steps with sizes made for a known number of rounds.
 
-T. Chen, Y. Sun, W. Yin. Closing the gap: tighter analysis of alternating stochastic gradient methods
-for bilevel problems. NeurIPS 2021, arXiv:2106.13781. It is BSA (S. Ghadimi, M. Wang,
+T. Chen, Y. Sun, W. Yin. Closing the gap: tighter analysis of alternating stochastic gradient
+methods for bilevel problems. NeurIPS 2021, arXiv:2106.13781. It is BSA (S. Ghadimi, M. Wang,
 arXiv:1802.02246) with a fixed number of inner steps. The method for a single machine, its gradients
 and products computed as means over clients; no client takes a local step.
 
@@ -12,8 +12,8 @@ and products computed as means over clients; no client takes a local step.
     T       inner_rounds            inner steps per round
     N       terms                   length of the Neumann series; v is one product of N' < N hops
 
-Cost of a round: T + N' + 2 exchanges, T + 1 on minimax problems, T + 2 on compositions, and one more
-in a round that estimates L. Departure from the paper: β is chosen by hand, since its theorem's
+Cost of a round: T + N' + 2 exchanges, T + 1 on minimax problems, T + 2 on compositions, and one
+more in a round that estimates L. Departure from the paper: β is chosen by hand, since its theorem's
 multiple of α needs constants that are not known in practice.
 """
 

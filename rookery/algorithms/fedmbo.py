@@ -31,12 +31,7 @@ from rookery import check, tree
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
-from rookery.algorithms.shared.lipschitz import (
-    Lipschitz,
-    PowerIteration,
-    check_lipschitz,
-    lipschitz,
-)
+from rookery.algorithms.shared.lipschitz import NeumannSettings, lipschitz
 from rookery.algorithms.shared.schedule import Rate, check_rates, size_at
 from rookery.algorithms.shared.server import mean_inner_gradient
 from rookery.algorithms.shared.system import hessian_vector
@@ -100,7 +95,7 @@ def chain_rule(value: AbstractParticipation | int | None) -> AbstractParticipati
     return Weighted(check.count("the number of chains", value))
 
 
-class AbstractPHE(AbstractHypergradient):
+class AbstractPHE(NeumannSettings, AbstractHypergradient):
     """n independent estimates of the hypergradient, side by side (algorithm 2).
 
     Every chain walks from client to client with a vector of its own, so the mean over chains has
@@ -108,21 +103,13 @@ class AbstractPHE(AbstractHypergradient):
     length stays, however many clients take part.
 
     Args:
-        terms: N.
-        lipschitz: L, or how to estimate it.
         chains: n, or the rule that draws the n clients of a hop. A number draws them independently
             by their weights, and so does None, with as many as take part elsewhere; rules that
             ignore weights suit clients of equal weight.
     """
 
     _: KW_ONLY
-    terms: int = 5
-    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
     chains: AbstractParticipation | None = eqx.field(converter=chain_rule, default=None)
-
-    def __check_init__(self):
-        check.count(f"{type(self).__name__}.terms", self.terms)
-        check_lipschitz(f"{type(self).__name__}.lipschitz", self.lipschitz)
 
     @abc.abstractmethod
     def solve(self, chains: "Chains", f_y: Tree, L: jax.Array, key: Key) -> Tree:

@@ -7,7 +7,7 @@ step.
 
     paper   code                    meaning
     x, y    x, y                    outer and inner variable
-    α, β    outer_lr, inner_lr      step sizes of round 0: α / (k+1)^3/5 and β / (k+1)^2/5 in round k
+    α, β    outer_lr, inner_lr      step sizes: α / (k+1)^3/5 and β / (k+1)^2/5 in round k
     N       terms                   length of the Neumann series; v is one product of N' < N hops
 
 Cost of a round: N' + 3 exchanges, 2 on minimax problems, 3 on compositions, and one more in a round

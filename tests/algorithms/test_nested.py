@@ -323,3 +323,9 @@ def test_parts_that_do_not_fit_the_problem_or_the_clients():
         uneven.check(ZOO.problem, 4)
     with pytest.raises(TypeError, match="Nested solves Bilevel, Minimax and two-layer"):
         phe.check(rk.zoo.linear_sequences().problem, 4)  # pyright: ignore[reportArgumentType]
+
+
+def test_functions_take_a_list_of_local_steps_as_classes_do():
+    made = rk.FedNestSGD(outer_lr=0.1, inner_lr=0.1, inner_steps=[1, 2, 3], outer_steps=[1, 1, 2])  # pyright: ignore[reportArgumentType]
+    assert isinstance(made.inner, rk.parts.FedInnSGD)
+    assert made.inner.local_steps == (1, 2, 3)

@@ -123,7 +123,7 @@ def test_the_natural_view_and_what_does_not_fit():
         view_of(bare)
     with pytest.raises(ValueError, match="3 layers need 2 initial values, got 1"):
         view_of(bare, rk.parts.AdjointView(starts=(jnp.zeros(4),)))
-    with pytest.raises(ValueError, match="starts has one value per layer but the last: 2, got 1"):
+    with pytest.raises(ValueError, match=r"starts.*2.*got 1"):
         rk.Composition(chain.layers, starts=(np.zeros(4),))
     wrong = rk.Composition(chain.layers, starts=(np.zeros(4), np.zeros(4)))
     row = {name: a[0, 0] for name, a in rk.zoo.linear_chain().data.items()}

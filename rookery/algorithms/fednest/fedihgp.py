@@ -5,41 +5,18 @@
 one exchange per hop, each with a fresh cohort and fresh samples.
 """
 
-from dataclasses import KW_ONLY
-
-import equinox as eqx
 import jax
 
-from rookery import check
-from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import AbstractAdjoint
-from rookery.algorithms.shared.lipschitz import (
-    Lipschitz,
-    PowerIteration,
-    check_lipschitz,
-    lipschitz,
-)
+from rookery.algorithms.shared.lipschitz import NeumannSettings, lipschitz
 from rookery.algorithms.shared.system import GlobalSystem, product_of_series, sum_of_series
 from rookery.algorithms.shared.two_level import NestedState
 from rookery.rng import below
 from rookery.types import Key
 
 
-class AbstractIHGP(AbstractAdjoint):
-    """A Neumann series of given length.
-
-    Args:
-        terms: N.
-        lipschitz: L, or how to estimate it.
-    """
-
-    _: KW_ONLY
-    terms: int = 5
-    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
-
-    def __check_init__(self):
-        check.count(f"{type(self).__name__}.terms", self.terms)
-        check_lipschitz(f"{type(self).__name__}.lipschitz", self.lipschitz)
+class AbstractIHGP(NeumannSettings, AbstractAdjoint):
+    """An adjoint by the Neumann series of the mean inner Hessian."""
 
     def current_lipschitz(self, system: GlobalSystem, L: jax.Array, key: Key) -> jax.Array:
         """L of this round."""

@@ -118,6 +118,8 @@ def FedNestSGD(
     >>> FedNestSGD(outer_lr=0.05, inner_lr=0.1).name
     'FedNestSGD'
     """
+    local.check_settings({"outer_lr": outer_lr, "inner_lr": inner_lr})
+    local.check_settings({"inner_steps": inner_steps, "outer_steps": outer_steps})
     adjoint = FedIHGPSum() if ihgp is None else ihgp
     return Nested(
         label="FedNestSGD",

@@ -118,6 +118,8 @@ def LFedNest(
     >>> LFedNest(outer_lr=0.05, inner_lr=0.1, inner_steps=5).name
     'LFedNest'
     """
+    local.check_settings({"outer_lr": outer_lr, "inner_lr": inner_lr})
+    local.check_settings({"inner_steps": inner_steps, "outer_steps": outer_steps})
     return Nested(
         label="LFedNest",
         inner=FedInnSGD(lr=inner_lr, local_steps=inner_steps),
@@ -150,6 +152,8 @@ def LFedNestSVRG(
     >>> LFedNestSVRG(outer_lr=0.05, inner_lr=0.1, anchor_batch=64).name
     'LFedNestSVRG'
     """
+    local.check_settings({"outer_lr": outer_lr, "inner_lr": inner_lr})
+    local.check_settings({"inner_steps": inner_steps, "outer_steps": outer_steps})
     return Nested(
         label="LFedNestSVRG",
         inner=FedInn(lr=inner_lr, local_steps=inner_steps, anchor_batch=anchor_batch),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.shared import levels
+from rookery.algorithms.shared import levels, local
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import State
@@ -54,6 +54,23 @@ def check_lipschitz(name: str, rule: Lipschitz) -> None:
     """Raise unless L is a positive number or a way to estimate it."""
     if not isinstance(rule, PowerIteration):
         check.positive(name, rule)
+
+
+class NeumannSettings(eqx.Module):
+    """The settings of every Neumann series (1/L) Σ_n (I - g_yy/L)^n.
+
+    Args:
+        terms: N, its length.
+        lipschitz: L, or how to estimate it.
+    """
+
+    _: KW_ONLY
+    terms: int = 5
+    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
+
+    def __check_init__(self):
+        check.count(f"{type(self).__name__}.terms", self.terms)
+        check_lipschitz(f"{type(self).__name__}.lipschitz", self.lipschitz)
 
 
 def lipschitz(context: Context, state: State, rule: Lipschitz, key: Key) -> jax.Array:

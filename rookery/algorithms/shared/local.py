@@ -1,6 +1,6 @@
 """Local steps on a client: how many, how large, and in which direction."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -98,13 +98,19 @@ def check_fields(
         may_be_drawn: whether a number of local steps may be :class:`RandomSteps`.
         except_for: fields with a rule of their own, which the caller checks.
     """
-    for name, value in vars(algorithm).items():
-        if name in except_for:
-            continue
+    fields = {name: value for name, value in vars(algorithm).items() if name not in except_for}
+    check_settings(fields, n_clients, may_be_drawn=may_be_drawn)
+
+
+def check_settings(
+    settings: Mapping[str, Any], n_clients: int | None = None, *, may_be_drawn: bool = False
+) -> None:
+    """:func:`check_fields` for settings by name."""
+    for name, value in settings.items():
         if name == "lr" or name.endswith("_lr"):
             check_learning_rate(name, value)
         elif name.endswith("_steps"):
-            check_local_steps(name, value, n_clients, may_be_drawn)
+            check_local_steps(name, local_steps(value), n_clients, may_be_drawn)
         elif name.endswith("batch_size") and value is not None:
             check.count(name, value)
 

@@ -1,20 +1,11 @@
-"""A client's own adjoint: the Neumann series of its own inner Hessian, computed without exchanges."""
+"""A client's own adjoint: the Neumann series of its own inner Hessian, without exchanges."""
 
 import abc
 from collections.abc import Callable
-from dataclasses import KW_ONLY
 
-import equinox as eqx
 import jax
 
-from rookery import check
-from rookery.algorithms.shared import local
-from rookery.algorithms.shared.lipschitz import (
-    Lipschitz,
-    PowerIteration,
-    check_lipschitz,
-    own_lipschitz,
-)
+from rookery.algorithms.shared.lipschitz import NeumannSettings, own_lipschitz
 from rookery.algorithms.shared.system import LocalSystem, product_of_series, sum_of_series
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
@@ -23,21 +14,11 @@ from rookery.rng import below
 from rookery.types import Key, Tree
 
 
-class AbstractLocalAdjoint(eqx.Module):
+class AbstractLocalAdjoint(NeumannSettings):
     """An estimator of a client's own adjoint.
 
-    Args:
-        terms: N.
-        lipschitz: L, or how each client estimates its own, at every call and without an exchange.
+    Without a given L every client estimates its own, at every call and without an exchange.
     """
-
-    _: KW_ONLY
-    terms: int = 5
-    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
-
-    def __check_init__(self):
-        check.count(f"{type(self).__name__}.terms", self.terms)
-        check_lipschitz(f"{type(self).__name__}.lipschitz", self.lipschitz)
 
     @abc.abstractmethod
     def solve(self, system: LocalSystem, L: jax.Array, call_key: Key, key: Key) -> Tree:

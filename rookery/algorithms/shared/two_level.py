@@ -1,4 +1,4 @@
-"""What algorithms for two levels share: their state, their settings and the shape of their parts."""
+"""What algorithms for two levels share: their state, their settings and kinds of parts."""
 
 import abc
 from collections.abc import Callable
