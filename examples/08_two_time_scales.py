@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rookery as rk
+from rookery.problem.sample import Rows
 
 jax.config.update("jax_enable_x64", True)
 rng = np.random.default_rng(0)
@@ -39,7 +40,7 @@ worlds["next_features"] = 0.5 * worlds["features"] + rng.normal(size=worlds["fea
 own = rng.normal(size=(n_clients, 1, n_features))  # what is rewarded differs from world to world
 worlds["reward"] = np.sum(worlds["features"] * (1 + own), axis=-1)
 problem = rk.MultiSequence(actor, (critic,))
-everything = rk.Rows(jax.tree.map(lambda a: jnp.asarray(a.reshape(-1, *a.shape[2:])), worlds))
+everything = Rows(jax.tree.map(lambda a: jnp.asarray(a.reshape(-1, *a.shape[2:])), worlds))
 
 for steps in (1, 10):
     fedmsa = rk.FedMSA(outer_lr=0.02, inner_lr=0.1, local_steps=steps, clients=3)

@@ -64,7 +64,6 @@ from rookery.problem.composition import LocalComposition as LocalComposition
 from rookery.problem.meta import Meta as Meta
 from rookery.problem.minimax import Minimax as Minimax
 from rookery.problem.multisequence import MultiSequence as MultiSequence
-from rookery.problem.sample import Rows as Rows
 from rookery.problem.single_level import SingleLevel as SingleLevel
 from rookery.program import aggregate as aggregate
 from rookery.program import availability as availability
@@ -72,11 +71,81 @@ from rookery.program import delays as delays
 from rookery.program import participation as participation
 from rookery.program.algorithm import AbstractAlgorithm as AbstractAlgorithm
 from rookery.runner import metrics as metrics
-from rookery.runner.history import History as History
-from rookery.runner.run_state import Result as Result
 from rookery.runner.run_state import Run as Run
 from rookery.runner.sweep import run as run
 from rookery.runner.sweep import sweep as sweep
 from rookery.runner.tune import tune as tune
 
+__all__ = [
+    "ADBO",
+    "AFACD",
+    "AFACS",
+    "AFBO",
+    "AID",
+    "ALSET",
+    "DRFA",
+    "GDA",
+    "NASA",
+    "SCGD",
+    "SDBO",
+    "SOBA",
+    "STSA",
+    "TTSA",
+    "AFLBilevel",
+    "AbstractAlgorithm",
+    "AgnosticFL",
+    "AlternatingGDA",
+    "Bilevel",
+    "ComFedL",
+    "Compiled",
+    "ComposedSGD",
+    "Composition",
+    "Eager",
+    "Extragradient",
+    "FedAvg",
+    "FedAvgS",
+    "FedBuff",
+    "FedMBO",
+    "FedMSA",
+    "FedNest",
+    "FedNestSGD",
+    "FedProx",
+    "LFedNest",
+    "LFedNestNonAlt",
+    "LFedNestSVRG",
+    "LocalComposition",
+    "Meta",
+    "Minimax",
+    "MultiSequence",
+    "Nested",
+    "PerFedAvg",
+    "Population",
+    "Prometheus",
+    "QFedAvg",
+    "Run",
+    "Scaffold",
+    "ScaffoldS",
+    "SingleLevel",
+    "StocBiO",
+    "aggregate",
+    "algorithms",
+    "availability",
+    "check",
+    "datasets",
+    "delays",
+    "metrics",
+    "models",
+    "participation",
+    "partition",
+    "parts",
+    "program",
+    "remote",
+    "run",
+    "sweep",
+    "tasks",
+    "tracking",
+    "tree",
+    "tune",
+    "zoo",
+]
 __version__ = _version("rookery")

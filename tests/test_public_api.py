@@ -9,7 +9,7 @@ import pytest
 import rookery as rk
 from rookery import engines
 
-NAMES = [
+IMPORTED = [
     alias.asname
     for node in ast.parse(Path(rk.__file__).read_text()).body
     if isinstance(node, ast.ImportFrom)
@@ -18,12 +18,19 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", rk.__all__)
 def test_every_public_name_is_documented(name):
     assert inspect.getdoc(getattr(rk, name))
 
 
-def test_names_are_unique_and_every_algorithm_and_engine_is_among_them():
-    assert len(NAMES) == len(set(NAMES))
+def test_there_are_few_names_and_every_algorithm_and_engine_is_among_them():
+    assert len(rk.__all__) <= 70
+    assert sorted(IMPORTED) == sorted(set(rk.__all__))
     for package in (rk.algorithms, engines):
-        assert set(package.__all__) <= {*NAMES}
+        assert set(package.__all__) <= {*rk.__all__}
+
+
+def test_a_function_does_not_hide_a_package():
+    packages = {path.parent.name for path in Path(rk.__file__).parent.glob("*/__init__.py")}
+    hidden = [name for name in packages & {*rk.__all__} if not inspect.ismodule(getattr(rk, name))]
+    assert not hidden

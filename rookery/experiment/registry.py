@@ -14,15 +14,23 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from rookery import algorithms, check, engines, program, tasks
+from rookery import algorithms, check, engines, tasks
 from rookery.clients import datasets, partition
+from rookery.program import availability, delays, participation
+from rookery.program.availability import AbstractAvailability
+from rookery.program.delays import AbstractDelay, Clock
+from rookery.program.participation import AbstractParticipation
 
 Names = Mapping[str, Callable]
 
 ALGORITHMS: Names = {name: getattr(algorithms, name) for name in algorithms.__all__}
-PARTS: Names = {name: getattr(program, name) for name in program.__all__} | {
-    name: getattr(algorithms.parts, name) for name in algorithms.parts.__all__
-}
+_KINDS = (AbstractAvailability, AbstractDelay, AbstractParticipation, Clock)
+PARTS: Names = {
+    name: part
+    for module in (availability, delays, participation)
+    for name, part in vars(module).items()
+    if isinstance(part, type) and issubclass(part, _KINDS) and not name.startswith("Abstract")
+} | {name: getattr(algorithms.parts, name) for name in algorithms.parts.__all__}
 TASKS: Names = {name: getattr(tasks, name) for name in tasks.__all__}
 ENGINES: Names = {name: getattr(engines, name) for name in engines.__all__}
 PARTITIONS: Names = {

@@ -10,6 +10,7 @@ from arena import advance, assert_close, solve
 
 import rookery as rk
 from rookery.algorithms.comfedl.weighting import soft_maximum
+from rookery.problem.sample import Rows
 from rookery.runner.run_state import DivergenceWarning
 
 GAMMA = 0.7
@@ -252,7 +253,7 @@ def test_the_two_batches_are_independent_and_from_their_splits(kind, splits):
     problem = dataclasses.replace(problem, inner_split=splits[0], outer_split=splits[1])
     parts = {"train": [np.arange(3)], "other": [np.arange(3, 6)]}
     clients = rk.Population.from_parts(data, parts)
-    rows = {s: [rk.Rows({k: a[i : i + 1] for k, a in data.items()}) for i in of[0]]
+    rows = {s: [Rows({k: a[i : i + 1] for k, a in data.items()}) for i in of[0]]
             for s, of in parts.items()}  # fmt: skip
     possible = {
         (i, j): -0.1 * problem.gradient(jnp.zeros(2), rows[splits[0]][i], rows[splits[1]][j])

@@ -7,6 +7,7 @@ import pytest
 from arena import advance, solve
 
 import rookery as rk
+from rookery.problem.sample import Rows
 
 ZOO = rk.zoo.cubic_maml(n_clients=3, size=2, adaptation_lr=0.2)
 NOISY = rk.zoo.cubic_maml(n_clients=3, size=2, rows=5, noise=0.3)
@@ -76,7 +77,7 @@ def test_the_three_batches_are_independent():
     """Rows differ in their Hessians too, so that a step tells which row was drawn for what."""
     A = np.stack([np.eye(2) * scale for scale in (0.5, 1.0, 2.0)])[None]
     one = rk.zoo.CubicMAML(A, NOISY.b[:1, :3], adaptation_lr=0.5)
-    rows = [rk.Rows({k: a[0, i : i + 1] for k, a in one.data.items()}) for i in range(3)]
+    rows = [Rows({k: a[0, i : i + 1] for k, a in one.data.items()}) for i in range(3)]
     (start,) = one.start
     possible = {
         drawn: -0.1 * np.asarray(one.problem.gradient(start, *(rows[i] for i in drawn)))

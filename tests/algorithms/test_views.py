@@ -8,6 +8,7 @@ from arena import solve
 
 import rookery as rk
 from rookery.algorithms.shared.views import view_of
+from rookery.problem.sample import Rows
 
 
 def mean_maps(zoo, view, blocks):
@@ -17,7 +18,7 @@ def mean_maps(zoo, view, blocks):
     blocks = jax.tree.map(jnp.asarray, blocks)
 
     def of(i):
-        sample = rk.Rows({name: jnp.asarray(a[i]) for name, a in zoo.data.items()})
+        sample = Rows({name: jnp.asarray(a[i]) for name, a in zoo.data.items()})
         return view.maps(zoo.problem, blocks, (sample,) * n)
 
     return jax.tree.map(lambda *each: sum(each) / clients, *map(of, range(clients)))

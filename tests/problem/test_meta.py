@@ -10,6 +10,7 @@ import pytest
 import rookery as rk
 from rookery import uint64
 from rookery.clients.local_client import LocalClient
+from rookery.problem.sample import Rows
 
 NOISY = rk.zoo.cubic_maml(n_clients=1, size=3, rows=5, noise=0.4)
 # rows differ in A too, or else it would not matter which of them the Hessian is taken on
@@ -19,7 +20,7 @@ W = np.array([0.2, -0.3, 0.4])
 
 def test_the_gradient_against_differences(differences):
     """F.6 (f): w'Aw/2 + b'w + sum w^3 / 6, with different rows inside and outside."""
-    inner, outer = (rk.Rows({k: a[0, rows] for k, a in ZOO.data.items()})
+    inner, outer = (Rows({k: a[0, rows] for k, a in ZOO.data.items()})
                     for rows in (slice(0, 2), slice(2, 5)))  # fmt: skip
     problem = ZOO.problem
     numeric = differences(lambda w: problem.value(jnp.asarray(w), inner, outer), W)
@@ -29,7 +30,7 @@ def test_the_gradient_against_differences(differences):
 
 def test_three_samples_each_have_their_place():
     a = ZOO.adaptation_lr
-    samples = [rk.Rows({k: a[0, i : i + 1] for k, a in ZOO.data.items()}) for i in range(3)]
+    samples = [Rows({k: a[0, i : i + 1] for k, a in ZOO.data.items()}) for i in range(3)]
     (A0, b0), (A1, b1), (A2, _) = ((ZOO.A[0, i], ZOO.b[0, i]) for i in range(3))
     u = W - a * (A0 @ W + b0 + W**2 / 2)
     g = A1 @ u + b1 + u**2 / 2
@@ -51,7 +52,7 @@ def test_work_is_counted_in_rows():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_type_is_kept(dtype):
     zoo = rk.zoo.cubic_maml(n_clients=1, dtype=dtype)
-    rows = rk.Rows({k: a[0] for k, a in zoo.data.items()})
+    rows = Rows({k: a[0] for k, a in zoo.data.items()})
     (w,) = map(jnp.asarray, zoo.start)
     assert zoo.problem.gradient(w, rows, rows).dtype == dtype
     assert zoo.problem.value(w, rows, rows).dtype == dtype

@@ -10,6 +10,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import rookery as rk
+from rookery.problem.sample import Rows
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +42,7 @@ def rows_of():
     """All rows of a client's split as a sample, in float64."""
 
     def rows(task, client, split):
-        return rk.Rows(in_float64(task.population.rows(client, split)))
+        return Rows(in_float64(task.population.rows(client, split)))
 
     return rows
 
@@ -151,7 +152,7 @@ def lower_the_outer_loss(descend):
         result = descend(task, **settings)
         at_rest = descend(task, **{**settings, "outer_lr": 1e-9})
         clients = range(task.population.n_clients)
-        samples = [rk.Rows(task.population.rows(i, "validation")) for i in clients]
+        samples = [Rows(task.population.rows(i, "validation")) for i in clients]
 
         @jax.jit
         def outer_loss(x, y):

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.problem.sample import Rows
 
 
 def test_gradients(digits, parts, moved_start, rows_of, agrees_with_differences):
@@ -22,7 +23,7 @@ def test_evaluation_knows_the_worst_clients(digits, parts, measure):
     assert got["accuracy/worst"] <= got["accuracy/worst10"] <= got["accuracy/mean"]
     assert got["loss/worst"] >= got["loss/worst10"] >= got["loss/mean"]
     (w,) = task.start(0)
-    rows = rk.Rows(task.population.rows(3, "validation"))
+    rows = Rows(task.population.rows(3, "validation"))
     only = {split: [rows[3]] for split, rows in parts.items()}
     alone = measure(rk.tasks.classification(digits, only), (w,))
     assert alone["loss/mean"] == pytest.approx(float(task.problem.value(w, rows)), rel=1e-5)

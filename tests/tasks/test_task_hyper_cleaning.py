@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.problem.sample import Rows
 from rookery.tasks.hyper_cleaning import MeanWeights
 
 
@@ -46,7 +47,7 @@ def test_copies_of_a_row_have_a_number_each(digits):
 def test_only_the_rows_own_number_counts(digits, parts):
     task = rk.tasks.hyper_cleaning(digits, parts)
     x, y = task.start(0)
-    sample = rk.Rows(task.population.rows(2, "train"))
+    sample = Rows(task.population.rows(2, "train"))
     moved = task.problem.inner_grad_x(x, y, sample)
     mine = task.population.rows(2, "train")["position"]
     assert np.flatnonzero(moved).tolist() == sorted(mine)

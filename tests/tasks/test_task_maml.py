@@ -6,6 +6,7 @@ from jax.flatten_util import ravel_pytree
 
 import rookery as rk
 from rookery.problem import oracles
+from rookery.problem.sample import Rows
 
 
 def test_gradients(digits, parts, moved_start, rows_of, agrees_with_differences):
@@ -52,7 +53,7 @@ def test_evaluation_adapts_each_client_to_its_training_rows(
 
     each = []
     for client in range(5):
-        samples = [rk.Rows(task.population.rows(client, s)) for s in ("train", "validation")]
+        samples = [Rows(task.population.rows(client, s)) for s in ("train", "validation")]
         each.append(float(adapted_loss(w, *samples)))
     got = measure(task, (w,))
     assert got[f"{label}loss/mean"] == pytest.approx(np.mean(each), rel=1e-5)
@@ -65,7 +66,7 @@ def test_evaluation_adapts_each_client_to_its_training_rows(
 
 def test_descent_lowers_the_loss_after_adaptation(digits, parts, measure):
     task = rk.tasks.maml(digits, parts, adapt_lr=0.3)
-    samples = [rk.Rows(task.population.rows(i, "train")) for i in range(5)]
+    samples = [Rows(task.population.rows(i, "train")) for i in range(5)]
 
     @jax.jit
     def step(w):

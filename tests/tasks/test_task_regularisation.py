@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.problem.sample import Rows
 
 
 def test_oracles(digits, parts, check_bilevel):
@@ -13,7 +14,7 @@ def test_the_penalty_is_a_square_for_every_parameter(digits, parts):
     task = rk.tasks.regularisation(digits, parts, l2=0.5)
     x, y = task.start(0)
     assert jax.tree.structure(x) == jax.tree.structure(y)
-    sample = rk.Rows(task.population.rows(0, "train"))
+    sample = Rows(task.population.rows(0, "train"))
     penalty = task.problem.inner_value(x, y, sample) - task.problem.outer_value(x, y, sample)
     squares = sum((leaf.astype(float) ** 2).sum() for leaf in jax.tree.leaves(y))
     np.testing.assert_allclose(penalty, 0.5 * squares, rtol=1e-5)
