@@ -195,9 +195,12 @@ def test_every_committed_choice_belongs_to_its_experiment():
 
 def test_an_override_goes_over_a_choice(tmp_path):
     path = write(tmp_path, BASE + TUNE)
-    tuning = Tuning({"algorithm.outer_lr": [0.3, 0.4], "algorithm.inner_lr": [0.6]}, "accuracy", "max", [
-        Trial({"algorithm.outer_lr": 0.3, "algorithm.inner_lr": 0.6}, [1.0])
-    ])  # fmt: skip
+    tuning = Tuning(
+        {"algorithm.outer_lr": [0.3, 0.4], "algorithm.inner_lr": [0.6]},
+        "accuracy",
+        "max",
+        [Trial({"algorithm.outer_lr": 0.3, "algorithm.inner_lr": 0.6}, [1.0])],
+    )
     plain = config.load(path)
     write_choices(path, plain.tune or {}, plain.digest, {"FedNest": tuning})
     chosen, changed = (

@@ -99,9 +99,14 @@ def best(make, K: int, zoo) -> dict:
     grid = list(itertools.product(X_STEPS, Y_STEPS))
     jobs = [rk.Run(make(a, b, K), zoo.start, seed=seed) for a, b in grid for seed in SEEDS]
     results = rk.sweep(
-        jobs, zoo.problem, rk.Population.stacked(zoo.data), rounds=ROUNDS, batch=len(jobs),
-        evaluate=(rk.metrics.OfSolution(GradientNorm(*zoo.affine_hypergradient())),), evaluate_every=1,
-    )  # fmt: skip
+        jobs,
+        zoo.problem,
+        rk.Population.stacked(zoo.data),
+        rounds=ROUNDS,
+        batch=len(jobs),
+        evaluate=(rk.metrics.OfSolution(GradientNorm(*zoo.affine_hypergradient())),),
+        evaluate_every=1,
+    )
     each = np.array([exchanges_to_target(r.history) for r in results]).reshape(len(grid), -1)
     mean = np.where(np.isfinite(each).all(1), each.mean(1), np.inf)
     i = int(mean.argmin())

@@ -28,20 +28,46 @@ def advance(algorithm, clock=None, rounds=6, zoo=ZOO, engine=None, state=None, f
 WORLDS = {
     "two delays, a straggler, bounds, local steps": (
         rk.delays.Clock(SLOW, outer_delay=rk.delays.ParetoDelay(0.1), seed=1),
-        rk.AFBO(outer_lr=0.05, inner_lr=0.1, inner_rounds=2, aphe=APHE, inner_steps=(1, 2, 3, 1), inner_staleness=2, outer_staleness=1),
+        rk.AFBO(
+            outer_lr=0.05,
+            inner_lr=0.1,
+            inner_rounds=2,
+            aphe=APHE,
+            inner_steps=(1, 2, 3, 1),
+            inner_staleness=2,
+            outer_staleness=1,
+        ),
     ),
     "ties, clients that fail to come, no bounds, no first wait": (
         rk.delays.Clock(GRID, availability=rk.availability.BernoulliOn(0.5, 0.1), seed=2),
         rk.AFBO(
-            outer_lr=0.05, inner_lr=0.1, inner_rounds=2, aphe=APHE, inner_steps=(3, 2, 1, 1), local_lr=0, wait_for=1,
-            first_wait_for=1, inner_staleness=None, outer_staleness=None,
+            outer_lr=0.05,
+            inner_lr=0.1,
+            inner_rounds=2,
+            aphe=APHE,
+            inner_steps=(3, 2, 1, 1),
+            local_lr=0,
+            wait_for=1,
+            first_wait_for=1,
+            inner_staleness=None,
+            outer_staleness=None,
         ),
     ),
     "days and nights, bandwidth, nothing stale": (
-        rk.delays.Clock(rk.delays.UniformDelay(0.1, 1.0), 1e3, 3, availability=rk.availability.DiurnalOn(3.0)),
-        rk.AFBO(outer_lr=0.05, inner_lr=0.1, inner_rounds=1, aphe=APHE, wait_for=2, inner_staleness=0, outer_staleness=3),
+        rk.delays.Clock(
+            rk.delays.UniformDelay(0.1, 1.0), 1e3, 3, availability=rk.availability.DiurnalOn(3.0)
+        ),
+        rk.AFBO(
+            outer_lr=0.05,
+            inner_lr=0.1,
+            inner_rounds=1,
+            aphe=APHE,
+            wait_for=2,
+            inner_staleness=0,
+            outer_staleness=3,
+        ),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

@@ -85,11 +85,18 @@ def test_a_trace_must_know_its_columns_and_all_clients(tmp_path):
         rk.availability.TraceOn(path)
 
 
-@pytest.mark.parametrize("make", [
-    lambda: rk.availability.BernoulliOn(0.0, 1.0), lambda: rk.availability.BernoulliOn(0.5, 0.0),
-    lambda: rk.availability.DiurnalOn(0.0), lambda: rk.availability.DiurnalOn(1.0, 1.5),
-    lambda: rk.delays.Clock(availability=rk.availability.DiurnalOn(1.0, phases=(0.0, 0.1))).check(3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: rk.availability.BernoulliOn(0.0, 1.0),
+        lambda: rk.availability.BernoulliOn(0.5, 0.0),
+        lambda: rk.availability.DiurnalOn(0.0),
+        lambda: rk.availability.DiurnalOn(1.0, 1.5),
+        lambda: rk.delays.Clock(
+            availability=rk.availability.DiurnalOn(1.0, phases=(0.0, 0.1))
+        ).check(3),
+    ],
+)
 def test_bad_numbers_are_refused(make):
     with pytest.raises(ValueError, match=r"must be|phases has 2 for 3 clients"):
         make()

@@ -66,8 +66,14 @@ def test_two_evaluations_of_one_name_are_refused():
     zoo = rk.zoo.scalar_bilevel()
     same = rk.metrics.OfSolution(lambda x, y: {"m": x[0]})
     with pytest.raises(ValueError, match="two evaluations give"):
-        rk.run(rk.FedNest(outer_lr=0.1, inner_lr=0.1), zoo.problem, rk.Population.stacked(zoo.data), zoo.start,
-               rounds=1, evaluate=[same, same])  # fmt: skip
+        rk.run(
+            rk.FedNest(outer_lr=0.1, inner_lr=0.1),
+            zoo.problem,
+            rk.Population.stacked(zoo.data),
+            zoo.start,
+            rounds=1,
+            evaluate=[same, same],
+        )
 
 
 def test_every_client_s_value_is_kept_by_name_and_survives_a_resume(tmp_path):

@@ -82,8 +82,14 @@ def test_descent_lowers_the_loss_after_adaptation(digits, parts, measure):
 
 def test_comfedl_learns_to_adapt(digits, parts):
     task = rk.tasks.maml(digits, parts, adapt_lr=0.3, adapt_steps=1)
-    result = rk.run(rk.ComFedL(lr=0.3, local_steps=3, batch_size=8, outer_batch_size=8), task.problem,
-                    task.population, task.start(0), rounds=50, evaluate=task.evaluate)  # fmt: skip
+    result = rk.run(
+        rk.ComFedL(lr=0.3, local_steps=3, batch_size=8, outer_batch_size=8),
+        task.problem,
+        task.population,
+        task.start(0),
+        rounds=50,
+        evaluate=task.evaluate,
+    )
     accuracy = result.history["adapted_accuracy/mean"]
     assert accuracy[-1] > accuracy[0] + 0.2
     assert "adapted1_accuracy/mean" not in result.history.rows[0]
