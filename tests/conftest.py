@@ -17,8 +17,20 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 
 import jax
+import jaxtyping
 import numpy as np
 import pytest
+
+# Annotations of problems and clients, shapes included, are checked at run time. Not in the whole
+# package: elsewhere a hyper-parameter that is annotated as a float may be a traced array, and the
+# zoo takes arrays of JAX where its own are of NumPy.
+PROBLEMS = (
+    "bilevel", "composition", "meta", "minimax", "multisequence", "oracles", "sample",
+    "single_level", "validation",
+)  # fmt: skip
+jaxtyping.install_import_hook(
+    ["rookery.clients", *(f"rookery.problem.{name}" for name in PROBLEMS)], "typechecker.check"
+)
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -50,6 +62,12 @@ def pytest_runtest_teardown():
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture
+def wrong_types(monkeypatch):
+    """Annotations are not checked, as for a user: the package must find the mistake by itself."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Integer, Shaped, UInt8
 
-Raw = tuple[Shaped[np.ndarray, "rows ..."], Integer[np.ndarray, " rows"]]
+Raw = tuple[Shaped[np.ndarray, "_rows ..."], Integer[np.ndarray, " _rows"]]
 """Inputs and labels as they are in the files."""
 
 

@@ -57,7 +57,7 @@ class Dataset:
         """The number of classes: the largest label plus one."""
         return int(max(self.train["labels"].max(), self.test["labels"].max())) + 1
 
-    def keep(self, rows: Int[np.ndarray, " rows"]) -> "Dataset":
+    def keep(self, rows: Int[np.ndarray, " _rows"]) -> "Dataset":
         """The data set with only these training rows, in this order."""
         return replace(self, train={name: a[rows] for name, a in self.train.items()})
 

@@ -1,7 +1,7 @@
 """What a client step receives: the client's own data, key and loop."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ Fn = Callable[[Tree, Float[Array, " rows"]], Tree]
 """A function of rows and their weights."""
 
 
+@runtime_checkable
 class Loop(Protocol):
     """How an engine repeats: ``body(i, value)`` n times, starting from ``init``."""
 

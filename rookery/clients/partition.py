@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from rookery import check
 
-Indices = Int[np.ndarray, " rows"]
+Indices = Int[np.ndarray, " _rows"]
 """Row numbers."""
 
 Parts = list[Indices]
@@ -120,7 +120,7 @@ def heterogeneity(
     classes = _rows_by_class(labels)
     _check_fraction("q", q)
     available = np.array([rows.size for rows in classes])
-    sizes = np.array(_sizes(available.sum(), n_clients, per_client))
+    sizes = np.array(_sizes(int(available.sum()), n_clients, per_client))
     mine = np.arange(n_clients) % available.size
     at_most = available[mine] // np.bincount(mine)[mine]
     own = np.zeros((n_clients, available.size), int)
@@ -159,7 +159,7 @@ def dominant_class(
         return np.array([np.roll(first, i) for i in range(n_clients)])
 
     def lacking(size: int) -> int:
-        return (table(size).sum(0) - available).max()
+        return int((table(size).sum(0) - available).max())
 
     # the lack grows with the size, so bisection finds the largest size without one
     largest = bisect.bisect_right(range(1, available.sum() // n_clients + 1), 0, key=lacking)
@@ -194,7 +194,7 @@ def dirichlet(
     classes = _rows_by_class(labels)
     sizes = np.array([[rows.size] for rows in classes])
     check.positive("alpha", alpha)
-    _sizes(sizes.sum(), n_clients, check.count("min_per_client", min_per_client))
+    _sizes(int(sizes.sum()), n_clients, check.count("min_per_client", min_per_client))
 
     def draw(alpha: float) -> tuple[Parts, int]:
         rng, reached = _generator(seed), 0
@@ -202,7 +202,7 @@ def dirichlet(
             ends = rng.dirichlet(np.full(n_clients, alpha), len(classes)).cumsum(1)
             ends[:, -1] = 1  # rounding must not lose the last row
             table = np.diff((ends * sizes).astype(int), prepend=0).T
-            reached = max(reached, table.sum(1).min())
+            reached = max(reached, int(table.sum(1).min()))
             if reached >= min_per_client:
                 return _deal(classes, table, rng), reached
         return [], reached

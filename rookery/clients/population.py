@@ -14,8 +14,9 @@ from rookery import check
 from rookery.types import Tree
 
 AnyArray = np.ndarray | Array
+# a name with an underscore is not compared with others of its name
 Rows = PyTree[Shaped[AnyArray, "rows ..."]]
-Weights = Sequence[float] | Float[AnyArray, " clients"]
+Weights = Sequence[float] | Float[AnyArray, " _clients"]
 
 
 class Population(eqx.Module):
@@ -64,7 +65,7 @@ class Population(eqx.Module):
     def from_parts(
         cls,
         data: Rows,
-        parts: Mapping[str, Sequence[Int[np.ndarray, " rows"]]],
+        parts: Mapping[str, Sequence[Int[np.ndarray, " _rows"]]],
         *,
         weights: Weights | None = None,
         names: Sequence[str] | None = None,
@@ -308,7 +309,7 @@ class Population(eqx.Module):
                 split, client = mine[0]
                 field = f"field {jax.tree_util.keystr(path)}, " if path else ""
                 raise ValueError(
-                    f"{self.client_name(client)}, split {self.splits[split]!r}, {field}row "
+                    f"{self.client_name(int(client))}, split {self.splits[split]!r}, {field}row "
                     f"{row - begins[split, client]}: the data has a NaN or an infinity "
                     f"({(~finite).sum()} such rows in all). Correct or remove these rows."
                 )

@@ -381,12 +381,14 @@ BAD = [
 ]
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(("call", "message"), BAD, ids=[message[:40] for _, message in BAD])
 def test_bad_numbers_are_refused(call, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize("labels", [[], [0.5, 1.0], [[0, 1]], ["cat"]])
 def test_bad_labels_are_refused(labels):
     with pytest.raises(TypeError, match="labels must be a non-empty flat array of whole numbers"):

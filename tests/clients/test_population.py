@@ -96,6 +96,7 @@ def test_two_evaluations_on_one_handle_see_the_same_rows():
     assert first.tolist() == second.tolist() != other.tolist()
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
@@ -110,6 +111,7 @@ def test_bad_parts(parts, message):
         rk.Population.from_parts(np.arange(20.0), parts)
 
 
+@pytest.mark.usefixtures("wrong_types")
 def test_other_bad_input():
     with pytest.raises(TypeError, match="flat array of integers"):
         rk.Population.from_parts(np.arange(3.0), {"train": [np.array([0.5])]})
@@ -125,6 +127,7 @@ def test_other_bad_input():
         rk.Population.stacked(np.zeros(3))
 
 
+@pytest.mark.usefixtures("wrong_types")
 def test_parts_without_a_split_and_data_that_are_not_numbers():
     lists: Any = [np.array([0])]
     with pytest.raises(TypeError, match=r"parts must map .* got list.*'train': parts"):
@@ -255,6 +258,7 @@ def test_clients_have_names():
     assert rk.Population.joined([named, plain], names=list("abcdef")).client_name(4) == "e"
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(
     "names, error, message",
     [

@@ -16,6 +16,8 @@ from rookery.problem.multisequence import MultiSequence
 from rookery.problem.single_level import SingleLevel
 from rookery.types import Problem
 
+pytestmark = pytest.mark.usefixtures("wrong_types")
+
 X, Y = np.zeros(3), np.zeros(2)
 THREE: Any = 3  # stands where a function should
 

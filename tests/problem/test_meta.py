@@ -41,7 +41,7 @@ def test_three_samples_each_have_their_place():
 
 def test_work_is_counted_in_rows():
     population = jax.tree.map(jnp.asarray, rk.Population.stacked(ZOO.data))
-    client = LocalClient(population, 0, jax.random.key(0), None)  # pyright: ignore[reportArgumentType]
+    client = LocalClient(population, 0, jax.random.key(0), jax.lax.fori_loop)
     inner, outer, hessian = (client.draw("train", n, jax.random.key(n)) for n in (2, 3, 4))
     ZOO.problem.gradient(jnp.asarray(W), inner, outer, hessian)
     assert tuple(map(uint64.read, client.work)) == (2 + 3, 4)

@@ -31,6 +31,7 @@ def test_a_start_that_is_not_finite_is_located(bad):
         (({"a": {"b": "c"}}, ZOO.start[1]), r"start .*x\['a'\]\['b'\]"),
     ],
 )
+@pytest.mark.usefixtures("wrong_types")
 def test_a_start_of_a_wrong_type_is_named(start, message):
     with pytest.raises(TypeError, match=message):
         go(start)
