@@ -8,12 +8,13 @@ import pytest
 import rookery
 
 ROOT = Path(rookery.__file__).parent
-BASE = {"types", "tree", "check", "rng", "uint64"}
+BASE = {"types", "tree", "check", "rng", "signature", "uint64"}
 MAY_IMPORT = {
     "types": set(),
     "check": set(),
     "tree": {"types"},
     "rng": {"types"},
+    "signature": set(),
     "uint64": set(),
     "models": {"types"},
     "problem": BASE | {"problem"},

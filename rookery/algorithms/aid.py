@@ -16,6 +16,7 @@ from the paper: conjugate gradients start from zero in every round, not from the
 """
 
 from dataclasses import KW_ONLY
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -24,19 +25,18 @@ from rookery import check, tree
 from rookery.algorithms.nested import Nested, server_steps
 from rookery.algorithms.shared.adjoint import AbstractAdjoint
 from rookery.algorithms.shared.schedule import Rate
-from rookery.program.participation import AbstractParticipation
-from rookery.types import Tree
+from rookery.algorithms.shared.two_level import TwoLevelAlgorithm, TwoLevelSettings
+from rookery.signature import expands
 
 
+@expands(TwoLevelAlgorithm)
 def AID(
     *,
     outer_lr: Rate = 0.01,
     inner_lr: Rate = 0.1,
     inner_rounds: int = 10,
     adjoint: AbstractAdjoint | None = None,
-    clients: AbstractParticipation | int | None = None,
-    batch_size: int | None = None,
-    inner_start: Tree = None,
+    **shared: Unpack[TwoLevelSettings],
 ) -> Nested:
     """Gradient steps inside, then a step along the hypergradient of an approximate adjoint.
 
@@ -52,9 +52,7 @@ def AID(
         inner_lr=inner_lr,
         inner_rounds=inner_rounds,
         adjoint=FederatedCG(iterations=10) if adjoint is None else adjoint,
-        clients=clients,
-        batch_size=batch_size,
-        inner_start=inner_start,
+        **shared,
     )
 
 

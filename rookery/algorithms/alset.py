@@ -18,15 +18,17 @@ multiple of α needs constants that are not known in practice.
 """
 
 import math
+from typing import Unpack
 
 from rookery import check
 from rookery.algorithms.fednest.fedihgp import FedIHGP
 from rookery.algorithms.nested import Nested, server_steps
 from rookery.algorithms.shared.lipschitz import Lipschitz, PowerIteration
-from rookery.program.participation import AbstractParticipation
-from rookery.types import Tree
+from rookery.algorithms.shared.two_level import TwoLevelAlgorithm, TwoLevelSettings
+from rookery.signature import expands
 
 
+@expands(TwoLevelAlgorithm)
 def ALSET(
     *,
     outer_lr: float,
@@ -35,9 +37,7 @@ def ALSET(
     inner_rounds: int = 10,
     terms: int = 10,
     lipschitz: Lipschitz | None = None,
-    clients: AbstractParticipation | int | None = None,
-    batch_size: int | None = None,
-    inner_start: Tree = None,
+    **shared: Unpack[TwoLevelSettings],
 ) -> Nested:
     """Stochastic steps inside, a product of random length outside, and sizes made for K rounds.
 
@@ -58,7 +58,5 @@ def ALSET(
         inner_lr=inner_lr / math.sqrt(horizon),
         inner_rounds=inner_rounds,
         adjoint=FedIHGP(terms=terms, lipschitz=estimate),
-        clients=clients,
-        batch_size=batch_size,
-        inner_start=inner_start,
+        **shared,
     )

@@ -12,6 +12,7 @@ Cost of a round: T times the inner part's exchanges, plus the outer part's.
 """
 
 from dataclasses import KW_ONLY
+from typing import Unpack
 
 import jax
 
@@ -26,10 +27,10 @@ from rookery.algorithms.shared.two_level import (
     AbstractOuter,
     State,
     TwoLevelAlgorithm,
+    TwoLevelSettings,
 )
 from rookery.program.federation import AbstractFederation
-from rookery.program.participation import AbstractParticipation
-from rookery.types import Key, Tree
+from rookery.types import Key
 
 
 class Nested(TwoLevelAlgorithm):
@@ -79,9 +80,7 @@ def server_steps(
     inner_lr: Rate,
     inner_rounds: int,
     adjoint: AbstractHypergradient,
-    clients: AbstractParticipation | int | None,
-    batch_size: int | None,
-    inner_start: Tree,
+    **shared: Unpack[TwoLevelSettings],
 ) -> Nested:
     """T steps of :class:`ServerSGD`, then one :class:`ServerStep`, as the algorithm ``label``."""
     check_rates("outer_lr", outer_lr)
@@ -91,7 +90,5 @@ def server_steps(
         inner=ServerSGD(lr=inner_lr),
         outer=ServerStep(lr=outer_lr, hypergradient=adjoint),
         inner_rounds=inner_rounds,
-        clients=clients,
-        batch_size=batch_size,
-        inner_start=inner_start,
+        **shared,
     )

@@ -16,14 +16,17 @@ Cost of a round: D + Q + 2 exchanges, D + 1 on minimax problems, D + 2 on compos
 from the paper: all batches have one size, and f_x has rows of its own.
 """
 
+from typing import Unpack
+
 from rookery import check
 from rookery.algorithms.fednest.fedihgp import FedIHGPSum
 from rookery.algorithms.nested import Nested, server_steps
 from rookery.algorithms.shared.schedule import Rate
-from rookery.program.participation import AbstractParticipation
-from rookery.types import Tree
+from rookery.algorithms.shared.two_level import TwoLevelAlgorithm, TwoLevelSettings
+from rookery.signature import expands
 
 
+@expands(TwoLevelAlgorithm)
 def StocBiO(
     *,
     outer_lr: Rate = 0.01,
@@ -31,9 +34,7 @@ def StocBiO(
     inner_rounds: int = 10,
     terms: int = 10,
     adjoint_lr: float = 0.1,
-    clients: AbstractParticipation | int | None = None,
-    batch_size: int | None = None,
-    inner_start: Tree = None,
+    **shared: Unpack[TwoLevelSettings],
 ) -> Nested:
     """Stochastic steps inside, and a Neumann series whose every product has a batch of its own.
 
@@ -50,7 +51,5 @@ def StocBiO(
         inner_lr=inner_lr,
         inner_rounds=inner_rounds,
         adjoint=FedIHGPSum(terms=terms, lipschitz=1 / adjoint_lr),
-        clients=clients,
-        batch_size=batch_size,
-        inner_start=inner_start,
+        **shared,
     )

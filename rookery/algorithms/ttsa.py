@@ -15,23 +15,24 @@ that estimates L. Departure from the paper: the sizes fall with the round, so th
 rounds need not be known.
 """
 
+from typing import Unpack
+
 from rookery.algorithms.fednest.fedihgp import FedIHGP
 from rookery.algorithms.nested import Nested, server_steps
 from rookery.algorithms.shared.lipschitz import Lipschitz, PowerIteration
 from rookery.algorithms.shared.schedule import PowerDecay, check_rates
-from rookery.program.participation import AbstractParticipation
-from rookery.types import Tree
+from rookery.algorithms.shared.two_level import TwoLevelAlgorithm, TwoLevelSettings
+from rookery.signature import expands
 
 
+@expands(TwoLevelAlgorithm)
 def TTSA(
     *,
     outer_lr: float,
     inner_lr: float,
     terms: int = 10,
     lipschitz: Lipschitz | None = None,
-    clients: AbstractParticipation | int | None = None,
-    batch_size: int | None = None,
-    inner_start: Tree = None,
+    **shared: Unpack[TwoLevelSettings],
 ) -> Nested:
     """One stochastic step inside and one outside, whose sizes fall at two speeds.
 
@@ -50,7 +51,5 @@ def TTSA(
         inner_lr=PowerDecay(inner_lr, 2 / 5),
         inner_rounds=1,
         adjoint=FedIHGP(terms=terms, lipschitz=estimate),
-        clients=clients,
-        batch_size=batch_size,
-        inner_start=inner_start,
+        **shared,
     )

@@ -5,10 +5,11 @@ from collections.abc import Callable
 import equinox as eqx
 
 from rookery.problem import oracles, validation
+from rookery.problem.splits import AbstractTwoSplits
 from rookery.types import Loss, Sample, Scalar, Tree
 
 
-class Bilevel(eqx.Module):
+class Bilevel(AbstractTwoSplits):
     """min over x of  mean outer(x, y*(x))  where  y*(x) = argmin over y of  mean inner(x, y).
 
     Both losses take ``(x, y, example)`` and return one number; ``x``, ``y`` and the example are any
@@ -46,11 +47,6 @@ class Bilevel(eqx.Module):
     def variables(self) -> tuple[str, str]:
         """x and y."""
         return "x", "y"
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The splits of the outer and of the inner loss."""
-        return tuple(dict.fromkeys((self.outer_split, self.inner_split)))
 
     def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
         """Raise unless both losses return one number at ``start`` for an example of their split."""

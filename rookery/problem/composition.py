@@ -5,6 +5,7 @@ from collections.abc import Callable
 import equinox as eqx
 
 from rookery.problem import oracles, validation
+from rookery.problem.splits import AbstractTwoSplits
 from rookery.types import Loss, Sample, Scalar, Tree
 
 
@@ -81,7 +82,7 @@ class Composition(eqx.Module):
         return oracles.map_vjp(self.layers[n], z, cotangent, sample)
 
 
-class LocalComposition(eqx.Module):
+class LocalComposition(AbstractTwoSplits):
     """min over w of  mean over clients of  outer_i( inner_i(w) ), both levels the client's own.
 
     ``inner(w, example)`` returns any pytree u and is averaged over the client's examples before
@@ -117,11 +118,6 @@ class LocalComposition(eqx.Module):
     def variables(self) -> tuple[str]:
         """w alone."""
         return ("w",)
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The splits of the inner map and of the outer loss."""
-        return tuple(dict.fromkeys((self.inner_split, self.outer_split)))
 
     def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
         """Raise unless the levels fit together and the outer one is a scalar."""

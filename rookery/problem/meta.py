@@ -6,10 +6,11 @@ import equinox as eqx
 
 from rookery import check, tree
 from rookery.problem import oracles, validation
+from rookery.problem.splits import AbstractTwoSplits
 from rookery.types import Loss, Sample, Scalar, Tree
 
 
-class Meta(eqx.Module):
+class Meta(AbstractTwoSplits):
     """min over w of  mean over clients of  f_i( w - adapt_lr grad f_i(w) ).
 
     f_i is the client's mean of ``loss(w, example)``. As a :class:`LocalComposition` its inner map
@@ -45,11 +46,6 @@ class Meta(eqx.Module):
     def variables(self) -> tuple[str]:
         """w alone."""
         return ("w",)
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The splits of the adaptation and of the loss after it."""
-        return tuple(dict.fromkeys((self.inner_split, self.outer_split)))
 
     def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
         """Raise unless there is one variable and the loss returns one number at it."""

@@ -1,14 +1,11 @@
 """Minimax problems: minimise over x the maximum over y."""
 
-from collections.abc import Callable
-
-import equinox as eqx
-
-from rookery.problem import oracles, validation
-from rookery.types import Loss, Sample, Scalar, Tree
+from rookery.problem import oracles
+from rookery.problem.splits import AbstractOneLoss
+from rookery.types import Sample, Scalar, Tree
 
 
-class Minimax(eqx.Module):
+class Minimax(AbstractOneLoss):
     """min over x of  max over y of  mean loss(x, y), strongly concave in y.
 
     The loss takes ``(x, y, example)``. It is the bilevel problem with inner = -outer, whose
@@ -26,26 +23,10 @@ class Minimax(eqx.Module):
     (4.0, -2.0)
     """
 
-    loss: Loss
-    split: str = eqx.field(static=True, default="train", kw_only=True)
-
-    def __check_init__(self):
-        validation.check_function("loss", self.loss)
-
     @property
     def variables(self) -> tuple[str, str]:
         """x and y."""
         return "x", "y"
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The split of the loss."""
-        return (self.split,)
-
-    def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
-        """Raise unless the loss returns one number at ``start``."""
-        validation.check_start(self, start)
-        validation.check_scalar_loss("loss", self.loss, start, example(self.split))
 
     def value(self, x: Tree, y: Tree, sample: Sample) -> Scalar:
         """The mean loss."""

@@ -1,14 +1,11 @@
 """Single-level problems: ordinary federated learning, a mean of the clients' losses."""
 
-from collections.abc import Callable
-
-import equinox as eqx
-
-from rookery.problem import oracles, validation
-from rookery.types import Loss, Sample, Scalar, Tree
+from rookery.problem import oracles
+from rookery.problem.splits import AbstractOneLoss
+from rookery.types import Sample, Scalar, Tree
 
 
-class SingleLevel(eqx.Module):
+class SingleLevel(AbstractOneLoss):
     """min over w of  mean over clients of  f_i(w),  f_i the client's mean of ``loss(w, example)``.
 
     Args:
@@ -22,26 +19,10 @@ class SingleLevel(eqx.Module):
     2.0
     """
 
-    loss: Loss
-    split: str = eqx.field(static=True, default="train", kw_only=True)
-
-    def __check_init__(self):
-        validation.check_function("loss", self.loss)
-
     @property
     def variables(self) -> tuple[str]:
         """w alone."""
         return ("w",)
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The split of the loss."""
-        return (self.split,)
-
-    def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
-        """Raise unless there is one variable and the loss returns one number at it."""
-        validation.check_start(self, start)
-        validation.check_scalar_loss("loss", self.loss, start, example(self.split))
 
     def value(self, w: Tree, sample: Sample) -> Scalar:
         """The mean loss."""

@@ -10,13 +10,8 @@ from typing import Any
 import numpy as np
 
 
-class History:
-    """Rows of named numbers, in the order they were measured.
-
-    >>> history = History([{"round": 0, "loss": 2.0}, {"round": 10, "loss": 1.0}])
-    >>> history["loss"].tolist(), history.last("loss")
-    ([2.0, 1.0], 1.0)
-    """
+class _Rows:
+    """Rows of measurements, in the order in which they were made."""
 
     def __init__(self, rows: list[dict[str, Any]] | None = None):
         self.rows: list[dict[str, Any]] = list(rows or [])
@@ -26,6 +21,15 @@ class History:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows)
+
+
+class History(_Rows):
+    """Rows of named numbers, in the order they were measured.
+
+    >>> history = History([{"round": 0, "loss": 2.0}, {"round": 10, "loss": 1.0}])
+    >>> history["loss"].tolist(), history.last("loss")
+    ([2.0, 1.0], 1.0)
+    """
 
     def __getitem__(self, name: str) -> np.ndarray:
         """One column; NaN where a row lacks it or the value was not finite."""
@@ -44,7 +48,7 @@ class History:
         return float(self[name][-1])
 
 
-class ClientHistory:
+class ClientHistory(_Rows):
     """Measurements per client: at each evaluation and for each metric one number per client.
 
     >>> clients = ClientHistory()
@@ -54,15 +58,6 @@ class ClientHistory:
     >>> clients.of("loss", "Oslo")
     ([10], [0.25])
     """
-
-    def __init__(self, rows: list[dict[str, Any]] | None = None):
-        self.rows: list[dict[str, Any]] = list(rows or [])
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.rows)
 
     @property
     def metrics(self) -> list[str]:

@@ -24,6 +24,7 @@ two cancelling gradients; in a composition v is the mean of f_y (the paper's N =
 """
 
 from dataclasses import KW_ONLY
+from typing import Unpack
 
 import equinox as eqx
 import jax
@@ -37,10 +38,10 @@ from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import AbstractAdjoint
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
-from rookery.algorithms.shared.two_level import State, TwoLevelAlgorithm
+from rookery.algorithms.shared.two_level import State, TwoLevelAlgorithm, TwoLevelSettings
 from rookery.program.federation import AbstractFederation
-from rookery.program.participation import AbstractParticipation
-from rookery.types import Key, Tree
+from rookery.signature import expands
+from rookery.types import Key
 
 
 class FedNest(TwoLevelAlgorithm):
@@ -99,6 +100,7 @@ class FedNest(TwoLevelAlgorithm):
         return state._replace(x=x, lipschitz=L)
 
 
+@expands(TwoLevelAlgorithm)
 def FedNestSGD(
     *,
     outer_lr: local.LearningRate,
@@ -107,9 +109,7 @@ def FedNestSGD(
     inner_steps: local.LocalSteps = 1,
     outer_steps: local.LocalSteps = 1,
     ihgp: AbstractAdjoint | None = None,
-    clients: AbstractParticipation | int | None = None,
-    batch_size: int | None = None,
-    inner_start: Tree = None,
+    **shared: Unpack[TwoLevelSettings],
 ) -> Nested:
     """FedNest with plain local steps inside: an exchange less per inner round, and a biased y.
 
@@ -126,7 +126,5 @@ def FedNestSGD(
         inner=FedInnSGD(lr=inner_lr, local_steps=inner_steps),
         outer=FedOut(lr=outer_lr, local_steps=outer_steps, adjoint=adjoint),
         inner_rounds=inner_rounds,
-        clients=clients,
-        batch_size=batch_size,
-        inner_start=inner_start,
+        **shared,
     )

@@ -18,6 +18,7 @@ algorithm 5 needs f_y(x_ν, y) where it prints f_x(y_ν, y).
 """
 
 from dataclasses import KW_ONLY
+from typing import Unpack
 
 import equinox as eqx
 import jax
@@ -33,9 +34,14 @@ from rookery.algorithms.shared.local_adjoint import (
     own_adjoint,
 )
 from rookery.algorithms.shared.system import LocalSystem
-from rookery.algorithms.shared.two_level import AbstractOuter, State, TwoLevelAlgorithm
+from rookery.algorithms.shared.two_level import (
+    AbstractOuter,
+    State,
+    TwoLevelAlgorithm,
+    TwoLevelSettings,
+)
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.participation import AbstractParticipation
+from rookery.signature import expands
 from rookery.types import Key, Tree
 
 
@@ -98,6 +104,7 @@ def own_outer_steps(at: LocalSystem, lfedout: LFedOut, key: Key) -> Tree:
     return local.plain_steps(at.client, hypergradient, at.x, lr, steps, steps_key)
 
 
+@expands(TwoLevelAlgorithm)
 def LFedNest(
     *,
     outer_lr: local.LearningRate,
@@ -106,9 +113,7 @@ def LFedNest(
     inner_steps: local.LocalSteps = 1,
     outer_steps: local.LocalSteps = 1,
     adjoint: AbstractLocalAdjoint | None = None,
-    clients: AbstractParticipation | int | None = None,
-    batch_size: int | None = None,
-    inner_start: Tree = None,
+    **shared: Unpack[TwoLevelSettings],
 ) -> Nested:
     """Alternates plain local inner rounds with one round of local outer steps.
 
@@ -125,12 +130,11 @@ def LFedNest(
         inner=FedInnSGD(lr=inner_lr, local_steps=inner_steps),
         outer=LFedOut(lr=outer_lr, local_steps=outer_steps, adjoint=adjoint or LocalNeumannSum()),
         inner_rounds=inner_rounds,
-        clients=clients,
-        batch_size=batch_size,
-        inner_start=inner_start,
+        **shared,
     )
 
 
+@expands(TwoLevelAlgorithm)
 def LFedNestSVRG(
     *,
     outer_lr: local.LearningRate,
@@ -140,9 +144,7 @@ def LFedNestSVRG(
     outer_steps: local.LocalSteps = 1,
     adjoint: AbstractLocalAdjoint | None = None,
     anchor_batch: int | None = None,
-    clients: AbstractParticipation | int | None = None,
-    batch_size: int | None = None,
-    inner_start: Tree = None,
+    **shared: Unpack[TwoLevelSettings],
 ) -> Nested:
     """LFedNest with FedNest's drift-free inner rounds.
 
@@ -159,9 +161,7 @@ def LFedNestSVRG(
         inner=FedInn(lr=inner_lr, local_steps=inner_steps, anchor_batch=anchor_batch),
         outer=LFedOut(lr=outer_lr, local_steps=outer_steps, adjoint=adjoint or LocalNeumannSum()),
         inner_rounds=inner_rounds,
-        clients=clients,
-        batch_size=batch_size,
-        inner_start=inner_start,
+        **shared,
     )
 
 

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ from rookery.algorithms.shared.levels import TwoLevel, check_two_levels
 from rookery.problem import validation
 from rookery.problem.composition import Composition
 from rookery.program.algorithm import SampledAlgorithm
+from rookery.program.participation import AbstractParticipation
 from rookery.types import Key, Tree
 
 REMEDY = "A smaller step size, or a larger lipschitz where there is one, is the usual remedy."
@@ -43,6 +44,14 @@ def initial_state(problem: TwoLevel, x: Tree, y: Tree) -> State:
     """The state before round 0; L is estimated when it is first needed."""
     kind = CompositionState if isinstance(problem, Composition) else NestedState
     return kind(x, y, jnp.zeros((), jnp.result_type(*jax.tree.leaves(y))))
+
+
+class TwoLevelSettings(TypedDict, total=False):
+    """The settings of :class:`TwoLevelAlgorithm`, as keywords of a function that configures one."""
+
+    clients: AbstractParticipation | int | None
+    batch_size: int | None
+    inner_start: Tree
 
 
 class TwoLevelAlgorithm(SampledAlgorithm):

@@ -1,14 +1,10 @@
 """Random arrays of clients that differ by a chosen amount, and the settings of all such clients."""
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypedDict, TypeVar
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import DTypeLike
-
-Make = TypeVar("Make", bound=Callable)
 
 
 class ClientSettings(TypedDict, total=False):
@@ -68,12 +64,3 @@ class ClientDraws:
         noise = self.noise if noise is None else noise
         jitter = noise * row_rng.normal(size=(self.n_clients, self.rows, *own.shape[2:]))
         return own + jitter - jitter.mean(1, keepdims=True)
-
-
-def with_client_settings(make: Make) -> Make:
-    """Show the settings of the clients as parameters, in help() and to experiment files."""
-    own = [p for p in inspect.signature(make).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    shared = inspect.signature(ClientDraws).parameters.values()
-    signature = inspect.signature(make).replace(parameters=[*own, *shared])
-    make.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    return make

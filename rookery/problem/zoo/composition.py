@@ -16,7 +16,8 @@ from numpy.typing import DTypeLike
 
 from rookery import check
 from rookery.problem.composition import Composition
-from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings, with_client_settings
+from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings
+from rookery.signature import expands
 
 
 class LinearChain(eqx.Module):
@@ -93,7 +94,7 @@ def _mean(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64).mean((0, 1))
 
 
-@with_client_settings
+@expands(ClientDraws)
 def linear_chain(
     *,
     sizes: tuple[int, ...] = (3, 4, 5),

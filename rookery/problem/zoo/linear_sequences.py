@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Float
 
 from rookery.problem.multisequence import MultiSequence
-from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings, with_client_settings
+from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings
+from rookery.signature import expands
 
 
 class LinearSequences(eqx.Module):
@@ -79,7 +80,7 @@ class _Map(eqx.Module):
         return row["M"][part] @ jnp.concatenate(blocks) + row["c"][part]
 
 
-@with_client_settings
+@expands(ClientDraws)
 def linear_sequences(
     *,
     sizes: tuple[int, ...] = (3, 2, 4),

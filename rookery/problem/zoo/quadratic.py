@@ -15,7 +15,8 @@ from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from rookery.problem.bilevel import Bilevel
-from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings, with_client_settings
+from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings
+from rookery.signature import expands
 
 
 class QuadraticBilevel(eqx.Module):
@@ -103,7 +104,7 @@ def _inner(x, y, row):
     return y @ row["H"] @ y / 2 - y @ (row["B"] @ x + row["c"])
 
 
-@with_client_settings
+@expands(ClientDraws)
 def quadratic_bilevel(
     *,
     x_size: int = 3,

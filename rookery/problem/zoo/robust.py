@@ -16,7 +16,8 @@ from numpy.linalg import norm
 from rookery.problem.composition import LocalComposition
 from rookery.problem.meta import Meta
 from rookery.problem.single_level import SingleLevel
-from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings, with_client_settings
+from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings
+from rookery.signature import expands
 
 
 class _AbstractQuadratics(eqx.Module):
@@ -217,7 +218,7 @@ def _newton(derivatives, w: np.ndarray) -> np.ndarray:
     return w
 
 
-@with_client_settings
+@expands(ClientDraws)
 def robust_quadratic(
     *,
     size: int = 4,
@@ -242,7 +243,7 @@ def robust_quadratic(
     return RobustQuadratic(H, b, c, gamma)
 
 
-@with_client_settings
+@expands(ClientDraws)
 def quadratic_losses(*, size: int = 4, **clients: Unpack[ClientSettings]) -> QuadraticLosses:
     """The clients of :func:`robust_quadratic` without the exponential.
 
@@ -252,7 +253,7 @@ def quadratic_losses(*, size: int = 4, **clients: Unpack[ClientSettings]) -> Qua
     return robust_quadratic(size=size, **clients).plain
 
 
-@with_client_settings
+@expands(ClientDraws)
 def cubic_maml(
     *, size: int = 4, adaptation_lr: float = 0.1, **clients: Unpack[ClientSettings]
 ) -> CubicMAML:

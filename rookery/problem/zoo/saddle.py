@@ -14,7 +14,8 @@ from jaxtyping import Float
 from numpy.typing import DTypeLike
 
 from rookery.problem.minimax import Minimax
-from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings, with_client_settings
+from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings
+from rookery.signature import expands
 
 
 class QuadraticSaddle(eqx.Module):
@@ -72,7 +73,7 @@ def _loss(x, y, row):
     return -(y @ row["D"] @ y / 2 - row["b"] @ y + y @ row["A"] @ x) + x @ row["R"] @ x / 2
 
 
-@with_client_settings
+@expands(ClientDraws)
 def saddle(
     *,
     x_size: int = 3,

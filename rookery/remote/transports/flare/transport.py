@@ -167,8 +167,8 @@ class _Calls:
                     self._unreachable.discard(site)
 
 
-class Server:
-    """The part of a job that runs at the server.
+class _Part:
+    """A part of a job.
 
     Args:
         study: name of the study's module.
@@ -176,6 +176,10 @@ class Server:
 
     def __init__(self, study: str):
         self.study = study
+
+
+class Server(_Part):
+    """The part of a job that runs at the server."""
 
     @collab.main
     def main(self):
@@ -189,15 +193,8 @@ class Server:
         study.main(Remote(transport, study.policy), directory)
 
 
-class Site:
-    """The part of a job that runs at a site, with the site's data.
-
-    Args:
-        study: name of the study's module.
-    """
-
-    def __init__(self, study: str):
-        self.study = study
+class Site(_Part):
+    """The part of a job that runs at a site, with the site's data."""
 
     @collab.init
     def load(self):
