@@ -1,17 +1,29 @@
-"""Checks of what a user passes in; every message says what was got and what to do."""
+"""Checks of arguments; every message has the argument's name, the value and what is wanted.
+
+They return the value, so a constructor can write ``self.n = check.count("n", n)``.
+"""
 
 import difflib
 import numbers
 from collections.abc import Iterable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
+T = TypeVar("T")
 
-def count(name: str, value: Any, *, least: int = 1) -> int:
-    """A whole number that is at least ``least``."""
+
+def count(name: str, value: object, *, least: int = 1) -> int:
+    """A whole number that is at least ``least``.
+
+    >>> count("wait_for", 3)
+    3
+    >>> count("wait_for", 0)
+    Traceback (most recent call last):
+    ValueError: wait_for must be at least 1, got 0.
+    """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be a whole number, got {value!r}.")
     if value < least:
@@ -19,49 +31,79 @@ def count(name: str, value: Any, *, least: int = 1) -> int:
     return int(value)
 
 
-def positive(name: str, value: Any) -> Any:
-    """A finite number above zero; an array of them is let through to be swept over."""
+def positive(name: str, value: T) -> T:
+    """A finite number above zero, or an array of them for a sweep.
+
+    >>> positive("lr", 0.1)
+    0.1
+    >>> positive("lr", float("nan"))
+    Traceback (most recent call last):
+    ValueError: lr must be a finite number above 0, got nan.
+    """
     number = _number(name, value)
     if number is not None and not np.all((number > 0) & np.isfinite(number)):
         raise ValueError(f"{name} must be a finite number above 0, got {value}.")
     return value
 
 
-def positive_or_infinite(name: str, value: Any) -> Any:
-    """A number above zero, or infinity; an array of them is let through to be swept over."""
+def positive_or_infinite(name: str, value: T) -> T:
+    """A number above zero, or infinity, or an array of them for a sweep.
+
+    >>> positive_or_infinite("gamma", float("inf"))
+    inf
+    """
     number = _number(name, value)
     if number is not None and not np.all(number > 0):
         raise ValueError(f"{name} must be a number above 0, or inf, got {value}.")
     return value
 
 
-def not_negative(name: str, value: Any) -> Any:
-    """A finite number that is zero or above."""
+def not_negative(name: str, value: T) -> T:
+    """A finite number that is zero or above, or an array of them for a sweep.
+
+    >>> not_negative("damping", 0)
+    0
+    """
     number = _number(name, value)
     if number is not None and not np.all((number >= 0) & np.isfinite(number)):
         raise ValueError(f"{name} must be a finite number, 0 or above, got {value}.")
     return value
 
 
-def fraction(name: str, value: Any) -> Any:
-    """A number above 0 and at most 1."""
+def fraction(name: str, value: T) -> T:
+    """A number above 0 and at most 1, or an array of them for a sweep.
+
+    >>> fraction("probability", 1.5)
+    Traceback (most recent call last):
+    ValueError: probability must be above 0 and at most 1, got 1.5.
+    """
     number = _number(name, value)
     if number is not None and not np.all((number > 0) & (number <= 1)):
         raise ValueError(f"{name} must be above 0 and at most 1, got {value}.")
     return value
 
 
-def _number(name: str, value: Any) -> np.ndarray | None:
+def _number(name: str, value: object) -> np.ndarray | None:
     if isinstance(value, Tracer):
         return None  # the numbers are not known while a sweep is traced
     if isinstance(value, bool) or not isinstance(value, numbers.Real | np.ndarray | jax.Array):
         raise TypeError(f"{name} must be a number, got {value!r}.")
-    return np.asarray(value)
+    number = np.asarray(value)
+    if not (np.issubdtype(number.dtype, np.floating) or np.issubdtype(number.dtype, np.integer)):
+        raise TypeError(f"{name} must be a number, got an array of {number.dtype}.")
+    return number
 
 
 def one_of(what: str, name: str, valid: Iterable[str]) -> str:
-    """A name out of a list; otherwise an error with the nearest valid one."""
+    """A name out of a list; otherwise an error with the nearest valid one.
+
+    >>> one_of("kind of jobs", "iner", ["inner", "outer"])
+    Traceback (most recent call last):
+    ValueError: unknown kind of jobs 'iner'. Did you mean 'inner'? Valid: inner, outer.
+    """
     valid = sorted(valid)
+    if not isinstance(name, str):
+        raise TypeError(f"{what} must be one of {', '.join(valid)}, got {name!r}.")
     if name in valid:
         return name
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)

@@ -1,4 +1,4 @@
-"""Arithmetic on pytrees.
+"""Arithmetic on pytrees: parameters, gradients, anything whose leaves are arrays.
 
 Scalars are cast to the type of the leaf they meet, so float32 parameters stay float32 whatever
 precision the step sizes have.
@@ -7,92 +7,161 @@ precision the step sizes have.
 import functools
 import math
 import operator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool
 
-from rookery.types import Tree
+from rookery.types import Key, Tree
 
 
 def add(a: Tree, b: Tree) -> Tree:
-    """The sum a + b."""
-    return jax.tree.map(operator.add, a, b)
+    """The sum a + b.
+
+    >>> add({"w": jnp.ones(2)}, {"w": jnp.ones(2)})["w"].tolist()
+    [2.0, 2.0]
+    """
+    return _map(operator.add, a, b)
 
 
 def sub(a: Tree, b: Tree) -> Tree:
-    """The difference a - b."""
-    return jax.tree.map(operator.sub, a, b)
+    """The difference a - b.
+
+    >>> sub(jnp.array([3.0]), jnp.array([1.0])).tolist()
+    [2.0]
+    """
+    return _map(operator.sub, a, b)
 
 
-def scale(scalar, a: Tree) -> Tree:
-    """The product scalar * a."""
+def scale(scalar: ArrayLike, a: Tree) -> Tree:
+    """The product scalar * a.
+
+    >>> scale(0.5, (jnp.array([2.0]), jnp.array(4.0)))[1].item()
+    2.0
+    """
     return jax.tree.map(lambda leaf: jnp.asarray(scalar).astype(leaf.dtype) * leaf, a)
 
 
-def axpy(scalar, a: Tree, b: Tree) -> Tree:
-    """The combination scalar * a + b."""
-    return jax.tree.map(lambda u, w: jnp.asarray(scalar).astype(w.dtype) * u + w, a, b)
+def axpy(scalar: ArrayLike, a: Tree, b: Tree) -> Tree:
+    """The combination scalar * a + b.
+
+    >>> axpy(-0.1, jnp.array([10.0]), jnp.array([3.0])).tolist()  # a gradient step
+    [2.0]
+    """
+    return _map(lambda u, w: jnp.asarray(scalar).astype(w.dtype) * u + w, a, b)
 
 
 def as_arrays(a: Tree) -> Tree:
-    """The same tree with arrays for leaves; None stays None."""
+    """The same tree with arrays for leaves; None stays None.
+
+    >>> as_arrays((1.0, None))[1] is None
+    True
+    """
     return jax.tree.map(jnp.asarray, a)
 
 
 def zeros_like(a: Tree) -> Tree:
-    """Zeros of the same structure, shapes and types."""
+    """Zeros of the same structure, shapes and types.
+
+    >>> zeros_like({"w": jnp.ones(2)})["w"].tolist()
+    [0.0, 0.0]
+    """
     return jax.tree.map(jnp.zeros_like, a)
 
 
-def dot(a: Tree, b: Tree) -> jax.Array:
-    """The inner product of two trees."""
-    products = jax.tree.leaves(jax.tree.map(lambda u, w: jnp.sum(u * w), a, b))
+def dot(a: Tree, b: Tree) -> Array:
+    """The inner product of two trees.
+
+    >>> dot((jnp.array([1.0, 2.0]),), (jnp.array([3.0, 4.0]),)).item()
+    11.0
+    """
+    products = jax.tree.leaves(_map(lambda u, w: jnp.sum(u * w), a, b))
+    if not products:
+        raise ValueError("the inner product of trees without arrays is not defined.")
     return functools.reduce(operator.add, products)
 
 
-def norm(a: Tree) -> jax.Array:
-    """The Euclidean norm of all leaves together."""
+def norm(a: Tree) -> Array:
+    """The Euclidean norm of all leaves together.
+
+    >>> norm((jnp.array([3.0]), jnp.array(4.0))).item()
+    5.0
+    """
     return jnp.sqrt(dot(a, a))
 
 
-def where(condition, a: Tree, b: Tree) -> Tree:
-    """Leafwise choice; the condition broadcasts from the left."""
+def where(condition: Bool[Array, "..."] | bool, a: Tree, b: Tree) -> Tree:
+    """Leafwise choice; the condition broadcasts from the left.
+
+    >>> where(jnp.array([True, False]), jnp.ones((2, 2)), jnp.zeros((2, 2))).tolist()
+    [[1.0, 1.0], [0.0, 0.0]]
+    """
 
     def choose(u, w):
         shape = jnp.shape(condition) + (1,) * (jnp.ndim(u) - jnp.ndim(condition))
         return jnp.where(jnp.reshape(condition, shape), u, w)
 
-    return jax.tree.map(choose, a, b)
+    return _map(choose, a, b)
 
 
 def size(a: Tree) -> int:
-    """How many numbers the tree holds."""
+    """How many numbers the tree holds.
+
+    >>> size((jnp.zeros((2, 3)), 1.0))
+    7
+    """
     return sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(a))
 
 
 def nbytes(a: Tree) -> int:
-    """How many bytes the tree's arrays take on a wire."""
+    """How many bytes the tree's arrays take in a message.
+
+    >>> nbytes(jnp.zeros(3, "float32"))
+    12
+    """
 
     def of(leaf):
-        if isinstance(leaf, jax.Array):  # far quicker, and most are
+        if isinstance(leaf, jax.Array):  # much faster, and the common case
             return leaf.size * leaf.dtype.itemsize
         return math.prod(jnp.shape(leaf)) * jnp.result_type(leaf).itemsize
 
     return sum(of(leaf) for leaf in jax.tree.leaves(a))
 
 
-def all_finite(a: Tree) -> jax.Array:
-    """Whether no inexact leaf holds a NaN or an infinity."""
+def all_finite(a: Tree) -> Bool[Array, ""]:
+    """Whether no floating-point leaf holds a NaN or an infinity.
+
+    >>> bool(all_finite((jnp.ones(2), jnp.array(jnp.nan))))
+    False
+    """
     leaves = [x for x in jax.tree.leaves(a) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
     checks = [jnp.all(jnp.isfinite(leaf)) for leaf in leaves]
     return functools.reduce(jnp.logical_and, checks, jnp.array(True))
 
 
-def random_normal(key: jax.Array, like: Tree) -> Tree:
-    """Standard normal leaves of the shapes and types of ``like``."""
+def random_normal(key: Key, like: Tree) -> Tree:
+    """Standard normal leaves of the shapes and types of ``like``.
+
+    >>> random_normal(jax.random.key(0), {"w": jnp.zeros(3)})["w"].shape
+    (3,)
+    """
     leaves, structure = jax.tree.flatten(like)
     keys = jax.random.split(key, len(leaves))
     drawn = [
         jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, drawn)
+
+
+def _map(fn: Callable, a: Tree, b: Tree) -> Tree:
+    try:
+        return jax.tree.map(fn, a, b)
+    except (ValueError, TypeError) as error:
+        if jax.tree.structure(a) == jax.tree.structure(b):
+            raise
+        raise ValueError(
+            "the two trees have different structures: "
+            f"{jax.tree.structure(a)} and {jax.tree.structure(b)}."
+        ) from error

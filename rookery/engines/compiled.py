@@ -1,6 +1,6 @@
 """The compiled engine: many rounds, and many runs of one structure, are one XLA call."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 
 from rookery import check
 from rookery.engines.code_key import CodeKey
-from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
+from rookery.engines.engine import AbstractEngine, AbstractRunner, Event, Program, Progress
 from rookery.engines.round_costs import RoundCosts, ledgers
 from rookery.engines.traced import many_rounds
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
@@ -70,6 +70,12 @@ class _CompiledRunner(AbstractRunner):
         )
         self._key = CodeKey([program.problem, algorithms[0], program.clock, program.aggregate])
         self._clients_at_once, self._capacity = clients_at_once, capacity
+
+    def follow(self, note: Callable[[int, Event], None]) -> None:
+        """Nothing: simulated clients do not fail."""
+
+    def close(self) -> None:
+        """Nothing is held outside this process."""
 
     def advance(
         self, states: Sequence[Tree], keys: Sequence[Key], first: int, n: Sequence[int]

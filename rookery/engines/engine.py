@@ -1,4 +1,4 @@
-"""What an engine offers the run loop."""
+"""What an engine offers to the run loop."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -16,9 +16,9 @@ from rookery.types import Key, Tree
 
 
 class Program(eqx.Module):
-    """What all runs of a comparison have in common, apart from where they run."""
+    """What all runs of a batch have in common: everything but the algorithm and the engine."""
 
-    problem: Any
+    problem: Any  # a Problem, or what a user's own algorithm takes for one
     population: Population
     clock: Clock
     aggregate: Aggregate
@@ -43,12 +43,15 @@ class Progress:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that befell a client and that the numbers of a round depend on.
+    """A client failure that may change a round's result: a timeout, a rejected reply, a restart.
+
+    >>> Event(round=3, step="gradient", client=7, reason="timed out").client
+    7
 
     Attributes:
         round: the number of the round.
-        step: the client step that was asked for.
-        client: the client, or None if it concerns the whole cohort.
+        step: the client step that was requested.
+        client: the client, or None if the whole cohort is affected.
         reason: what happened.
     """
 
@@ -59,7 +62,7 @@ class Event:
 
 
 class Stopped(RuntimeError):
-    """A run that cannot go on now and can later; what was done until then is not lost."""
+    """A run that cannot continue now but can be resumed; ``progress`` has the rounds done."""
 
     def __init__(self, message: str, progress: Sequence[Progress]):
         super().__init__(message)
@@ -67,26 +70,25 @@ class Stopped(RuntimeError):
 
 
 class AbstractRunner(abc.ABC):
-    """One or several runs, side by side in lanes, made ready on an engine."""
+    """A batch of runs, prepared on an engine."""
 
-    def follow(self, note: Callable[[int, Event], None]) -> None:  # noqa: B027
-        """Call ``note(lane, event)`` as soon as something befalls a client.
+    @abc.abstractmethod
+    def follow(self, note: Callable[[int, Event], None]) -> None:
+        """Call ``note(run, event)`` as soon as a client fails; simulated clients never do."""
 
-        On engines where nothing does, there is nothing to follow.
-        """
-
-    def close(self) -> None:  # noqa: B027
-        """Let go of what is held outside of this process, if anything is."""
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release what is held outside this process, if anything is."""
 
     @abc.abstractmethod
     def advance(
         self, states: Sequence[Tree], keys: Sequence[Key], first: int, n: Sequence[int]
     ) -> list[Progress]:
-        """Run rounds ``first`` to ``first + n[i] - 1`` of each lane i.
+        """Run rounds ``first`` to ``first + n[i] - 1`` of each run i.
 
-        A round's key is ``fold_in(keys[i], round)``, so where the rounds are cut changes nothing.
-        A lane ends after the first round whose state is not finite. An engine that cannot finish
-        raises :class:`Stopped` with the rounds that it did.
+        A round's key is ``fold_in(keys[i], round)``, so splitting the rounds into several calls
+        changes nothing. A run ends after the first round whose state is not finite. An engine that
+        cannot finish raises :class:`Stopped` with the rounds that it did.
         """
 
 
@@ -95,4 +97,4 @@ class AbstractEngine(eqx.Module):
 
     @abc.abstractmethod
     def prepare(self, program: Program, algorithms: Sequence[AbstractAlgorithm]) -> AbstractRunner:
-        """Make algorithms that differ in numbers only ready to run side by side."""
+        """Prepare a batch of runs whose algorithms differ in numbers only."""

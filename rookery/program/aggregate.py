@@ -12,6 +12,7 @@ from typing import Protocol
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from rookery import check
 from rookery.types import Tree
@@ -20,53 +21,63 @@ _ROUNDING = 1e-6  # of weights that sum to one half
 
 
 class Aggregate(Protocol):
-    """Anything that joins stacked replies into one; robust and private means fit here."""
+    """Anything that combines stacked replies into one value; robust and private means fit here."""
 
-    def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
-        """Join replies.
+    def __call__(self, replies: Tree, weights: Float[Array, " slots"]) -> Tree:
+        """Combine replies.
 
         Args:
             replies: pytree of arrays [slots, ...].
-            weights: [slots], not negative, summing to one; zero for a slot that is switched off.
+            weights: not negative, summing to one; zero for an inactive slot.
         """
         ...
 
 
 class Mean(eqx.Module):
-    """The weighted mean."""
+    """The weighted mean.
 
-    def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
+    >>> import jax.numpy as jnp
+    >>> float(Mean()(jnp.array([0.0, 4.0]), jnp.array([0.75, 0.25])))
+    1.0
+    """
+
+    def __call__(self, replies: Tree, weights: Float[Array, " slots"]) -> Tree:
         """Sum of weight times reply, in the order of the slots."""
         return _mean(replies, weights)
 
 
-@jax.jit  # where nothing else is compiled, as on a server by messages, it is still one call
+@jax.jit  # one call also on a remote server, where nothing else is compiled
 def _mean(replies: Tree, weights: jax.Array) -> Tree:
     return jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), replies)
 
 
 class AbstractRobust(eqx.Module):
-    """Something that stands in for the weighted mean."""
+    """A rule that tolerates Byzantine clients."""
 
     @abc.abstractmethod
     def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
-        """Join replies; see :class:`rookery.aggregate.Aggregate`."""
+        """Combine replies; see :class:`Aggregate`."""
 
     @property
+    @abc.abstractmethod
     def fewest(self) -> int:
-        """With fewer replies in an exchange it bears no bad one."""
-        return 1
+        """The least number of replies with which it tolerates a Byzantine one."""
 
     @abc.abstractmethod
     def check(self, weights: jax.Array) -> None:
-        """Raise unless it makes sense for a population of clients with such weights."""
+        """Raise unless it makes sense for a population with these weights."""
 
 
 class Median(AbstractRobust):
-    """The weighted median of every coordinate: bad clients of less than half the weight are borne.
+    """The weighted median of every coordinate.
 
-    Halfway between the two middle values where the weight is split evenly between them, so for
-    clients of equal weight it is the usual median.
+    Tolerates Byzantine clients holding less than half of the total weight. It is halfway between the
+    two middle values where the weight is split evenly between them, so for clients of equal weight it
+    is the usual median.
+
+    >>> import jax.numpy as jnp
+    >>> float(Median()(jnp.array([1.0, 2.0, 1e9]), jnp.full(3, 1 / 3)))
+    2.0
     """
 
     def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
@@ -83,7 +94,7 @@ class Median(AbstractRobust):
 
     @property
     def fewest(self) -> int:
-        """With two it would be their mean."""
+        """Of two replies it would be the mean."""
         return 3
 
     def check(self, weights: jax.Array) -> None:
@@ -94,9 +105,13 @@ class Median(AbstractRobust):
 class TrimmedMean(AbstractRobust):
     """The mean of every coordinate without its extremes.
 
+    >>> import jax.numpy as jnp
+    >>> float(TrimmedMean(0.25)(jnp.array([-1e9, 1.0, 2.0, 1e9]), jnp.full(4, 0.25)))
+    1.5
+
     Args:
-        trim: the share of the weight that is cut off at either end; bad clients of at most as much
-            weight are borne. With n clients of equal weight, k / n cuts off k clients.
+        trim: the fraction of the total weight that is cut off at either end. Tolerates Byzantine
+            clients holding at most that much. With n clients of equal weight, k / n cuts off k.
     """
 
     trim: float = 0.1
@@ -109,9 +124,9 @@ class TrimmedMean(AbstractRobust):
         """The trimmed mean of each coordinate."""
         if (slots := weights.shape[0]) < self.fewest:
             raise ValueError(
-                f"TrimmedMean cuts off a share of {self.trim:g} at either end, which is less than "
-                f"one of the {slots} clients in an exchange: a bad one would stay in. Cut off "
-                f"more, or ask at least {self.fewest} clients."
+                f"TrimmedMean(trim={self.trim:g}) cuts off less than one of the {slots} clients in "
+                f"an exchange, so a Byzantine one would stay in. Raise trim, or use at least "
+                f"{self.fewest} clients."
             )
 
         def one(leaf):
@@ -126,18 +141,18 @@ class TrimmedMean(AbstractRobust):
 
     @property
     def fewest(self) -> int:
-        """One of them is as much as is cut off at either end."""
+        """So many that one of them is cut off at either end."""
         return math.ceil((1 - _ROUNDING) / self.trim)
 
     def check(self, weights: jax.Array) -> None:
-        """A client must not be heavier than what is cut off, or it could not be cut off."""
+        """No client may weigh more than what is cut off."""
         _at_least("TrimmedMean", 3, weights)
         heaviest = float(jnp.max(jnp.asarray(weights)))
         if heaviest > self.trim * (1 + _ROUNDING):
             raise ValueError(
-                f"TrimmedMean cuts off a share of {self.trim:g} at either end, and the heaviest of "
-                f"{len(weights)} clients has {heaviest:.3g} of the weight: as a bad client it "
-                "would stay in. Cut off more, or use Median."
+                f"TrimmedMean(trim={self.trim:g}): the heaviest of {len(weights)} clients has "
+                f"{heaviest:.3g} of the weight, so a Byzantine one would stay in. Raise trim, or use "
+                "Median."
             )
 
 
@@ -145,14 +160,17 @@ class Krum(AbstractRobust):
     """The mean of the replies that lie closest to others (Krum, and multi-Krum for ``keep > 1``).
 
     A reply's score is the sum of the squared distances to its n - f - 2 nearest others; the
-    ``keep`` replies with the lowest scores are averaged. All clients count as equals.
+    ``keep`` replies with the lowest scores are averaged. All clients count equally.
 
     P. Blanchard, E. M. El Mhamdi, R. Guerraoui, J. Stainer. Machine learning with adversaries:
     Byzantine tolerant gradient descent. NeurIPS 2017.
 
     Args:
-        bad: f, how many bad clients in an exchange are borne; there must be 2 f + 3 clients in it.
+        bad: f, how many Byzantine clients in an exchange it tolerates; needs 2 f + 3 clients.
         keep: how many replies are averaged.
+
+    >>> Krum(bad=1, keep=2).fewest
+    5
     """
 
     bad: int = 1
@@ -169,7 +187,7 @@ class Krum(AbstractRobust):
         active = weights > 0
         distances = _squared_distances(replies)
         others = active[:, None] & active[None, :] & ~jnp.eye(slots, dtype=bool)
-        # what is not finite is as far away as can be
+        # a reply that is not finite is infinitely far away
         near = jnp.where(others & jnp.isfinite(distances), distances, jnp.inf)
         nearest = jnp.sort(near, axis=1)
         count = jnp.maximum(jnp.sum(active) - self.bad - 2, 1)
@@ -189,16 +207,16 @@ class Krum(AbstractRobust):
 
     @property
     def fewest(self) -> int:
-        """As many as its theorem needs, and as are kept."""
+        """Enough for its theorem, and for ``keep`` honest replies."""
         return max(2 * self.bad + 3, self.keep + self.bad)
 
     def check(self, weights: jax.Array) -> None:
-        """Clients must be equals, and enough of them."""
+        """Weights must be equal, and clients enough."""
         self._check_slots(len(weights))
         least, most = float(jnp.min(jnp.asarray(weights))), float(jnp.max(jnp.asarray(weights)))
         if not math.isclose(least, most, rel_tol=1e-9):
             raise ValueError(
-                f"Krum takes all clients as equals, and their weights go from {least:.3g} to "
+                f"Krum treats all clients as equals, but their weights range from {least:.3g} to "
                 f"{most:.3g}. Use equal weights, Median or TrimmedMean."
             )
 
@@ -211,21 +229,21 @@ class Krum(AbstractRobust):
 
 
 def _sorted(leaf: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Values in rising order, the weight up to and with each of them, and its own weight.
+    """Sorted values, their cumulative weights, and their own weights.
 
-    Slots that are switched off come last, and so does what is not a number: as far up as can be.
+    NaN sorts as infinity; inactive slots come last.
     """
     own = jnp.broadcast_to(weights.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf.shape)
     top = jnp.full_like(leaf, jnp.inf)
     leaf = jnp.where(jnp.isnan(leaf), top, leaf)
-    # by two sorts, as a switched-off slot must come after an infinite value that counts
+    # two keys, as an inactive slot must come after an infinite value that counts
     order = jnp.lexsort((jnp.where(own > 0, leaf, top), own <= 0), axis=0)
     values, own = (jnp.take_along_axis(a, order, axis=0) for a in (leaf, own))
     return values, jnp.cumsum(own, axis=0), own
 
 
 def _squared_distances(replies: Tree) -> jax.Array:
-    """[slots, slots], over all leaves; by differences, as the short formula cancels."""
+    """[slots, slots], over all leaves; from differences, as the short formula cancels."""
     total = None
     for leaf in jax.tree.leaves(replies):
         flat = leaf.reshape(leaf.shape[0], -1)
@@ -233,7 +251,7 @@ def _squared_distances(replies: Tree) -> jax.Array:
         one = jax.lax.map(lambda row, all=wide: jnp.sum((all - row[None]) ** 2, axis=1), wide)
         total = one if total is None else total + one
     if total is None:
-        raise ValueError("Krum needs replies that hold numbers.")
+        raise ValueError("Krum: the replies hold no array, so there is no distance.")
     return total
 
 

@@ -40,7 +40,7 @@ class AbstractAlgorithm(eqx.Module):
 
     @abc.abstractmethod
     def check(self, problem: Any, n_clients: int) -> None:
-        """Raise unless the algorithm can solve this kind of problem with so many clients."""
+        """Raise unless the algorithm can solve this kind of problem with this many clients."""
 
     def check_start(
         self, problem: Any, start: tuple[Tree, ...], example: Callable[[str], Tree]
@@ -167,7 +167,7 @@ def first_state(
 
 
 def with_rows(state: Tree, n_clients: int) -> Tree:
-    """A state whose memories, rows, shares and jobs have a row for each client."""
+    """A state whose memories, rows, probabilities and jobs have a row for each client."""
 
     def has_rows(leaf):
         return isinstance(leaf, Memory | PerClient | Probabilities | InFlight)
@@ -180,5 +180,5 @@ def with_rows(state: Tree, n_clients: int) -> Tree:
 
 
 def numbers_to_arrays(tree: Tree) -> Tree:
-    """Turn Python floats into arrays, so that changing one does not compile anew."""
+    """Turn Python floats into arrays, so that changing one does not compile again."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, float) else leaf, tree)

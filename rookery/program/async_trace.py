@@ -1,16 +1,17 @@
-"""A diary of asynchronous work: who worked on which version when, and how stale results were."""
+"""A trace of asynchronous work: who worked on which version when, and how stale results were."""
 
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int
 
 ROWS = 400
-"""How many jobs are written down, the first of a run: enough for a picture of its beginning."""
+"""How many jobs are recorded, the first of a run: enough to draw its beginning."""
 
 BINS = 33
-"""Stalenesses that are told apart when they are counted; the last counts all from there on."""
+"""Bins of the staleness histogram; the last counts everything from there on."""
 
 
 class AsyncTrace(eqx.Module):
@@ -22,21 +23,21 @@ class AsyncTrace(eqx.Module):
         client: whose job it was.
         began: when the client received the values.
         ended: when its result was there.
-        taken: when the server went on and used it.
+        taken: when the server stopped waiting and used it.
         version: of the server, when the job began.
         used_in: the version of the server that used it; the difference is the staleness.
         received: how many results there were in all, which may be more than there are rows.
-        staleness: how many results had which; the last counts all that are as large or larger.
+        staleness: histogram of the staleness of all results; the last bin is open.
     """
 
-    client: jax.Array
-    began: jax.Array
-    ended: jax.Array
-    taken: jax.Array
-    version: jax.Array
-    used_in: jax.Array
-    received: jax.Array
-    staleness: jax.Array
+    client: Int[Array, " rows"]
+    began: Float[Array, " rows"]
+    ended: Float[Array, " rows"]
+    taken: Float[Array, " rows"]
+    version: Int[Array, " rows"]
+    used_in: Int[Array, " rows"]
+    received: Int[Array, ""]
+    staleness: Int[Array, " bins"]
 
     @classmethod
     def empty(cls) -> "AsyncTrace":
@@ -45,10 +46,10 @@ class AsyncTrace(eqx.Module):
         none, counts = jnp.zeros((), jnp.int32), jnp.zeros(BINS, jnp.int32)
         return cls(numbers, times, times, times, numbers, numbers, none, counts)
 
-    def add(self, active: Any, **job: Any) -> "AsyncTrace":
-        """The same with some jobs more: a row for each slot, of which not all are active."""
+    def add(self, active: ArrayLike | list[bool], **job: ArrayLike) -> "AsyncTrace":
+        """The trace with more jobs: one per active slot, each column by its name."""
         active = jnp.asarray(active)
-        # slots that are switched off, and jobs for which there is no room, aim past the end
+        # inactive slots, and jobs for which there is no room, point past the end
         at = self.received + jnp.cumsum(active, dtype=jnp.int32) - 1
         at = jnp.where(active, at, ROWS)
 
@@ -57,7 +58,8 @@ class AsyncTrace(eqx.Module):
             return table.at[at].set(jnp.asarray(job[name], table.dtype), mode="drop")
 
         names = ("client", "began", "ended", "taken", "version", "used_in")
-        age = jnp.asarray(job["used_in"] - job["version"], jnp.int32)
+        used_in, version = (jnp.asarray(job[name], jnp.int32) for name in ("used_in", "version"))
+        age = used_in - version
         bin = jnp.where(active, jnp.minimum(age, BINS - 1), BINS)
         return AsyncTrace(
             **{name: write(name) for name in names},
@@ -65,8 +67,12 @@ class AsyncTrace(eqx.Module):
             staleness=self.staleness.at[bin].add(1, mode="drop"),
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, without the rows that are still empty."""
+    def as_dict(self) -> dict[str, Any]:  # JSON
+        """Plain numbers, without the empty rows.
+
+        >>> AsyncTrace.empty().as_dict()["received"]
+        0
+        """
         columns = {name: value.tolist() for name, value in vars(self).items()}
         rows = min(columns["received"], ROWS)
         return {

@@ -1,7 +1,8 @@
 """When clients can be reached: models of availability in virtual time.
 
-A client that has delivered its result is to start its next job at once. If it is away then, it
-starts when it next comes; who has come waits for the server. Times are seconds since the run began.
+A client that has delivered its result starts its next job at once if it is available, otherwise as
+soon as it is. A client that becomes available waits for the server. Times are seconds since the run
+began.
 """
 
 import abc
@@ -21,19 +22,19 @@ _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill the circle evenly, howeve
 
 
 class AbstractAvailability(eqx.Module):
-    """When a client that could start now comes."""
+    """When a client that could start now is available."""
 
     @abc.abstractmethod
     def comes(self, key: jax.Array, client: jax.Array, now: jax.Array) -> jax.Array:
-        """The first time, ``now`` or later, at which the client is there."""
+        """The first time, ``now`` or later, at which the client is available."""
 
     @abc.abstractmethod
     def check(self, n_clients: int) -> None:
-        """Raise unless the model fits so many clients."""
+        """Raise unless the model fits ``n_clients`` clients."""
 
 
 class AlwaysOn(AbstractAvailability):
-    """Everyone is always there."""
+    """Every client is always available."""
 
     def comes(self, key, client, now):
         """Now."""
@@ -44,13 +45,16 @@ class AlwaysOn(AbstractAvailability):
 
 
 class BernoulliOn(AbstractAvailability):
-    """There with a probability whenever it is to start, otherwise it tries again after a while.
+    """Available with probability p at each attempt; retries every ``retry`` seconds.
 
-    The wait is ``retry`` times a geometric number, in the mean retry * (1 - p) / p seconds.
+    The mean wait is retry * (1 - p) / p seconds.
+
+    >>> BernoulliOn(probability=0.8, retry=10.0).retry
+    10.0
 
     Args:
-        probability: p, of being there at any one attempt.
-        retry: seconds from an attempt to the next.
+        probability: p.
+        retry: seconds from one attempt to the next.
     """
 
     probability: float
@@ -70,46 +74,51 @@ class BernoulliOn(AbstractAvailability):
 
 
 class DiurnalOn(AbstractAvailability):
-    """There while a sine of its own is high: a share of every period, around the sine's peak.
+    """Available for a fixed fraction of every period (a day, say), with a phase per client.
+
+    >>> DiurnalOn(period=86_400.0, fraction=0.3).phases is None
+    True
 
     Args:
-        period: seconds from a peak to the next.
-        share: how much of a period the client is there.
+        period: seconds.
+        fraction: of a period for which the client is available.
         phases: one per client, in periods; None spreads them evenly.
     """
 
     period: float
-    share: float = 0.5
+    fraction: float = 0.5
     phases: tuple[float, ...] | None = None
 
     def __check_init__(self):
         check.positive("DiurnalOn.period", self.period)
-        check.fraction("DiurnalOn.share", self.share)
+        check.fraction("DiurnalOn.fraction", self.fraction)
         for phase in self.phases or ():
             check.not_negative("DiurnalOn.phases", phase)
 
     def comes(self, key, client, now):
-        """Now, or when the next period's share begins."""
+        """Now, or when the next available interval begins."""
         phase = jnp.asarray(client).astype(now.dtype) * _GOLDEN
         if self.phases is not None:
             phase = jnp.asarray(self.phases, now.dtype)[client]
-        # sin(2π u) peaks at u = 1/4; counted from where it is first high enough
-        passed = (now / self.period + phase - 0.25 + self.share / 2) % 1.0
-        return jnp.where(passed < self.share, now, now + (1 - passed) * self.period)
+        # the available interval is centred at a quarter of the period; counted from its beginning
+        passed = (now / self.period + phase - 0.25 + self.fraction / 2) % 1.0
+        return jnp.where(passed < self.fraction, now, now + (1 - passed) * self.period)
 
     def check(self, n_clients):
-        """Phases must be as many as clients."""
+        """There must be one phase per client."""
         if self.phases is not None and len(self.phases) != n_clients:
-            raise ValueError(f"DiurnalOn.phases has {len(self.phases)} for {n_clients} clients.")
+            raise ValueError(
+                f"DiurnalOn.phases has {len(self.phases)} for {n_clients} clients: give one each."
+            )
 
 
 class TraceOn(AbstractAvailability):
-    """There in the intervals that a file lists; after the last of them the trace begins again.
+    """Available in the intervals that a file lists; the trace repeats.
 
     Args:
-        path: a CSV file whose first line is ``client,start,end``, and every other line such an
-            interval: a client's number, and seconds from when until when it is there.
-        period: seconds after which the trace begins again; the latest end if not given.
+        path: a CSV file with the header ``client,start,end``. Each line is an interval in which a
+            client is available, in seconds.
+        period: seconds after which the trace repeats; the latest end if not given.
     """
 
     path: str

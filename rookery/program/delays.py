@@ -1,8 +1,8 @@
 """Virtual time: how long a client takes to answer in a simulation.
 
-Delays come from a seed of their own, so all algorithms meet the same slow clients. That of an
-exchange is folded with the round, the number of the exchange within the round and the client; that
-of a job (:class:`~rookery.program.polling.InFlight`) with its kind, the client and the number of the job.
+Delays have a seed of their own, so all algorithms meet the same slow clients. The key of an
+exchange is folded with the round, the number of the exchange within the round and the client; the
+key of a job (:class:`~rookery.program.polling.InFlight`) with its kind, the client and its number.
 
     delay               median                  mean
     ConstantDelay       value                   value
@@ -22,9 +22,9 @@ from rookery import check
 from rookery.program.availability import AbstractAvailability, AlwaysOn
 
 KINDS = ("inner", "outer")
-"""Kinds of jobs; each has delays of its own."""
+"""Kinds of exchanges and jobs; each may have delays of its own."""
 
-_JOBS = 0x4A000000  # far from any number of a round, which the seed is folded with elsewhere
+_JOBS = 0x4A000000  # larger than any round number, with which the seed is folded elsewhere
 
 
 class AbstractDelay(eqx.Module):
@@ -36,7 +36,7 @@ class AbstractDelay(eqx.Module):
 
 
 class NoDelay(AbstractDelay):
-    """Everything is instant."""
+    """Every exchange is instant."""
 
     def seconds(self, key, client):
         """Zero."""
@@ -44,7 +44,11 @@ class NoDelay(AbstractDelay):
 
 
 class ConstantDelay(AbstractDelay):
-    """The same time for everyone."""
+    """The same time for every client.
+
+    >>> float(ConstantDelay(2.0).seconds(None, None))
+    2.0
+    """
 
     value: float
 
@@ -57,7 +61,11 @@ class ConstantDelay(AbstractDelay):
 
 
 class UniformDelay(AbstractDelay):
-    """Uniform between two times; the mean is halfway."""
+    """Uniform between two times.
+
+    >>> UniformDelay(low=1.0, high=3.0).high
+    3.0
+    """
 
     low: float
     high: float
@@ -75,7 +83,11 @@ class UniformDelay(AbstractDelay):
 
 
 class LogNormalDelay(AbstractDelay):
-    """Log-normal with a given median; the mean is median * exp(sigma^2 / 2)."""
+    """Log-normal with a given median; the mean is median * exp(sigma^2 / 2).
+
+    >>> LogNormalDelay(median=1.0).sigma
+    1.0
+    """
 
     median: float
     sigma: float = 1.0
@@ -90,7 +102,12 @@ class LogNormalDelay(AbstractDelay):
 
 
 class ParetoDelay(AbstractDelay):
-    """Pareto: never below ``least``, heavy-tailed; the mean is least * shape / (shape - 1)."""
+    """Pareto: never below ``least``, heavy-tailed; the mean is least * shape / (shape - 1).
+
+    >>> ParetoDelay(least=1.0, shape=1.0)
+    Traceback (most recent call last):
+    ValueError: ParetoDelay.shape must be above 1, got 1.0: the mean would be infinite.
+    """
 
     least: float
     shape: float = 2.0
@@ -108,7 +125,11 @@ class ParetoDelay(AbstractDelay):
 
 
 class Stragglers(AbstractDelay):
-    """Some clients are slower than the others by a factor."""
+    """Some clients are slower than the others by a factor.
+
+    >>> Stragglers(ConstantDelay(1.0), clients=(0, 3), factor=10.0).clients
+    (0, 3)
+    """
 
     delay: AbstractDelay
     clients: tuple[int, ...] = eqx.field(converter=tuple, static=True)
@@ -120,7 +141,7 @@ class Stragglers(AbstractDelay):
             check.count("Stragglers.clients", client, least=0)
 
     def seconds(self, key, client):
-        """A draw of the underlying delay, stretched for a straggler."""
+        """A draw of the underlying delay, times the factor for a straggler."""
         slow = jnp.any(client == jnp.array(self.clients, jnp.int32))
         return self.delay.seconds(key, client) * jnp.where(slow, self.factor, 1.0)
 
@@ -128,12 +149,15 @@ class Stragglers(AbstractDelay):
 class Clock(eqx.Module):
     """The delay model, the clients' bandwidth and availability, and the seed of all delays.
 
+    >>> Clock(LogNormalDelay(0.1), bandwidth=1e6).is_instant
+    False
+
     Args:
         delay: seconds per exchange and client, or per job.
         bandwidth: bytes per second of every client, or one number per client; None is infinite.
         seed: of the delays and the availability alone.
-        outer_delay: seconds of a job or an exchange of kind ``outer``, if not as all others.
-        availability: when clients start jobs; synchronous exchanges do not look at it.
+        outer_delay: seconds of a job or an exchange of kind ``outer``; None is ``delay``.
+        availability: when clients start jobs; synchronous exchanges ignore it.
     """
 
     delay: AbstractDelay = eqx.field(default_factory=NoDelay)
@@ -197,7 +221,7 @@ class Clock(eqx.Module):
         return nbytes / (bandwidth[clients] if bandwidth.ndim else bandwidth)
 
     def job(self, kind: str, client, number, now) -> tuple[jax.Array, jax.Array]:
-        """When a client that is to begin a job at time ``now`` begins it, and its delay.
+        """When a client that could begin a job at time ``now`` begins it, and its delay.
 
         Args:
             kind: one of :data:`KINDS`.

@@ -1,4 +1,4 @@
-"""What a run has cost so far."""
+"""What rounds cost."""
 
 from dataclasses import asdict, dataclass, fields
 
@@ -8,7 +8,7 @@ class Ledger:
     """Exact costs of one round or of many; add two ledgers to join them.
 
     An exchange is one down-and-up between the server and a cohort, the papers' communication
-    round. In an exchange every taking part client receives one message and sends one.
+    round. In an exchange every participating client receives one message and sends one.
 
     >>> Ledger(exchanges=1, bytes_up=8) + Ledger(exchanges=2)
     Ledger(exchanges=3, messages=0, bytes_down=0, bytes_up=8, gradients=0, hessian_vectors=0, seconds=0.0)

@@ -1,4 +1,4 @@
-"""What is kept for every client from one round to the next: by itself, or by the server."""
+"""Values per client that outlive a round, kept by the client itself or by the server."""
 
 from typing import Any
 
@@ -13,9 +13,13 @@ from rookery.types import Tree
 class Memory(eqx.Module):
     """One value per client that outlives the round; a field of an algorithm's state.
 
-    ``fed.recall`` reads it and ``fed.keep`` writes it. Neither sends anything: the rows lie in the
+    ``fed.recall`` reads it and ``fed.keep`` writes it. Neither sends anything: the rows are in the
     state only because a simulation has to keep them somewhere, and so that checkpoints hold them.
-    On a remote engine each client would keep its own row, and the server would never see it.
+    On the remote engine each client keeps its own row.
+
+    >>> import jax.numpy as jnp
+    >>> Memory.of(jnp.zeros(3)).for_clients(10).rows.shape
+    (10, 3)
 
     Attributes:
         rows: one row per client along the first axis; before the rows are made, the value that
@@ -42,8 +46,11 @@ class PerClient(eqx.Module):
     """One value per client that the *server* keeps, and may send: to each client its own row.
 
     Among the values of ``fed.poll`` and ``fed.ask`` it stands for one row, and one row is billed.
-    Rows can be wrapped where they are needed, ``PerClient(rows)``; as a field of a state they
-    outlive the round, and are read and written plainly.
+    Wrap rows where they are needed, ``PerClient(rows)``, or keep them as a field of a state.
+
+    >>> import jax.numpy as jnp
+    >>> PerClient.of(jnp.zeros(3)).for_clients(10).rows.shape
+    (10, 3)
 
     Attributes:
         rows: one row per client along the first axis; before the rows are made, the value that
@@ -69,26 +76,31 @@ class PerClient(eqx.Module):
 class Probabilities(eqx.Module):
     """Probabilities of all clients, summing to one, that the *server* keeps; a field of a state.
 
-    Such as the probabilities that it draws clients with. They begin equal. ``init`` need not know
-    how many clients there are.
+    For example those that it draws clients with. They begin equal; ``init`` need not know how many
+    clients there are.
+
+    >>> Probabilities().for_clients(4).values.tolist()
+    [0.25, 0.25, 0.25, 0.25]
 
     Attributes:
-        values: [clients], or None before the clients are known.
+        values: one per client, or None before the clients are known.
     """
 
-    values: Any = None
+    values: Any = None  # None only until ``first_state`` has made the rows
 
     def for_clients(self, n_clients: int) -> "Probabilities":
-        """Equal shares for so many clients."""
+        """Equal probabilities of ``n_clients`` clients."""
         if self.values is not None:
-            raise ValueError(f"these shares are already there, for {len(self.values)} clients.")
+            raise ValueError(
+                f"these probabilities are already there, for {len(self.values)} clients."
+            )
         return Probabilities(jnp.full(n_clients, 1 / n_clients))
 
 
 def check_recall(cohort: Cohort, memory: Memory, n_clients: int) -> None:
     """Raise unless every slot of the cohort has a row of its own in the memory."""
     if not isinstance(memory, Memory):
-        raise TypeError(f"clients remember a Memory, got {type(memory).__name__}.")
+        raise TypeError(f"fed.recall and fed.keep need a Memory, got {type(memory).__name__}.")
     if memory.n_clients != n_clients:
         raise ValueError(
             f"the memory has rows for {memory.n_clients} clients, and there are {n_clients}. "
@@ -96,27 +108,27 @@ def check_recall(cohort: Cohort, memory: Memory, n_clients: int) -> None:
         )
     if cohort.occurrence is not None:
         raise ValueError(
-            "this cohort was drawn with replacement: a client in two slots has one memory, and two "
-            "values to write. Draw different clients: clients=n, Fixed or Everyone."
+            "this cohort was drawn with replacement: a client in two slots has one memory and two "
+            "values to write. Draw different clients: clients=n, Proportional, Fixed or Everyone."
         )
 
 
 def check_keep(memory: Memory, rows: Tree) -> None:
-    """Raise unless new rows are like the remembered ones."""
+    """Raise unless new rows have the shapes and types of the memory's."""
     wanted, got = (
         jax.tree.map(lambda a: f"{jnp.result_type(a)}{[*jnp.shape(a)[1:]]}", tree)
         for tree in (memory.rows, rows)
     )
     if wanted != got:
-        raise ValueError(f"a client remembers {wanted}, and {got} was to be kept.")
+        raise ValueError(f"fed.keep: new rows have type {got}, but the memory holds {wanted}.")
 
 
 def check_rule(name: str, rule: AbstractParticipation) -> None:
     """Raise if a rule may draw a client twice, which an algorithm with a memory cannot use."""
     if isinstance(rule, WithReplacement | Weighted):
         raise ValueError(
-            f"{name} keeps something on every client, so a cohort must not hold a client twice; "
-            f"got {type(rule).__name__}. Use a number of clients, Fixed or Everyone."
+            f"{name} keeps a value on every client, so a cohort must not hold a client twice; "
+            f"got {type(rule).__name__}. Use a number of clients, Proportional, Fixed or Everyone."
         )
 
 

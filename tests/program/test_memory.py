@@ -61,11 +61,11 @@ def test_what_cannot_be_remembered(engine):
         fed.recall(twice, memory)
     with pytest.raises(ValueError, match="drawn with replacement: a client in two slots"):
         fed.keep(memory, fed.broadcast(twice, jnp.zeros(2)))
-    with pytest.raises(ValueError, match=r"remembers float64\[2\], and float64\[3\] was to be"):
+    with pytest.raises(ValueError, match=r"float64\[3\].*float64\[2\]"):
         fed.keep(memory, fed.broadcast(everyone, jnp.zeros(3)))
     with pytest.raises(ValueError, match="rows for None clients, and there are 4"):
         fed.recall(everyone, rk.program.Memory.of(jnp.zeros(2)))
-    with pytest.raises(TypeError, match="clients remember a Memory, got ndarray"):
+    with pytest.raises(TypeError, match="need a Memory, got ndarray"):
         fed.recall(everyone, np.zeros((4, 2)))
 
 
