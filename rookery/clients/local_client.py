@@ -45,8 +45,9 @@ class LocalClient:
         key: of the step on this client; None if the step draws nothing.
         loop: how the engine repeats.
 
+    >>> from rookery.program.step import python_loop
     >>> population = Population.stacked(np.array([[1.0, 3.0], [5.0, 7.0]]))
-    >>> client = LocalClient(population, 1, jax.random.key(0), lax.fori_loop)
+    >>> client = LocalClient(population, 1, jax.random.key(0), python_loop)
     >>> sample = client.draw("train", None, client.key)
     >>> float(sample.average(lambda rows, weights: jnp.dot(weights, rows)))
     6.0

@@ -15,7 +15,7 @@ from rookery.program.federation import AbstractFederation
 from rookery.program.memory import Memory, PerClient, Probabilities
 from rookery.program.participation import AbstractParticipation, participation
 from rookery.program.polling import InFlight
-from rookery.types import Key, Tree
+from rookery.types import Key, Problem, Tree
 
 SMALLER_STEP = "A smaller step size is the usual remedy."
 """What most algorithms advise when a value is no longer finite."""
@@ -151,7 +151,7 @@ def with_settings_of(
     return decorate
 
 
-def check_kind(algorithm: AbstractAlgorithm, problem: Any, kind: type) -> None:
+def check_kind(algorithm: AbstractAlgorithm, problem: Problem, kind: type) -> None:
     """Raise unless a problem is of the kind that an algorithm solves."""
     if not isinstance(problem, kind):
         raise TypeError(
@@ -160,7 +160,7 @@ def check_kind(algorithm: AbstractAlgorithm, problem: Any, kind: type) -> None:
 
 
 def first_state(
-    algorithm: AbstractAlgorithm, problem: Any, n_clients: int, start: tuple[Tree, ...]
+    algorithm: AbstractAlgorithm, problem: Problem, n_clients: int, start: tuple[Tree, ...]
 ) -> Tree:
     """The state before round 0, with a row for each client in all that is kept per client."""
     return jax.tree.map(jnp.asarray, with_rows(algorithm.init(problem, *start), n_clients))

@@ -24,7 +24,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +34,7 @@ from rookery.program.algorithm import AbstractAlgorithm, first_state, numbers_to
 from rookery.remote.client.worker import Worker
 from rookery.remote.protocol.tracing import trace_round
 from rookery.remote.server.policy import Policy
-from rookery.types import Tree
+from rookery.types import Problem, Tree
 
 NAMES = ("problem", "algorithm", "start", "sites", "population", "load", "main")
 
@@ -66,7 +65,7 @@ class Study:
     """
 
     name: str
-    problem: Any
+    problem: Problem
     algorithm: AbstractAlgorithm
     start: tuple[Tree, ...]
     sites: Mapping[str, range]

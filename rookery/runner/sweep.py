@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -30,12 +29,12 @@ from rookery.runner.progress import SILENT, RunProgress
 from rookery.runner.run_state import Callback, DivergenceWarning, Result, Run, RunState
 from rookery.runner.settings import SweepSettings
 from rookery.runner.tracker import Tracker
-from rookery.types import Tree
+from rookery.types import Problem, Tree
 
 
 def run(
     algorithm: AbstractAlgorithm,
-    problem: Any,  # any class of rookery.problem, or the user's own
+    problem: Problem,  # any class of rookery.problem, or the user's own
     population: Population,
     start: tuple[Tree, ...],
     *,
@@ -115,7 +114,7 @@ def run(
 
 def sweep(
     runs: Sequence[Run],
-    problem: Any,  # any class of rookery.problem, or the user's own
+    problem: Problem,  # any class of rookery.problem, or the user's own
     population: Population,
     *,
     rounds: int,
@@ -172,7 +171,7 @@ def sweep(
 
 def _sweep(
     runs: Sequence[Run],
-    problem: Any,
+    problem: Problem,
     population: Population,
     *,
     rounds: int,
@@ -236,7 +235,7 @@ def _period(name: str, value: int | None, default: int) -> int:
     return default if value is None else check.count(name, value)
 
 
-def _checked(one: Run, problem: Any, population: Population) -> Run:
+def _checked(one: Run, problem: Problem, population: Population) -> Run:
     """The run with arrays for its initial values, or an error."""
     check.count("seed", one.seed, least=0)
     one.algorithm.check(problem, population.n_clients)

@@ -21,7 +21,7 @@ from rookery.program.delays import Clock
 from rookery.runner.metrics import AbstractEvaluation, metric_names
 from rookery.runner.run_state import DivergenceWarning, Result, Run
 from rookery.runner.sweep import sweep
-from rookery.types import Tree
+from rookery.types import Problem, Tree
 
 GOALS = ("max", "min")
 
@@ -97,7 +97,7 @@ class Tuning:
 def tune(
     make: Callable[..., AbstractAlgorithm],
     grid: Mapping[str, Sequence[Any]],
-    problem: Any,  # any class of rookery.problem, or the user's own
+    problem: Problem,  # any class of rookery.problem, or the user's own
     population: Population,
     start: tuple[Tree, ...] | Callable[[int], tuple[Tree, ...]],
     *,

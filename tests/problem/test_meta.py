@@ -11,6 +11,7 @@ import rookery as rk
 from rookery import uint64
 from rookery.clients.local_client import LocalClient
 from rookery.problem.sample import Rows
+from rookery.program.step import traced_loop
 
 NOISY = rk.zoo.cubic_maml(n_clients=1, size=3, rows=5, noise=0.4)
 # rows differ in A too, or else it would not matter which of them the Hessian is taken on
@@ -41,7 +42,7 @@ def test_three_samples_each_have_their_place():
 
 def test_work_is_counted_in_rows():
     population = jax.tree.map(jnp.asarray, rk.Population.stacked(ZOO.data))
-    client = LocalClient(population, 0, jax.random.key(0), jax.lax.fori_loop)
+    client = LocalClient(population, 0, jax.random.key(0), traced_loop)
     inner, outer, hessian = (client.draw("train", n, jax.random.key(n)) for n in (2, 3, 4))
     ZOO.problem.gradient(jnp.asarray(W), inner, outer, hessian)
     assert tuple(map(uint64.read, client.work)) == (2 + 3, 4)

@@ -1,7 +1,5 @@
 """The client's side: answers messages; keeps its data, values and memory."""
 
-from typing import Any
-
 import jax
 import numpy as np
 
@@ -14,7 +12,7 @@ from rookery.remote.protocol import handshake, instructions, wire
 from rookery.remote.protocol.plan import Call, Inputs, Plan, spec
 from rookery.remote.protocol.tracing import trace_round
 from rookery.remote.protocol.wire import Arrays, Kind, Leaf, Message, WireError
-from rookery.types import Tree
+from rookery.types import Problem, Tree
 
 _KEPT = 8  # latest replies, sent again if their request is received again
 
@@ -59,7 +57,7 @@ class Worker:
     def __init__(
         self,
         id: int,
-        problem: Any,
+        problem: Problem,
         algorithm: AbstractAlgorithm,
         population: Population,
         state: Tree,

@@ -1,7 +1,6 @@
 """The handshake: server and clients check before the first step that they agree."""
 
 import json
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,7 @@ from rookery.remote.protocol import wire
 from rookery.remote.protocol.plan import Plan
 from rookery.runner.describe import describe
 from rookery.runner.run_record import versions
+from rookery.types import Problem
 
 STEP = "handshake"
 """The name of the handshake in messages and events."""
@@ -25,7 +25,7 @@ class HandshakeError(ValueError):
 
 
 def configuration(
-    problem: Any, algorithm: AbstractAlgorithm, n_clients: int, plan: Plan
+    problem: Problem, algorithm: AbstractAlgorithm, n_clients: int, plan: Plan
 ) -> dict[str, str]:
     """Everything, by name, that must be equal on the server and on a client."""
     used = versions()

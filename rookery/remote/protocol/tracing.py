@@ -46,11 +46,11 @@ from rookery.remote.protocol.plan import (
     step_name,
     struct_of,
 )
-from rookery.types import Key, Tree
+from rookery.types import Key, Problem, Tree
 
 
 def trace_round(
-    algorithm: AbstractAlgorithm, problem: Any, population: Population, state: Tree
+    algorithm: AbstractAlgorithm, problem: Problem, population: Population, state: Tree
 ) -> Plan:
     """The plan of an algorithm.
 

@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -27,7 +26,7 @@ from rookery.remote.protocol.tracing import trace_round
 from rookery.remote.transports.port import Port
 from rookery.remote.transports.ray import cluster
 from rookery.remote.transports.ray.actors import Actor, Actors
-from rookery.types import Tree
+from rookery.types import Problem, Tree
 
 Load = Callable[[int], Mapping[str, Tree]]
 
@@ -150,7 +149,7 @@ class Host:
         clients: tuple[int, ...],
         population: Population,
         load: Load | None,
-        problem: Any,
+        problem: Problem,
         algorithm: AbstractAlgorithm,
         state: Tree,
         max_batch: int | None,
