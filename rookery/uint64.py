@@ -1,4 +1,4 @@
-"""Exact counters inside compiled programs, where integers have 32 bits unless JAX is told otherwise.
+"""Exact counters inside compiled programs, where integers have 32 bits by default.
 
 A counter is a uint32 array (low, high): it counts to 2^64.
 

@@ -5,8 +5,8 @@ arguments: globals, variables of an enclosing function, other functions. Someone
 them in a notebook and runs again would silently get the old program. A :class:`CodeKey` holds what
 the functions read, and is an argument of the program: if it differs, JAX traces again.
 
-Code of rookery, of the standard library and of installed packages counts as constant. What a function
-under the user's own ``jax.jit`` reads is cached by that ``jit``, as always in JAX.
+Code of rookery, of the standard library and of installed packages counts as constant. What a
+function under the user's own ``jax.jit`` reads is cached by that ``jit``, as always in JAX.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ class CodeKey:
     False
 
     Args:
-        roots: functions, and modules whose fields and methods are or hold functions. Arrays and plain
-            values in a module's fields are no part of the key: they are arguments of a program.
+        roots: functions, and modules whose fields and methods are or hold functions. Arrays and
+            plain values in a module's fields are no part of the key: they are arguments of a program.
     """
 
     def __init__(self, roots: Iterable[object]):

@@ -1,7 +1,7 @@
 """The ledger of one round as arrays inside a compiled program.
 
-It is independent of :class:`rookery.program.accounting.CostMeter`, which the other engines use: that
-both give the same ledger is a check of both.
+It is independent of :class:`rookery.program.accounting.CostMeter`, which the other engines use:
+that both give the same ledger is a check of both.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """How the clients' replies become one value: the plug under ``fed.mean``.
 
-The mean is the default. A robust rule stands in for it by ``aggregate=`` and tolerates some Byzantine
-clients, which may send anything: numbers of any size, and NaN. Its price is bias where honest clients
-differ from each other: it cannot tell an unusual client from a Byzantine one.
+The mean is the default. A robust rule stands in for it by ``aggregate=`` and tolerates some
+Byzantine clients, which may send anything: numbers of any size, and NaN. Its price is bias where
+honest clients differ from each other: it cannot tell an unusual client from a Byzantine one.
 """
 
 import abc
@@ -71,9 +71,9 @@ class AbstractRobust(eqx.Module):
 class Median(AbstractRobust):
     """The weighted median of every coordinate.
 
-    Tolerates Byzantine clients holding less than half of the total weight. It is halfway between the
-    two middle values where the weight is split evenly between them, so for clients of equal weight it
-    is the usual median.
+    Tolerates Byzantine clients holding less than half of the total weight. It is halfway between
+    the two middle values where the weight is split evenly between them, so for clients of equal
+    weight it is the usual median.
 
     >>> import jax.numpy as jnp
     >>> float(Median()(jnp.array([1.0, 2.0, 1e9]), jnp.full(3, 1 / 3)))
@@ -151,8 +151,8 @@ class TrimmedMean(AbstractRobust):
         if heaviest > self.trim * (1 + _ROUNDING):
             raise ValueError(
                 f"TrimmedMean(trim={self.trim:g}): the heaviest of {len(weights)} clients has "
-                f"{heaviest:.3g} of the weight, so a Byzantine one would stay in. Raise trim, or use "
-                "Median."
+                f"{heaviest:.3g} of the weight, so a Byzantine one would stay in. Raise trim, "
+                "or use Median."
             )
 
 

@@ -54,8 +54,8 @@ class AbstractAlgorithm(eqx.Module):
     def init(self, problem: Any, *variables: Any, **named: Any) -> Tree:
         """The state before round 0, from the problem's variables.
 
-        It need not know the clients: a :class:`Memory`, a :class:`PerClient` and :class:`InFlight` in
-        it get their rows from ``first_state``.
+        It need not know the clients: a :class:`Memory`, a :class:`PerClient` and :class:`InFlight`
+        in it get their rows from ``first_state``.
         """
 
     @abc.abstractmethod
@@ -89,8 +89,8 @@ class SampledAlgorithm(BatchedAlgorithm):
     """An algorithm whose exchanges are with a sampled cohort.
 
     Args:
-        clients: who takes part in an exchange: how many, drawn uniformly without replacement, a rule
-            of :mod:`rookery.participation`, or None for all clients. If the population has unequal
+        clients: who takes part in an exchange: how many, drawn uniformly without replacement, a
+            rule of :mod:`rookery.participation`, or None for all clients. If the population has unequal
             weights, the mean over a uniform cohort is biased; ``Proportional(n)`` is not.
     """
 

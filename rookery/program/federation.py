@@ -163,8 +163,8 @@ class AbstractFederation(abc.ABC):
         if isinstance(self.aggregate, AbstractRobust):
             raise ValueError(
                 "fed.weighted_mean cannot be used with a robust rule "
-                f"({type(self.aggregate).__name__}): a Byzantine client could report an arbitrarily "
-                "large weight. Use fed.mean, or a run without aggregate=."
+                f"({type(self.aggregate).__name__}): a Byzantine client could report an "
+                "arbitrarily large weight. Use fed.mean, or a run without aggregate=."
             )
         both = _joined(placed, weights)
         (replies, given), cohort = self._collect(both, needs_all=False)

@@ -8,17 +8,17 @@
     Weighted(n)         no            always
     Fixed(clients)      yes           no: it is the mean of these clients
 
-``fed.mean`` estimates the mean of all clients by their weights. Slot weights always sum to one, as an
-average of iterates needs: with the Horvitz-Thompson weights N/n w_i of a uniform cohort the sum would
-be one only on average, and every exchange would scale the iterate itself by a random factor. After a
-uniform draw the weights are therefore divided by their sum, which is random too if weights differ:
-the mean is biased towards small clients, by several per cent for small cohorts. ``Proportional`` and
-``Weighted`` draw heavy clients more often instead.
+``fed.mean`` estimates the mean of all clients by their weights. Slot weights always sum to one, as
+an average of iterates needs: with the Horvitz-Thompson weights N/n w_i of a uniform cohort the sum
+would be one only on average, and every exchange would scale the iterate itself by a random factor.
+After a uniform draw the weights are therefore divided by their sum, which is random too if weights
+differ: the mean is biased towards small clients, by several per cent for small cohorts.
+``Proportional`` and ``Weighted`` draw heavy clients more often instead.
 
-A plain number, ``clients=n``, means ``Uniform(n)``: it is what the papers draw, it is unbiased for the
-equal weights that a population has by default, and it hears every client equally often, which what
-clients remember between rounds depends on (SCAFFOLD's control variates). If you give a population
-unequal weights, use ``Proportional(n)``.
+A plain number, ``clients=n``, means ``Uniform(n)``: it is what the papers draw, it is unbiased for
+the equal weights that a population has by default, and it hears every client equally often, which
+what clients remember between rounds depends on (SCAFFOLD's control variates). If you give a
+population unequal weights, use ``Proportional(n)``.
 """
 
 import abc
@@ -221,8 +221,8 @@ class WithReplacement(AbstractParticipation):
 class Weighted(AbstractParticipation):
     """``n`` slots filled independently with given probabilities; in a mean they count equally.
 
-    The probabilities are those passed to ``fed.sample``, otherwise the clients' weights. The mean is
-    unbiased.
+    The probabilities are those passed to ``fed.sample``, otherwise the clients' weights. The mean
+    is unbiased.
 
     >>> import jax
     >>> import jax.numpy as jnp

@@ -391,8 +391,8 @@ def check_poll(
         raise TypeError(f"fed.poll needs the state's InFlight, got {type(jobs).__name__}.")
     if jobs.n_clients != n_clients:
         raise ValueError(
-            f"fed.poll: the jobs have rows for {jobs.n_clients} clients, and there are {n_clients}. "
-            "Make the state with rookery.program.algorithm.first_state, which knows how many."
+            f"fed.poll: the jobs have rows for {jobs.n_clients} clients, and there are "
+            f"{n_clients}. Make the state with rookery.program.algorithm.first_state."
         )
     rules.check(n_clients)
     check_ask(n_clients, values, aggregate)

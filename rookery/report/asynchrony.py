@@ -100,7 +100,7 @@ def _cut(trace: Trace) -> Trace:
 
 
 def strip_end(traces: Mapping[str, Trace]) -> float:
-    """Until when a curve's jobs are drawn: the same for all its kinds, and some of each to be seen."""
+    """Until when a curve's jobs are drawn: the same for all kinds, with some of each shown."""
     known = [trace for trace in traces.values() if trace["received"]]
     usual = max(float(np.median(np.subtract(t["ended"], t["began"]))) for t in known)
     first = max(t["taken"][0] for t in known)

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from rookery.report.comparison import AXES, Band, Comparison, mean_and_interval, require_axis
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
-"""Okabe and Ito's palette, safe for colour-blind readers; further curves repeat it in the next stroke."""
+"""Okabe and Ito's palette, for colour-blind readers; more curves repeat it with another stroke."""
 STROKES = ("-", (0, (4, 1.6)), (0, (1, 1.4)), (0, (6, 1.6, 1, 1.6)))
 
 _INK, _FAINT = "#333333", "#E3E3E3"

@@ -34,5 +34,5 @@ class Tracker(Protocol):
         ...
 
     def finish(self, status: str) -> None:
-        """The run is over: ``finished``, ``diverged``, ``stopped``, ``interrupted`` or ``failed``."""
+        """The run has ended: finished, diverged, stopped, interrupted or failed."""
         ...

@@ -119,6 +119,7 @@ def tune(
 
     >>> import rookery as rk
     >>> zoo = rk.zoo.scalar_bilevel()
+    >>> best = zoo.solution()[0][0]
     >>> tuning = rk.tune(
     ...     lambda outer_lr: rk.FedNest(outer_lr=outer_lr, inner_lr=0.3),
     ...     {"outer_lr": [0.01, 0.2]},
@@ -128,7 +129,7 @@ def tune(
     ...     metric="error",
     ...     goal="min",
     ...     rounds=10,
-    ...     evaluate=[rk.metrics.OfSolution(lambda x, y: {"error": abs(x[0] - zoo.solution()[0][0])})],
+    ...     evaluate=[rk.metrics.OfSolution(lambda x, y: {"error": abs(x[0] - best)})],
     ... )
     >>> tuning.setting, tuning.at_edge
     ({'outer_lr': 0.2}, ['outer_lr'])

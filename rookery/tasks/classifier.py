@@ -45,7 +45,8 @@ class Classifier(eqx.Module):
         if self._has_convolutions and len(self.hidden) != 3:
             raise ValueError(
                 "images need three hidden layers (two convolutions and a dense one), got "
-                f"hidden={self.hidden}. Use for instance hidden=(32, 64, 128), or flatten the images."
+                f"hidden={self.hidden}. Use for instance hidden=(32, 64, 128), or flatten "
+                "the images."
             )
 
     @property

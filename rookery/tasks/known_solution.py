@@ -1,4 +1,4 @@
-"""Tasks with a known solution: problems of :mod:`rookery.problem.zoo`, judged by the distance to it.
+"""Tasks with a known solution: problems of :mod:`rookery.problem.zoo`, judged by their distance.
 
 A task takes the arguments of the zoo function that it is built on.
 """

@@ -1,8 +1,8 @@
 """A small run of every algorithm, for the tests that hold for all of them.
 
-An algorithm is looked up by its name in ``rookery.experiment.registry.ALGORITHMS``. Each has at least one
-instance, with sampled clients and mini-batches where they make sense, on a problem that is tiny:
-compiling is what takes the time.
+An algorithm is looked up by its name in ``rookery.experiment.registry.ALGORITHMS``. Each has at
+least one instance, with sampled clients and mini-batches where they make sense, on a problem that
+is tiny: compiling is what takes the time.
 """
 
 import math
