@@ -36,7 +36,8 @@ class CodeKey:
 
     Args:
         roots: functions, and modules whose fields and methods are or hold functions. Arrays and
-            plain values in a module's fields are no part of the key: they are arguments of a program.
+            plain values in a module's fields are no part of the key: they are arguments of a
+            program.
     """
 
     def __init__(self, roots: Iterable[object]):

@@ -90,8 +90,9 @@ class SampledAlgorithm(BatchedAlgorithm):
 
     Args:
         clients: who takes part in an exchange: how many, drawn uniformly without replacement, a
-            rule of :mod:`rookery.participation`, or None for all clients. If the population has unequal
-            weights, the mean over a uniform cohort is biased; ``Proportional(n)`` is not.
+            rule of :mod:`rookery.participation`, or None for all clients. If the population has
+            unequal weights, the mean over a uniform cohort is biased; that of ``Proportional(n)``
+            is not.
     """
 
     clients: AbstractParticipation = eqx.field(converter=participation, default=None, kw_only=True)
