@@ -26,6 +26,8 @@ class AbstractAlgorithm(eqx.Module):
 
     Floating-point fields are array leaves of the program, so a whole run can be mapped over them.
 
+    A ``problem`` is of any type: an algorithm of your own may solve one that rookery does not know.
+
     Attributes:
         label: the name of a configuration that a function returns, such as ``FedNestSGD``; None for
             the class itself.

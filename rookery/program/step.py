@@ -15,7 +15,7 @@ class Client(Protocol):
     """What a client step receives first: the client's own data, key and loop."""
 
     @property
-    def id(self) -> Any:
+    def id(self) -> Any:  # an int, or traced
         """The client's number."""
         ...
 
@@ -28,7 +28,9 @@ class Client(Protocol):
         """A handle to ``size`` rows of a split, or to all of them if ``size`` is None."""
         ...
 
-    def repeat(self, n: Any, body: Callable[[Any, Tree], Tree], init: Tree) -> Tree:
+    def repeat(
+        self, n: int | jax.Array, body: Callable[[jax.Array, Tree], Tree], init: Tree
+    ) -> Tree:
         """``body(i, value)`` n times over; n may differ between clients."""
         ...
 

@@ -75,7 +75,7 @@ def test_krum_is_what_its_definition_says(bad, keep, off):
     "rule", [rk.aggregate.Median(), rk.aggregate.TrimmedMean(2 / 7), rk.aggregate.Krum(2, 2)]
 )
 @pytest.mark.parametrize("lie", [1e9, -1e9, np.inf, np.nan])
-def test_two_liars_of_seven_are_borne(rule, lie):
+def test_two_byzantine_clients_of_seven_are_tolerated(rule, lie):
     replies = {name: values.copy() for name, values in REPLIES.items()}
     for values in replies.values():
         values[[1, 5]] = lie

@@ -49,7 +49,7 @@ def test_results_are_of_the_values_received_whatever_the_server_does_meanwhile()
     assert (fed.now, int(first.arrivals)) == (1.0, 2)
     assert first.jobs.results.tolist() == [1, 10, 0]
     assert float(first.sum) == float(first.change) == pytest.approx(11 / 3)
-    second = poll(fed, first.jobs, 2.0)  # the two begin anew; the third still works on 1.0
+    second = poll(fed, first.jobs, 2.0)  # the two begin again; the third still works on 1.0
     assert (fed.now, second.jobs.results.tolist()) == (2.0, [2, 20, 0])
     third = poll(fed, second.jobs, float("nan"), wait_for=1)  # poison
     assert (fed.now, int(third.arrivals), int(third.stalest)) == (2.5, 1, 2)
@@ -58,7 +58,7 @@ def test_results_are_of_the_values_received_whatever_the_server_does_meanwhile()
     assert third.jobs.begun.tolist() == [3, 3, 1]
 
 
-def test_the_diary_tells_who_worked_on_which_version_and_when():
+def test_the_trace_tells_who_worked_on_which_version_and_when():
     fed, now = federation(), jobs()
     for w in (1.0, 2.0, 3.0):
         now = poll(fed, now, w).jobs
@@ -78,7 +78,7 @@ def test_a_result_that_had_to_wait_was_there_before_it_was_taken():
     assert (trace["ended"], trace["taken"]) == ([1, 1, 2.5], [2.5, 2.5, 2.5])
 
 
-def test_a_full_diary_goes_on_counting():
+def test_a_full_trace_still_counts():
     trace = AsyncTrace.empty()
     for i in range(TRACE_ROWS + 3):
         job = dict.fromkeys(("began", "ended", "taken"), i)
