@@ -15,6 +15,12 @@ Key = jax.Array
 Scalar = Float[Array, ""]
 """One floating-point number."""
 
+Number = float | int | jax.Array
+"""One number, of Python or in an array, which may be traced."""
+
+Count = int | jax.Array
+"""The same of a whole number: a round, a number of steps, a client."""
+
 Loss = Callable[..., Scalar]
 """A scalar loss of the problem's variables and, last, of one example."""
 

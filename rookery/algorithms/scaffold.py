@@ -35,6 +35,7 @@ from rookery import check, tree
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.field import Blocks
 from rookery.problem.single_level import SingleLevel
+from rookery.problem.splits import AbstractOneLoss
 from rookery.program.algorithm import SampledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory, check_rule
@@ -68,7 +69,7 @@ class AbstractScaffold(SampledAlgorithm):
         """The local step size of each block."""
 
     @abc.abstractmethod
-    def field(self, problem: Any, blocks: Blocks, sample: Sample) -> Blocks:
+    def field(self, problem: Any, blocks: Blocks, sample: Sample) -> Blocks:  # of class ``kind``
         """What a step of size one subtracts from the blocks."""
 
     def __check_init__(self):
@@ -76,19 +77,19 @@ class AbstractScaffold(SampledAlgorithm):
         check.positive("server_lr", self.server_lr)
         check_rule(self.name, self.clients)
 
-    def check(self, problem: Any, n_clients: int) -> None:
+    def check(self, problem: AbstractOneLoss, n_clients: int) -> None:
         """Raise unless the problem has the field and the settings fit the clients."""
         check_kind(self, problem, self.kind)
         local.check_fields(self, n_clients)
         self.clients.check(n_clients)
 
-    def init(self, problem: Any, *blocks: Tree) -> ScaffoldState:
+    def init(self, problem: AbstractOneLoss, *blocks: Tree) -> ScaffoldState:
         """The given iterates; all control variates are zero."""
         zeros = tree.zeros_like(blocks)
         return ScaffoldState(blocks, zeros, Memory.of(zeros))
 
     def round(
-        self, fed: AbstractFederation, problem: Any, state: ScaffoldState, key: Key
+        self, fed: AbstractFederation, problem: AbstractOneLoss, state: ScaffoldState, key: Key
     ) -> ScaffoldState:
         """One exchange."""
         who, local_key = jax.random.split(key)
@@ -143,7 +144,7 @@ def controlled_steps(
     c: Blocks,
     c_i: Blocks,
     *,
-    problem: Any,
+    problem: AbstractOneLoss,
     algorithm: AbstractScaffold,
 ) -> tuple[tuple[Blocks, Blocks], Blocks]:
     """How far the blocks and the client's variate moved, and the new variate itself."""

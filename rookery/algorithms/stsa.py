@@ -18,7 +18,7 @@ maps of bilevel problems draw outer and inner rows independently.
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -29,7 +29,7 @@ from rookery.algorithms.shared.schedule import Rate, Rates, check_rates, rates, 
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Key, Tree
+from rookery.types import Key, Problem, Tree
 
 
 class BlocksState(NamedTuple):
@@ -60,23 +60,23 @@ class STSA(SampledAlgorithm):
         check_rates("outer_lr", self.outer_lr)
         check_rates("inner_lr", self.inner_lr)
 
-    def check(self, problem: Any, n_clients: int) -> None:
+    def check(self, problem: Problem, n_clients: int) -> None:
         """Raise unless the problem has blocks and the settings fit them and the clients."""
         check_rates("inner_lr", self.inner_lr, view_of(problem, self.view).n_blocks(problem) - 1)
         self.clients.check(n_clients)
 
     def check_start(
-        self, problem: Any, start: tuple[Tree, ...], example: Callable[[str], Tree]
+        self, problem: Problem, start: tuple[Tree, ...], example: Callable[[str], Tree]
     ) -> None:
         """Raise unless the view's initial values have the shapes that the problem has."""
         view_of(problem, self.view).check_start(problem, start, example)
 
-    def init(self, problem: Any, *variables: Tree) -> BlocksState:
+    def init(self, problem: Problem, *variables: Tree) -> BlocksState:
         """The given variables, and what the view adds to them."""
         return BlocksState(variables, view_of(problem, self.view).added(problem, *variables))
 
     def round(
-        self, fed: AbstractFederation, problem: Any, state: BlocksState, key: Key
+        self, fed: AbstractFederation, problem: Problem, state: BlocksState, key: Key
     ) -> BlocksState:
         """One exchange."""
         who, sample_key = jax.random.split(key)
@@ -95,7 +95,7 @@ class STSA(SampledAlgorithm):
         return state.variables
 
 
-def own_maps(client: Client, u: Blocks, *, problem: Any, algorithm: STSA) -> Blocks:
+def own_maps(client: Client, u: Blocks, *, problem: Problem, algorithm: STSA) -> Blocks:
     """s_i(u; ξ)."""
     view, batch_size = algorithm.view, algorithm.batch_size
     return evaluate(client, problem, view, batch_size, client.key, u)[0]

@@ -41,11 +41,14 @@ class AbstractAlgorithm(eqx.Module):
         return self.label or type(self).__name__
 
     @abc.abstractmethod
-    def check(self, problem: Any, n_clients: int) -> None:
+    def check(self, problem: Any, n_clients: int) -> None:  # subclasses narrow it
         """Raise unless the algorithm can solve this kind of problem with this many clients."""
 
     def check_start(
-        self, problem: Any, start: tuple[Tree, ...], example: Callable[[str], Tree]
+        self,
+        problem: Any,  # subclasses narrow it
+        start: tuple[Tree, ...],
+        example: Callable[[str], Tree],
     ) -> None:
         """Raise unless the settings have the shapes that the problem has at ``start``.
 
@@ -53,7 +56,7 @@ class AbstractAlgorithm(eqx.Module):
         """
 
     @abc.abstractmethod
-    def init(self, problem: Any, *variables: Any, **named: Any) -> Tree:
+    def init(self, problem: Any, *variables: Tree, **named: Tree) -> Tree:  # subclasses narrow it
         """The state before round 0, from the problem's variables.
 
         It need not know the clients: a :class:`Memory`, a :class:`PerClient` and :class:`InFlight`
@@ -61,7 +64,13 @@ class AbstractAlgorithm(eqx.Module):
         """
 
     @abc.abstractmethod
-    def round(self, fed: AbstractFederation, problem: Any, state: Tree, key: Key) -> Tree:
+    def round(
+        self,
+        fed: AbstractFederation,
+        problem: Any,  # subclasses narrow it
+        state: Tree,
+        key: Key,
+    ) -> Tree:
         """One round: a new state from an old one."""
 
     @abc.abstractmethod
@@ -141,7 +150,7 @@ def with_settings_of(
         signature = inspect.Signature(kept)
 
         @functools.wraps(configure)
-        def configured(**settings: Any) -> AbstractAlgorithm:
+        def configured(**settings: object) -> AbstractAlgorithm:
             try:
                 signature.bind(**settings)
             except TypeError as error:

@@ -13,6 +13,9 @@ ROWS = 400
 BINS = 33
 """Bins of the staleness histogram; the last counts everything from there on."""
 
+TraceRecord = dict[str, Any]  # JSON: a number, or a list of them
+"""A trace as plain numbers, by the names of its columns."""
+
 
 class AsyncTrace(eqx.Module):
     """The first jobs that the server received, in that order, and the staleness of all.
@@ -67,7 +70,7 @@ class AsyncTrace(eqx.Module):
             staleness=self.staleness.at[bin].add(1, mode="drop"),
         )
 
-    def as_dict(self) -> dict[str, Any]:  # JSON
+    def as_dict(self) -> TraceRecord:
         """Plain numbers, without the empty rows.
 
         >>> AsyncTrace.empty().as_dict()["received"]

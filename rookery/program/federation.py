@@ -12,7 +12,7 @@ import abc
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import overload
 
 import equinox as eqx
 import jax
@@ -30,7 +30,7 @@ from rookery.program.step import Step as Step
 from rookery.program.step import client_key as client_key
 from rookery.program.values import Cached as Cached
 from rookery.program.values import Placed as Placed
-from rookery.types import Key, Tree
+from rookery.types import Count, Key, Tree
 
 
 class AbstractFederation(abc.ABC):
@@ -55,7 +55,7 @@ class AbstractFederation(abc.ABC):
         self,
         n_clients: int,
         weights: Float[Array, " clients"],
-        round: Any,  # an int, or an int32 array while a round is traced
+        round: Count,
         aggregate: Aggregate,
     ):
         self.n_clients = n_clients
@@ -103,7 +103,15 @@ class AbstractFederation(abc.ABC):
         self._new_cached(cached, jnp.zeros(self.n_clients, bool) if held_by is None else held_by)
         return cached
 
-    def broadcast(self, cohort: Cohort, *values: Tree | Cached) -> Any:  # as many as are passed
+    @overload
+    def broadcast(self, cohort: Cohort, value: Tree | Cached, /) -> Placed: ...
+
+    @overload
+    def broadcast(
+        self, cohort: Cohort, first: Tree | Cached, second: Tree | Cached, /, *more: Tree | Cached
+    ) -> tuple[Placed, ...]: ...
+
+    def broadcast(self, cohort: Cohort, *values: Tree | Cached) -> Placed | tuple[Placed, ...]:
         """Send server values to a cohort: the same to each client, and to each client once.
 
         One value gives one :class:`Placed`, several give a tuple of them.
@@ -131,7 +139,7 @@ class AbstractFederation(abc.ABC):
         step: Step,
         *values: Placed,
         key: Key | None = None,
-        **settings: Any,  # of any type that a step takes
+        **settings: object,
     ) -> Placed:
         """Run ``step(client, *values, **settings)`` on every client of the values' cohort.
 

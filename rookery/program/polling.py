@@ -9,7 +9,7 @@ The compiled engine has a vectorised form of its own, and must agree.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from rookery import check, tree
 from rookery.program.aggregate import Aggregate, Mean
-from rookery.program.async_trace import AsyncTrace
+from rookery.program.async_trace import AsyncTrace, TraceRecord
 from rookery.program.delays import KINDS, Clock
 from rookery.program.memory import PerClient
 from rookery.program.values import Cached
@@ -364,7 +364,7 @@ def later(state: Tree, seconds: float | jax.Array) -> Tree:
     return jax.tree.map(move, state, is_leaf=_is_jobs)
 
 
-def async_traces(state: Tree) -> dict[str, dict[str, Any]]:  # JSON
+def async_traces(state: Tree) -> dict[str, TraceRecord]:
     """The :class:`AsyncTrace` of every kind of jobs in a state as JSON; empty if it has no jobs."""
     leaves = jax.tree.leaves(state, is_leaf=_is_jobs)
     return {jobs.kind: jobs.trace.as_dict() for jobs in leaves if isinstance(jobs, InFlight)}

@@ -2,20 +2,20 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rookery.types import Key, Sample, Tree
+from rookery.types import Count, Key, Sample, Tree
 
 
 class Client(Protocol):
     """What a client step receives first: the client's own data, key and loop."""
 
     @property
-    def id(self) -> Any:  # an int, or traced
+    def id(self) -> Count:
         """The client's number."""
         ...
 
@@ -38,7 +38,7 @@ class Client(Protocol):
 Step = Callable[..., Tree]
 """``step(client, *values, **settings)``: a module-level function, known by its name."""
 
-Settings = Mapping[str, Any]
+Settings = Mapping[str, object]
 """Keyword arguments of a step: configuration that the server and the clients both have."""
 
 NO_SETTINGS: Settings = MappingProxyType({})

@@ -58,7 +58,7 @@ from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import PerClient
 from rookery.program.participation import Everyone
 from rookery.program.polling import InFlight, PollRules
-from rookery.types import Key, Tree
+from rookery.types import Count, Key, Tree
 
 REMEDY = (
     "Use smaller server_outer_lr, server_inner_lr and ADMM.server_lr first, since these steps go "
@@ -192,7 +192,7 @@ class ADBO(PolledAlgorithm):
         k = h - linear_part(fed, (a, b, c), v, y, z)
         return a, b, c, k - jnp.asarray(self.tolerance, k.dtype)
 
-    def _is_due(self, t: Any) -> jax.Array:
+    def _is_due(self, t: Count) -> jax.Array:
         """Whether iteration t ends with a new cut."""
         t = jnp.asarray(t)
         is_due = (t + 1) % self.cut_every == 0
@@ -206,7 +206,7 @@ class ADBO(PolledAlgorithm):
 
 
 @with_settings_of(ADBO, without=("wait_for", "staleness"))
-def SDBO(**settings: Any) -> ADBO:
+def SDBO(**settings: Any) -> ADBO:  # of the types of ADBO's fields
     """ADBO whose server waits for every client in every iteration.
 
     The settings are those of :class:`ADBO`, without ``wait_for`` and ``staleness``.

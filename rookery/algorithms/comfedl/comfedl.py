@@ -47,7 +47,7 @@ others see the weightings. The losses of a level are taken on all rows of a clie
 """
 
 from dataclasses import KW_ONLY
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -61,7 +61,10 @@ from rookery.problem.meta import Meta
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import SMALLER_STEP, SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Key, Sample, Tree
+from rookery.types import Key, Problem, Sample, Tree
+
+Solved = SingleLevel | Meta | LocalComposition
+"""The problems of ComFedL."""
 
 
 class ComFedLState(NamedTuple):
@@ -115,7 +118,7 @@ class ComFedL(SampledAlgorithm):
         if self.shared_batch and self.outer_batch_size is not None:
             raise ValueError("a shared batch has batch_size rows; leave out outer_batch_size.")
 
-    def check(self, problem: Any, n_clients: int) -> None:
+    def check(self, problem: Problem, n_clients: int) -> None:
         """Raise unless the problem, with or without gamma, is one of the four in the table."""
         local.check_fields(self, n_clients)
         self.clients.check(n_clients)
@@ -153,12 +156,12 @@ class ComFedL(SampledAlgorithm):
             f"{type(problem).__name__}."
         )
 
-    def init(self, problem: Any, w: Tree) -> ComFedLState:
+    def init(self, problem: Solved, w: Tree) -> ComFedLState:
         """The given model."""
         return ComFedLState(w, None if self.gamma is None else self.weights.init(w))
 
     def round(
-        self, fed: AbstractFederation, problem: Any, state: ComFedLState, key: Key
+        self, fed: AbstractFederation, problem: Solved, state: ComFedLState, key: Key
     ) -> ComFedLState:
         """One exchange, or two if the weighting needs the losses of this round first."""
         who, local_key = jax.random.split(key)
@@ -198,7 +201,9 @@ class ComFedL(SampledAlgorithm):
         """How the Hessian of a Meta problem is treated."""
         return ExactHessian() if self.hessian is None else self.hessian
 
-    def batches(self, client: Client, problem: Any, key: Key) -> tuple[Sample, Sample]:
+    def batches(
+        self, client: Client, problem: Meta | LocalComposition, key: Key
+    ) -> tuple[Sample, Sample]:
         """B for the inner and B~ for the outer function."""
         inner_key, outer_key = jax.random.split(key)
         inner = client.draw(problem.inner_split, self.batch_size, inner_key)
@@ -208,7 +213,9 @@ class ComFedL(SampledAlgorithm):
         return inner, client.draw(problem.outer_split, size, outer_key)
 
 
-def composed_steps(client: Client, w: Tree, *, problem: Any, algorithm: ComFedL) -> Tree:
+def composed_steps(
+    client: Client, w: Tree, *, problem: Meta | LocalComposition, algorithm: ComFedL
+) -> Tree:
     """The client's model after local steps along its composed gradient."""
 
     def direction(w, key):
@@ -221,11 +228,17 @@ def composed_steps(client: Client, w: Tree, *, problem: Any, algorithm: ComFedL)
 
 
 def weighted_steps(
-    client: Client, w: Tree, level: jax.Array | None, *, problem: Any, algorithm: ComFedL
+    client: Client,
+    w: Tree,
+    level: jax.Array | None,
+    *,
+    problem: SingleLevel | Meta,
+    algorithm: ComFedL,
 ) -> tuple[Tree, jax.Array | None]:
     """The client's model after local steps along its weighted gradient, and what it reports."""
     weights = algorithm.weights
-    gamma: Any = algorithm.gamma
+    gamma = algorithm.gamma
+    assert gamma is not None
 
     def ask():
         return first_loss(client, w, problem=problem, algorithm=algorithm)
@@ -249,7 +262,9 @@ def value_and_gradient(
     return problem.value_and_gradient(w, client.draw(problem.split, algorithm.batch_size, key))
 
 
-def first_loss(client: Client, w: Tree, *, problem: Any, algorithm: ComFedL) -> jax.Array:
+def first_loss(
+    client: Client, w: Tree, *, problem: SingleLevel | Meta, algorithm: ComFedL
+) -> jax.Array:
     """The client's loss at the model that it was sent, after adaptation on Meta problems."""
     size = algorithm.weights.batch_size
     # local steps fold in their number, which never reaches 2**32 - 1

@@ -35,10 +35,9 @@ from rookery import check
 from rookery.algorithms.shared.local import number
 from rookery.program.federation import AbstractFederation, Placed
 from rookery.program.participation import Cohort
-from rookery.types import Tree
+from rookery.types import Number, Tree
 
-Number = float | jax.Array
-MaybeNumber = Any
+MaybeNumber = Any  # a weighting that needs one does not test for None
 """A number, or None where a weighting needs none; None takes no bytes in a message."""
 
 Ask = Callable[[], Placed]

@@ -33,7 +33,7 @@ iterates are averaged, as in the paper's experiments; its theorem has one.
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -51,7 +51,7 @@ from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Cached, Client
 from rookery.program.participation import AbstractParticipation, Everyone, Uniform, participation
 from rookery.rng import below
-from rookery.types import Key, Tree
+from rookery.types import Count, Key, Problem, Tree
 
 
 class MSAState(NamedTuple):
@@ -117,7 +117,7 @@ class FedMSA(SampledAlgorithm):
         if self.first_batch is not None:
             check.count("first_batch", self.first_batch)
 
-    def check(self, problem: Any, n_clients: int) -> None:
+    def check(self, problem: Problem, n_clients: int) -> None:
         """Raise unless the problem has blocks and the settings fit them and the clients."""
         others = view_of(problem, self.view).n_blocks(problem) - 1
         check_rates("inner_lr", self.inner_lr, others)
@@ -128,18 +128,20 @@ class FedMSA(SampledAlgorithm):
             self.warm_up.check(problem, n_clients)
 
     def check_start(
-        self, problem: Any, start: tuple[Tree, ...], example: Callable[[str], Tree]
+        self, problem: Problem, start: tuple[Tree, ...], example: Callable[[str], Tree]
     ) -> None:
         """Raise unless the view's initial values have the shapes that the problem has."""
         view_of(problem, self.view).check_start(problem, start, example)
 
-    def init(self, problem: Any, *variables: Tree) -> MSAState:
+    def init(self, problem: Problem, *variables: Tree) -> MSAState:
         """The given variables, and what the view adds to them; no direction yet."""
         u = (*variables, *view_of(problem, self.view).added(problem, *variables))
         n = len(variables)
         return MSAState(variables, u[n:], u, tree.zeros_like(u), self.output.init(variables))
 
-    def round(self, fed: AbstractFederation, problem: Any, state: MSAState, key: Key) -> MSAState:
+    def round(
+        self, fed: AbstractFederation, problem: Problem, state: MSAState, key: Key
+    ) -> MSAState:
         """Exchange A finds the direction, exchange B follows it."""
         momentum_key, local_key, output_key, warm_key = jax.random.split(key, 4)
         is_first = jnp.asarray(fed.round) == 0
@@ -208,14 +210,14 @@ class FedMSA(SampledAlgorithm):
         return fed.when(~is_first, later, fed.when(is_first, first, state.h))
 
 
-def own_maps(client: Client, u: Blocks, *, problem: Any, algorithm: FedMSA) -> Blocks:
+def own_maps(client: Client, u: Blocks, *, problem: Problem, algorithm: FedMSA) -> Blocks:
     """s_i(u; ξ) in round 0."""
     view, batch_size = algorithm.view, algorithm.first_batch
     return evaluate(client, problem, view, batch_size, client.key, u)[0]
 
 
 def own_difference(
-    client: Client, u: Blocks, previous: Blocks, *, problem: Any, algorithm: FedMSA
+    client: Client, u: Blocks, previous: Blocks, *, problem: Problem, algorithm: FedMSA
 ) -> Blocks:
     """s_i(u; ξ) - (1 - ρ) s_i(u_prev; ξ), with one sample."""
     view, batch_size = algorithm.view, algorithm.batch_size
@@ -224,7 +226,14 @@ def own_difference(
 
 
 def local_steps(
-    client: Client, u: Blocks, h: Blocks, *, problem: Any, algorithm: FedMSA, round: Any, steps: Any
+    client: Client,
+    u: Blocks,
+    h: Blocks,
+    *,
+    problem: Problem,
+    algorithm: FedMSA,
+    round: Count,
+    steps: Count,
 ) -> Blocks:
     """w^1 = u, d^1 = h;  w^{k+1} = w^k - a d^k,  d^k = d^{k-1} + s_i(w^k; ξ) - s_i(w^{k-1}; ξ)."""
     sizes = sizes_at(algorithm.outer_lr, algorithm.inner_lr, len(u), round)

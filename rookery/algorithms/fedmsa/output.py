@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rookery import tree
 from rookery.program.federation import AbstractFederation
 from rookery.rng import below
-from rookery.types import Key, Tree
+from rookery.types import Count, Key, Tree
 
 
 class Kept(NamedTuple):
@@ -25,19 +25,19 @@ class AbstractOutput(eqx.Module):
     """A choice of the output among the iterates of all rounds."""
 
     @abc.abstractmethod
-    def init(self, start: Tree) -> Any:
+    def init(self, start: Tree) -> Kept | None:
         """What is kept before round 0."""
 
     @abc.abstractmethod
     def renew(
         self,
         fed: AbstractFederation,
-        kept: Any,
+        kept: Kept | None,
         first: Tree,
-        steps: Any,
-        ask: Callable[[Any], Tree],
+        steps: Count,
+        ask: Callable[[jax.Array], Tree],
         key: Key,
-    ) -> Any:
+    ) -> Kept | None:
         """What is kept after a round.
 
         Args:
@@ -82,6 +82,7 @@ class RandomIterate(AbstractOutput):
 
     def renew(self, fed, kept, first, steps, ask, key):
         """The old iterate, or one of the round."""
+        assert kept is not None
         seen = kept.seen + jnp.asarray(steps, jnp.int32)
         k = below(key, (), seen) + 1  # numbers beyond this round's stand for older iterates
         iterate = tree.where(k == 1, first, kept.iterate)

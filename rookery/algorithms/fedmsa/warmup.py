@@ -2,7 +2,6 @@
 
 import abc
 from dataclasses import KW_ONLY
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,7 +15,7 @@ from rookery.algorithms.shared.two_level import AbstractInner, initial_state
 from rookery.algorithms.shared.views import Blocks
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
-from rookery.types import Key
+from rookery.types import Key, Problem
 
 
 class AbstractWarmUp(eqx.Module):
@@ -27,7 +26,7 @@ class AbstractWarmUp(eqx.Module):
         """The blocks to start from."""
 
     @abc.abstractmethod
-    def check(self, problem: Any, n_clients: int) -> None:
+    def check(self, problem: Problem, n_clients: int) -> None:
         """Raise unless it fits the problem and the number of clients."""
 
 

@@ -5,8 +5,6 @@ makes N' < N, and no exchange for an estimate of L. With FedIHGPSum and a given 
 To draw a curve on the paper's axis, multiply ``history["round"]`` by :func:`paper_rounds`.
 """
 
-from typing import Any
-
 from rookery.algorithms.fednest.fedihgp import AbstractIHGP
 from rookery.algorithms.fednest.fedinn import FedInn, FedInnSGD
 from rookery.algorithms.fednest.fednest import FedNest
@@ -15,6 +13,7 @@ from rookery.algorithms.fednest.light import LFedNestNonAlt, LFedOut
 from rookery.algorithms.nested import Nested
 from rookery.algorithms.shared.adjoint import AbstractAdjoint
 from rookery.algorithms.shared.levels import TwoLevel
+from rookery.algorithms.shared.two_level import AbstractInner
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
 from rookery.program.algorithm import AbstractAlgorithm
@@ -43,7 +42,7 @@ def paper_rounds(algorithm: AbstractAlgorithm, problem: TwoLevel) -> int:
     raise TypeError(f"table 2 of FedNest has no {algorithm.name}.")
 
 
-def _inner(inner: Any) -> int:
+def _inner(inner: AbstractInner) -> int:
     match inner:
         case FedInn():
             return 2

@@ -5,7 +5,7 @@ equal messages; columns that sum to one preserve the mean over agents.
 """
 
 import abc
-from typing import Any
+from collections.abc import Iterable
 
 import equinox as eqx
 import jax
@@ -57,7 +57,7 @@ class CompleteGraph(AbstractMixing):
         """Always fits."""
 
 
-def _rows(value: Any) -> tuple[tuple[float, ...], ...]:
+def _rows(value: Iterable[Iterable[float]]) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(float(entry) for entry in row) for row in value)
 
 

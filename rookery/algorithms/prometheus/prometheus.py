@@ -32,7 +32,7 @@ method's published idea, and not compared with the authors' pseudo-code.
 """
 
 from dataclasses import KW_ONLY
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -54,7 +54,7 @@ from rookery.program.algorithm import BatchedAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory, PerClient
 from rookery.program.participation import Everyone
-from rookery.types import Key, Tree
+from rookery.types import Count, Key, Tree
 
 
 class Agent(NamedTuple):
@@ -140,7 +140,7 @@ class Prometheus(BatchedAlgorithm):
         """A smaller step, or a larger L."""
         return REMEDY
 
-    def _is_full(self, round: Any) -> Any:
+    def _is_full(self, round: Count) -> Count:
         """1 in a round whose estimates are over all rows, else 0."""
         if self.batch_size is None:
             return 1
@@ -155,7 +155,7 @@ def agent_step(
     *,
     problem: Bilevel,
     algorithm: Prometheus,
-    is_full: Any,
+    is_full: Count,
 ) -> tuple[Agent, tuple[Tree, Tree]]:
     """The agent after its step, and its message: its x and its u."""
     x, u = mixed

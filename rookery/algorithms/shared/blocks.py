@@ -1,7 +1,6 @@
 """What algorithms do with blocks: evaluate their maps on a client, and step against them."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from rookery import check, tree
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.program.federation import Client
-from rookery.types import Key
+from rookery.types import Key, Number, Problem, Tree
 
 Radius = float | tuple[float, ...] | None
 """The largest norm of the blocks other than x, one for all or one each; None bounds none."""
@@ -26,7 +25,7 @@ def check_radius(name: str, radius: Radius, n_blocks: int | None = None) -> None
 
 def evaluate(
     client: Client,
-    problem: Any,
+    problem: Problem,
     view: AbstractView | None,
     batch_size: int | None,
     key: Key,
@@ -62,7 +61,7 @@ def descend(
     return x, *(_within(r, block) for r, block in zip(radii, others, strict=True))
 
 
-def _within(radius: Any, block: Any) -> Any:
+def _within(radius: Number, block: Tree) -> Tree:
     norm = tree.norm(block)
     largest = jnp.asarray(radius).astype(norm.dtype)
     return tree.scale(jnp.where(norm > largest, largest / norm, jnp.ones_like(norm)), block)

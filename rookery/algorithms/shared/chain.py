@@ -8,7 +8,6 @@ cached: a client that was sent z_n going forward is not sent it again going back
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from rookery.problem import oracles
 from rookery.problem.composition import Composition
@@ -57,7 +56,7 @@ def backward(
 ) -> list[Tree]:
     """J_0(x)' a_1 and a_1 .. a_N, in this order; a turn for each layer, that of the last first."""
     last, *others = turns
-    settings: dict[str, Any] = {"problem": problem, "batch_size": batch_size}
+    settings = {"problem": problem, "batch_size": batch_size}
     at = fed.broadcast(last[0], points[-1])  # ------------------------------ down  z_N
     pulled = [fed.mean(fed.map(own_gradient, at, key=last[1], **settings))]  # up   ∇F_N(z_N)
     for n, (cohort, key) in zip(reversed(range(len(others))), others, strict=True):

@@ -1,12 +1,12 @@
 """What the server's methods for compositions have in common."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 from rookery import check, tree
 from rookery.algorithms.shared.schedule import AbstractSchedule, Rate, check_rates
 from rookery.algorithms.shared.views import Blocks
 from rookery.program.algorithm import SampledAlgorithm
-from rookery.types import Tree
+from rookery.types import Number, Tree
 
 
 class TrackedState(NamedTuple):
@@ -16,15 +16,24 @@ class TrackedState(NamedTuple):
     z: Blocks
 
 
+class HasX(Protocol):
+    """A state with x among its parts."""
+
+    @property
+    def x(self) -> Tree:
+        """The solution so far."""
+        ...
+
+
 class AbstractCompositional(SampledAlgorithm):
     """Steps of the server on a composition, whose solution is x."""
 
-    def solution(self, state: Any) -> tuple[Tree]:
+    def solution(self, state: HasX) -> tuple[Tree]:
         """(x,)."""
         return (state.x,)
 
 
-def mixed(share: Any, new: Tree, old: Tree) -> Tree:
+def mixed(share: Number, new: Tree, old: Tree) -> Tree:
     """share * new + (1 - share) * old."""
     return tree.axpy(share, new, tree.scale(1 - share, old))
 

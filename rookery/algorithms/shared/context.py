@@ -29,7 +29,9 @@ class Context(eqx.Module):
         """Draw a cohort."""
         return self.fed.sample(self.clients, key)
 
-    def map(self, step: Callable[..., Tree], *values: Placed, key: Key, **settings: Any) -> Placed:
+    def map(
+        self, step: Callable[..., Tree], *values: Placed, key: Key, **settings: object
+    ) -> Placed:
         """Run a client step, which is told the problem and the batch size."""
         settings = {"problem": self.problem, "batch_size": self.batch_size, **settings}
         return self.fed.map(step, *values, key=key, **settings)

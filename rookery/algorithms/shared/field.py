@@ -5,7 +5,6 @@ gives what is subtracted from them. Descent along a gradient is one field; desce
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -16,7 +15,7 @@ from rookery.program.federation import Client
 from rookery.types import Key, Sample, Tree
 
 Blocks = tuple[Tree, ...]
-Field = Callable[[Any, Blocks, Sample], Tree]
+Field = Callable[[Minimax, Blocks, Sample], Tree]
 
 
 def saddle_field(problem: Minimax, blocks: Blocks, sample: Sample) -> Blocks:
@@ -46,7 +45,7 @@ def mean_field(context: Context, field: Field, blocks: Blocks, key: Key) -> Tree
 
 
 def own_field(
-    client: Client, blocks: Blocks, *, field: Field, problem: Any, batch_size: int | None
+    client: Client, blocks: Blocks, *, field: Field, problem: Minimax, batch_size: int | None
 ) -> Tree:
     """The field on a sample of the client's rows."""
     return field(problem, blocks, client.draw(problem.split, batch_size, client.key))

@@ -10,19 +10,17 @@ Each of these is a mean over clients of their own terms. In a minimax problem f_
 inner solution, and the adjoint with it.
 """
 
-from typing import Any
-
 from rookery import tree
 from rookery.problem import oracles
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
-from rookery.types import Sample, Tree
+from rookery.types import Problem, Sample, Tree
 
 TwoLevel = Bilevel | Minimax | Composition
 
 
-def check_two_levels(name: str, problem: Any) -> None:
+def check_two_levels(name: str, problem: Problem) -> None:
     """Raise unless a problem is of a class above, and a composition has two layers."""
     if not isinstance(problem, TwoLevel):
         raise TypeError(

@@ -1,7 +1,6 @@
 """L, the largest eigenvalue of the inner Hessian: given, or estimated by power iteration."""
 
 from dataclasses import KW_ONLY
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,7 +13,7 @@ from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import State
 from rookery.problem.bilevel import Bilevel
 from rookery.program.federation import Client
-from rookery.types import Key, Tree
+from rookery.types import Count, Key, Tree
 
 
 class PowerIteration(eqx.Module):
@@ -42,7 +41,7 @@ class PowerIteration(eqx.Module):
         check.count("PowerIteration.every", self.every)
         check.positive("PowerIteration.safety", self.safety)
 
-    def is_due(self, round: Any) -> jax.Array:
+    def is_due(self, round: Count) -> jax.Array:
         """Whether L is estimated in a round."""
         return jnp.asarray(round) % self.every == 0
 

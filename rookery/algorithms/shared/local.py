@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from rookery import check, tree
 from rookery.program.federation import Client
 from rookery.rng import below
-from rookery.types import Key, Sample, Tree
+from rookery.types import Count, Key, Number, Sample, Tree
 
 
-def number(value) -> Any:
+def number(value: object) -> Any:  # of the type of the field that it converts
     """Field converter: whole numbers become floats, so that they can be swept over."""
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
@@ -52,7 +52,7 @@ LocalSteps = int | tuple[int, ...] | RandomSteps
 """One number for all clients, one per client, or (where jobs are asynchronous) a random one."""
 
 
-def check_learning_rate(name: str, value: LearningRate) -> None:
+def check_learning_rate(name: str, value: object) -> None:
     """Raise unless a step size is a positive number or a :class:`PerCall`."""
     if not isinstance(value, PerCall):
         check.positive(name, value)
@@ -81,7 +81,7 @@ def check_local_steps(
 
 
 def check_fields(
-    algorithm: Any,
+    algorithm: eqx.Module,
     n_clients: int | None = None,
     *,
     may_be_drawn: bool = False,
@@ -103,7 +103,7 @@ def check_fields(
 
 
 def check_settings(
-    settings: Mapping[str, Any], n_clients: int | None = None, *, may_be_drawn: bool = False
+    settings: Mapping[str, object], n_clients: int | None = None, *, may_be_drawn: bool = False
 ) -> None:
     """:func:`check_fields` for settings by name."""
     for name, value in settings.items():
@@ -150,8 +150,8 @@ def mean_gradient(
     client: Client,
     gradient: Callable[[Tree, Key], Tree],
     start: Tree,
-    size: Any,
-    steps: Any,
+    size: Number,
+    steps: Count,
     key: Key,
 ) -> Tree:
     """The mean of the gradients along local steps of a given size and number, with a key each."""

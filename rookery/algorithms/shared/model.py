@@ -13,7 +13,7 @@ from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Probabilities
 from rookery.program.polling import InFlight
 from rookery.program.step import Step
-from rookery.types import Key, Tree
+from rookery.types import Key, Problem, Tree
 
 
 class ModelState(NamedTuple):
@@ -53,13 +53,13 @@ class AbstractLocalSGD(SampledAlgorithm):
     def __check_init__(self):
         local.check_fields(self)
 
-    def check(self, problem: Any, n_clients: int) -> None:
+    def check(self, problem: Problem, n_clients: int) -> None:
         """Raise unless the problem is of the right kind and the settings fit the clients."""
         check_kind(self, problem, self.kind)
         local.check_fields(self, n_clients)
         self.clients.check(n_clients)
 
-    def init(self, problem: Any, w: Tree) -> ModelState:
+    def init(self, problem: Problem, w: Tree) -> ModelState:
         """The given model."""
         return ModelState(w)
 
@@ -67,7 +67,9 @@ class AbstractLocalSGD(SampledAlgorithm):
         """(w,)."""
         return (state.w,)
 
-    def mean_of(self, step: Step, fed: AbstractFederation, problem: Any, w: Tree, key: Key) -> Tree:
+    def mean_of(
+        self, step: Step, fed: AbstractFederation, problem: Problem, w: Tree, key: Key
+    ) -> Tree:
         """One exchange: a cohort gets w, runs ``step``, and its replies are averaged."""
         who, local_key = jax.random.split(key)
         cohort = fed.sample(self.clients, who)
@@ -76,7 +78,13 @@ class AbstractLocalSGD(SampledAlgorithm):
         return fed.mean(replies)  # ------------------------------------------ up    its replies
 
 
-def gradient_steps(client: Client, w: Tree, *, problem: SingleLevel, algorithm: Any) -> Tree:
+def gradient_steps(
+    client: Client,
+    w: Tree,
+    *,
+    problem: SingleLevel,
+    algorithm: Any,  # a protocol cannot ask for fields with converters
+) -> Tree:
     """The client's model after its local gradient steps from w.
 
     Args:

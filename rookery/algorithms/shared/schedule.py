@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from rookery import check
 from rookery.algorithms.shared.local import number
+from rookery.types import Count, Number
 
 
 class AbstractSchedule(eqx.Module):
@@ -17,7 +18,7 @@ class AbstractSchedule(eqx.Module):
     lr: eqx.AbstractVar[float]
 
     @abc.abstractmethod
-    def __call__(self, round: Any) -> jax.Array:
+    def __call__(self, round: Count) -> jax.Array:
         """The step size in a round, counted from 0."""
 
 
@@ -72,7 +73,7 @@ Rates = Rate | tuple[Rate, ...]
 """One for all blocks, or one for each."""
 
 
-def rates(value: Any) -> Any:
+def rates(value: object) -> Any:  # of the type of the field that it converts
     """Field converter: whole numbers become floats, lists tuples."""
     several = isinstance(value, list | tuple)
     return tuple(map(number, value)) if several else number(value)
@@ -93,12 +94,12 @@ def check_rates(name: str, value: Rates, n_blocks: int | None = None) -> None:
         raise ValueError(f"{name} has {len(value)} entries for {n_blocks} blocks.")
 
 
-def size_at(rate: Rate, round: Any) -> Any:
+def size_at(rate: Rate, round: Count) -> Number:
     """The step size in a round."""
     return rate(round) if isinstance(rate, AbstractSchedule) else rate
 
 
-def sizes_at(outer: Rate, others: Rates, n_blocks: int, round: Any) -> tuple:
+def sizes_at(outer: Rate, others: Rates, n_blocks: int, round: Count) -> tuple[Number, ...]:
     """The step sizes of x and of the other blocks in a round."""
     each = others if isinstance(others, tuple) else (others,) * (n_blocks - 1)
     return tuple(size_at(rate, round) for rate in (outer, *each))

@@ -6,7 +6,6 @@ whose system it solves.
 
 import abc
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,7 +15,7 @@ from rookery.algorithms.shared import levels
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.program.federation import Cached, Client
-from rookery.types import Key, Sample, Tree
+from rookery.types import Count, Key, Sample, Tree
 
 
 class AbstractSystem(eqx.Module):
@@ -31,7 +30,7 @@ class AbstractSystem(eqx.Module):
         """g_yy p."""
 
     @abc.abstractmethod
-    def repeat(self, n: Any, body: Callable[[Any, Tree], Tree], init: Tree) -> Tree:
+    def repeat(self, n: Count, body: Callable[[jax.Array, Tree], Tree], init: Tree) -> Tree:
         """``body(i, value)``, n times."""
 
 

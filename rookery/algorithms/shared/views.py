@@ -16,7 +16,7 @@ to have f_y on its right.)
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar
 
 import equinox as eqx
 import jax
@@ -28,41 +28,42 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
 from rookery.problem.multisequence import MultiSequence
-from rookery.types import Sample, Tree
+from rookery.types import Problem, Sample, Tree
 
 Blocks = tuple[Tree, ...]
+P = TypeVar("P", bound=Problem)
 
 
-class AbstractView(eqx.Module):
+class AbstractView(eqx.Module, Generic[P]):
     """A class of problems, seen as blocks with averaged maps."""
 
     @abc.abstractmethod
-    def check(self, problem: Any) -> None:
+    def check(self, problem: P) -> None:
         """Raise unless the problem is of the class."""
 
     @abc.abstractmethod
-    def n_blocks(self, problem: Any) -> int:
+    def n_blocks(self, problem: P) -> int:
         """How many blocks there are."""
 
     @abc.abstractmethod
-    def splits(self, problem: Any) -> tuple[str, ...]:
+    def splits(self, problem: P) -> tuple[str, ...]:
         """The parts of a client's data that one evaluation needs an independent sample of each."""
 
     @abc.abstractmethod
-    def added(self, problem: Any, *variables: Tree) -> Blocks:
+    def added(self, problem: P, *variables: Tree) -> Blocks:
         """Initial values of the blocks that are not the problem's own variables."""
 
     def check_start(
-        self, problem: Any, start: tuple[Tree, ...], example: Callable[[str], Tree]
+        self, problem: P, start: tuple[Tree, ...], example: Callable[[str], Tree]
     ) -> None:
         """Raise unless initial values that the view adds have the shapes of the maps' values."""
 
     @abc.abstractmethod
-    def maps(self, problem: Any, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
+    def maps(self, problem: P, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
         """All mean maps at the blocks, each shaped like its block."""
 
 
-class BilevelView(AbstractView):
+class BilevelView(AbstractView[Bilevel]):
     """A bilevel problem as (x, y, v). One vector v, common to all clients, starts at zero.
 
     >>> import rookery as rk
@@ -98,7 +99,7 @@ class BilevelView(AbstractView):
         )
 
 
-class MinimaxView(AbstractView):
+class MinimaxView(AbstractView[Minimax]):
     """A minimax problem as (x, y).
 
     >>> import rookery as rk
@@ -128,7 +129,7 @@ class MinimaxView(AbstractView):
         return problem.grad_x(x, y, sample), tree.scale(-1, problem.grad_y(x, y, sample))
 
 
-class AdjointView(AbstractView):
+class AdjointView(AbstractView[Composition]):
     """A composition as (x, z_1 .. z_N, a_1 .. a_N), whose maps are exact in the mean.
 
     Every map holds one factor that depends on the client, so the mean of the clients' maps is the
@@ -176,7 +177,7 @@ class AdjointView(AbstractView):
         return pulled[0], *behind, *map(tree.sub, a, pulled[1:])
 
 
-class ProductView(AbstractView):
+class ProductView(AbstractView[Composition]):
     """A composition as (x, z_1 .. z_N) with the paper's product of a client's own Jacobians.
 
     The mean of products is not the product of means: the maps have the right zero only if at most
@@ -219,7 +220,7 @@ class ProductView(AbstractView):
         return product, *map(tree.sub, blocks[1:], values)
 
 
-class SequencesView(AbstractView):
+class SequencesView(AbstractView[MultiSequence]):
     """A multi-sequence problem as itself: the blocks are its sequences, the maps its own.
 
     >>> SequencesView()
@@ -247,7 +248,7 @@ class SequencesView(AbstractView):
         return problem.maps(blocks, samples[0])
 
 
-NATURAL = {
+NATURAL: dict[type, type[AbstractView]] = {
     Bilevel: BilevelView,
     Minimax: MinimaxView,
     Composition: AdjointView,
@@ -255,7 +256,7 @@ NATURAL = {
 }
 
 
-def view_of(problem: Any, chosen: AbstractView | None = None) -> AbstractView:
+def view_of(problem: Problem, chosen: AbstractView | None = None) -> AbstractView:
     """The chosen view of a problem, checked, or the natural one of its class."""
     if chosen is None and type(problem) not in NATURAL:
         known = ", ".join(kind.__name__ for kind in NATURAL)
@@ -291,7 +292,7 @@ def _check_layer_values(
         validation.check_like(f"starts[{n}]", initial, f"the value of layers[{n}]", z)
 
 
-def _check_class(view: AbstractView, problem: Any, wanted: type) -> None:
+def _check_class(view: AbstractView, problem: Problem, wanted: type) -> None:
     if not isinstance(problem, wanted):
         raise TypeError(
             f"{type(view).__name__} is a view of {wanted.__name__} problems, "

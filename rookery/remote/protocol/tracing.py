@@ -107,7 +107,7 @@ class _TracingFederation(AbstractFederation):
 
     def repeat(self, n, body, init):
         """Traces the body once: every iteration makes the same calls."""
-        index = (self.round * 0).astype(jnp.int32)  # traced: its value changes per iteration
+        index = jnp.asarray(self.round * 0, jnp.int32)  # traced: its value changes per iteration
         return body(index, init)
 
     def poll(self, jobs, step, *values, rules, key, settings=NO_SETTINGS) -> PollResult:

@@ -172,7 +172,8 @@ class RemoteFederation(AbstractFederation):
 
         def request(slot: int, client: int) -> Request:
             def build():
-                builders[slot] = MessageBuilder(clients, self.round, client, slot, shares=True)
+                round = int(self.round)
+                builders[slot] = MessageBuilder(clients, round, client, slot, shares=True)
                 return builders[slot].request(values)
 
             return Request(client, build, wanted)
