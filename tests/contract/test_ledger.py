@@ -17,7 +17,7 @@ SADDLE = rk.zoo.saddle(n_clients=3, x_size=1, y_size=1)
 CHAIN = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2))
 SETTINGS = [  # T and N
     (3, 2),
-    *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 1), (1, 4))),
+    *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 1), (1, 5), (3, 4))),
 ]
 
 
