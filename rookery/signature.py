@@ -8,7 +8,7 @@ Function = TypeVar("Function", bound=Callable)
 
 
 def expands(shared: Callable) -> Callable[[Function], Function]:
-    """Show the parameters of ``shared`` in place of ``**settings``.
+    """Show the keyword-only parameters of ``shared`` in place of ``**settings``.
 
     ``help()`` and experiment files then know every setting by its name.
 
@@ -23,9 +23,9 @@ def expands(shared: Callable) -> Callable[[Function], Function]:
         signature = inspect.signature(function)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         also = [
-            p.replace(kind=p.KEYWORD_ONLY)
+            p
             for p in inspect.signature(shared).parameters.values()
-            if p.name not in signature.parameters
+            if p.kind is p.KEYWORD_ONLY and p.name not in signature.parameters
         ]
         shown = signature.replace(parameters=[*own, *also])
         function.__signature__ = shown  # pyright: ignore[reportFunctionMemberAccess]

@@ -22,21 +22,14 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.nested import Nested, server_steps
+from rookery.algorithms.nested import Nested, ServerStepsSettings, server_steps
 from rookery.algorithms.shared.adjoint import AbstractAdjoint
-from rookery.algorithms.shared.schedule import Rate
-from rookery.algorithms.shared.two_level import TwoLevelAlgorithm, TwoLevelSettings
 from rookery.signature import expands
 
 
-@expands(TwoLevelAlgorithm)
+@expands(server_steps)
 def AID(
-    *,
-    outer_lr: Rate = 0.01,
-    inner_lr: Rate = 0.1,
-    inner_rounds: int = 10,
-    adjoint: AbstractAdjoint | None = None,
-    **shared: Unpack[TwoLevelSettings],
+    *, adjoint: AbstractAdjoint | None = None, **settings: Unpack[ServerStepsSettings]
 ) -> Nested:
     """Gradient steps inside, then a step along the hypergradient of an approximate adjoint.
 
@@ -46,14 +39,8 @@ def AID(
     >>> AID(outer_lr=0.05, inner_lr=0.1, clients=10).name
     'AID'
     """
-    return server_steps(
-        "AID",
-        outer_lr=outer_lr,
-        inner_lr=inner_lr,
-        inner_rounds=inner_rounds,
-        adjoint=FederatedCG(iterations=10) if adjoint is None else adjoint,
-        **shared,
-    )
+    chosen = FederatedCG(iterations=10) if adjoint is None else adjoint
+    return server_steps("AID", chosen, **settings)
 
 
 class FederatedCG(AbstractAdjoint):

@@ -54,9 +54,9 @@ def ALSET(
     estimate = PowerIteration() if lipschitz is None else lipschitz
     return server_steps(
         "ALSET",
+        FedIHGP(terms=terms, lipschitz=estimate),
         outer_lr=outer_lr / math.sqrt(horizon),
         inner_lr=inner_lr / math.sqrt(horizon),
         inner_rounds=inner_rounds,
-        adjoint=FedIHGP(terms=terms, lipschitz=estimate),
         **shared,
     )

@@ -11,12 +11,14 @@ files of their own; other papers are functions that return a configured ``Nested
 Cost of a round: T times the inner part's exchanges, plus the outer part's.
 """
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY
-from typing import Unpack
+from typing import Required, Unpack
 
 import jax
 
 from rookery import check
+from rookery.algorithms.shared import local
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.schedule import Rate, check_rates
@@ -30,6 +32,7 @@ from rookery.algorithms.shared.two_level import (
     TwoLevelSettings,
 )
 from rookery.program.federation import AbstractFederation
+from rookery.signature import expands
 from rookery.types import Key
 
 
@@ -73,13 +76,59 @@ class Nested(TwoLevelAlgorithm):
         return self.outer(context, state._replace(y=y), outer_key)
 
 
+class LocalRoundsSettings(TwoLevelSettings, total=False):
+    """The settings of :func:`local_rounds`."""
+
+    outer_lr: Required[local.LearningRate]
+    inner_lr: Required[local.LearningRate]
+    inner_rounds: int
+    inner_steps: local.LocalSteps
+    outer_steps: local.LocalSteps
+
+
+@expands(TwoLevelAlgorithm)
+def local_rounds(
+    label: str,
+    inner: Callable[..., AbstractInner],
+    outer: Callable[..., AbstractOuter],
+    /,
+    *,
+    outer_lr: local.LearningRate,
+    inner_lr: local.LearningRate,
+    inner_rounds: int = 1,
+    inner_steps: local.LocalSteps = 1,
+    outer_steps: local.LocalSteps = 1,
+    **shared: Unpack[TwoLevelSettings],
+) -> Nested:
+    """T rounds of local inner steps, then one round of local outer steps, as ``label``."""
+    local.check_settings({"outer_lr": outer_lr, "inner_lr": inner_lr})
+    local.check_settings({"inner_steps": inner_steps, "outer_steps": outer_steps})
+    return Nested(
+        label=label,
+        inner=inner(lr=inner_lr, local_steps=inner_steps),
+        outer=outer(lr=outer_lr, local_steps=outer_steps),
+        inner_rounds=inner_rounds,
+        **shared,
+    )
+
+
+class ServerStepsSettings(TwoLevelSettings, total=False):
+    """The settings of :func:`server_steps`."""
+
+    outer_lr: Rate
+    inner_lr: Rate
+    inner_rounds: int
+
+
+@expands(TwoLevelAlgorithm)
 def server_steps(
     label: str,
-    *,
-    outer_lr: Rate,
-    inner_lr: Rate,
-    inner_rounds: int,
     adjoint: AbstractHypergradient,
+    /,
+    *,
+    outer_lr: Rate = 0.01,
+    inner_lr: Rate = 0.1,
+    inner_rounds: int = 10,
     **shared: Unpack[TwoLevelSettings],
 ) -> Nested:
     """T steps of :class:`ServerSGD`, then one :class:`ServerStep`, as the algorithm ``label``."""

@@ -20,21 +20,13 @@ from typing import Unpack
 
 from rookery import check
 from rookery.algorithms.fednest.fedihgp import FedIHGPSum
-from rookery.algorithms.nested import Nested, server_steps
-from rookery.algorithms.shared.schedule import Rate
-from rookery.algorithms.shared.two_level import TwoLevelAlgorithm, TwoLevelSettings
+from rookery.algorithms.nested import Nested, ServerStepsSettings, server_steps
 from rookery.signature import expands
 
 
-@expands(TwoLevelAlgorithm)
+@expands(server_steps)
 def StocBiO(
-    *,
-    outer_lr: Rate = 0.01,
-    inner_lr: Rate = 0.1,
-    inner_rounds: int = 10,
-    terms: int = 10,
-    adjoint_lr: float = 0.1,
-    **shared: Unpack[TwoLevelSettings],
+    *, terms: int = 10, adjoint_lr: float = 0.1, **settings: Unpack[ServerStepsSettings]
 ) -> Nested:
     """Stochastic steps inside, and a Neumann series whose every product has a batch of its own.
 
@@ -45,11 +37,5 @@ def StocBiO(
     'StocBiO'
     """
     check.positive("adjoint_lr", adjoint_lr)
-    return server_steps(
-        "StocBiO",
-        outer_lr=outer_lr,
-        inner_lr=inner_lr,
-        inner_rounds=inner_rounds,
-        adjoint=FedIHGPSum(terms=terms, lipschitz=1 / adjoint_lr),
-        **shared,
-    )
+    series = FedIHGPSum(terms=terms, lipschitz=1 / adjoint_lr)
+    return server_steps("StocBiO", series, **settings)

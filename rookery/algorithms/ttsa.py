@@ -47,9 +47,9 @@ def TTSA(
     estimate = PowerIteration() if lipschitz is None else lipschitz
     return server_steps(
         "TTSA",
+        FedIHGP(terms=terms, lipschitz=estimate),
         outer_lr=PowerDecay(outer_lr, 3 / 5),
         inner_lr=PowerDecay(inner_lr, 2 / 5),
         inner_rounds=1,
-        adjoint=FedIHGP(terms=terms, lipschitz=estimate),
         **shared,
     )

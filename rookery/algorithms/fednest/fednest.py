@@ -24,6 +24,7 @@ two cancelling gradients; in a composition v is the mean of f_y (the paper's N =
 """
 
 from dataclasses import KW_ONLY
+from functools import partial
 from typing import Unpack
 
 import equinox as eqx
@@ -33,12 +34,12 @@ from rookery import check
 from rookery.algorithms.fednest.fedihgp import FedIHGPSum
 from rookery.algorithms.fednest.fedinn import FedInnSGD, fedinn
 from rookery.algorithms.fednest.fedout import FedOut, fedout
-from rookery.algorithms.nested import Nested
+from rookery.algorithms.nested import LocalRoundsSettings, Nested, local_rounds
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import AbstractAdjoint
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
-from rookery.algorithms.shared.two_level import State, TwoLevelAlgorithm, TwoLevelSettings
+from rookery.algorithms.shared.two_level import State, TwoLevelAlgorithm
 from rookery.program.federation import AbstractFederation
 from rookery.signature import expands
 from rookery.types import Key
@@ -100,16 +101,9 @@ class FedNest(TwoLevelAlgorithm):
         return state._replace(x=x, lipschitz=L)
 
 
-@expands(TwoLevelAlgorithm)
+@expands(local_rounds)
 def FedNestSGD(
-    *,
-    outer_lr: local.LearningRate,
-    inner_lr: local.LearningRate,
-    inner_rounds: int = 1,
-    inner_steps: local.LocalSteps = 1,
-    outer_steps: local.LocalSteps = 1,
-    ihgp: AbstractAdjoint | None = None,
-    **shared: Unpack[TwoLevelSettings],
+    *, ihgp: AbstractAdjoint | None = None, **settings: Unpack[LocalRoundsSettings]
 ) -> Nested:
     """FedNest with plain local steps inside: an exchange less per inner round, and a biased y.
 
@@ -118,13 +112,5 @@ def FedNestSGD(
     >>> FedNestSGD(outer_lr=0.05, inner_lr=0.1).name
     'FedNestSGD'
     """
-    local.check_settings({"outer_lr": outer_lr, "inner_lr": inner_lr})
-    local.check_settings({"inner_steps": inner_steps, "outer_steps": outer_steps})
-    adjoint = FedIHGPSum() if ihgp is None else ihgp
-    return Nested(
-        label="FedNestSGD",
-        inner=FedInnSGD(lr=inner_lr, local_steps=inner_steps),
-        outer=FedOut(lr=outer_lr, local_steps=outer_steps, adjoint=adjoint),
-        inner_rounds=inner_rounds,
-        **shared,
-    )
+    outer = partial(FedOut, adjoint=FedIHGPSum() if ihgp is None else ihgp)
+    return local_rounds("FedNestSGD", FedInnSGD, outer, **settings)

@@ -18,13 +18,14 @@ algorithm 5 needs f_y(x_ν, y) where it prints f_x(y_ν, y).
 """
 
 from dataclasses import KW_ONLY
+from functools import partial
 from typing import Unpack
 
 import equinox as eqx
 import jax
 
 from rookery.algorithms.fednest.fedinn import FedInn, FedInnSGD, own_inner_steps
-from rookery.algorithms.nested import Nested
+from rookery.algorithms.nested import LocalRoundsSettings, Nested, local_rounds
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import own_piece
 from rookery.algorithms.shared.levels import TwoLevel
@@ -38,7 +39,6 @@ from rookery.algorithms.shared.two_level import (
     AbstractOuter,
     State,
     TwoLevelAlgorithm,
-    TwoLevelSettings,
 )
 from rookery.program.federation import AbstractFederation, Client
 from rookery.signature import expands
@@ -104,16 +104,11 @@ def own_outer_steps(at: LocalSystem, lfedout: LFedOut, key: Key) -> Tree:
     return local.plain_steps(at.client, hypergradient, at.x, lr, steps, steps_key)
 
 
-@expands(TwoLevelAlgorithm)
+@expands(local_rounds)
 def LFedNest(
     *,
-    outer_lr: local.LearningRate,
-    inner_lr: local.LearningRate,
-    inner_rounds: int = 1,
-    inner_steps: local.LocalSteps = 1,
-    outer_steps: local.LocalSteps = 1,
     adjoint: AbstractLocalAdjoint | None = None,
-    **shared: Unpack[TwoLevelSettings],
+    **settings: Unpack[LocalRoundsSettings],
 ) -> Nested:
     """Alternates plain local inner rounds with one round of local outer steps.
 
@@ -123,28 +118,16 @@ def LFedNest(
     >>> LFedNest(outer_lr=0.05, inner_lr=0.1, inner_steps=5).name
     'LFedNest'
     """
-    local.check_settings({"outer_lr": outer_lr, "inner_lr": inner_lr})
-    local.check_settings({"inner_steps": inner_steps, "outer_steps": outer_steps})
-    return Nested(
-        label="LFedNest",
-        inner=FedInnSGD(lr=inner_lr, local_steps=inner_steps),
-        outer=LFedOut(lr=outer_lr, local_steps=outer_steps, adjoint=adjoint or LocalNeumannSum()),
-        inner_rounds=inner_rounds,
-        **shared,
-    )
+    outer = partial(LFedOut, adjoint=adjoint or LocalNeumannSum())
+    return local_rounds("LFedNest", FedInnSGD, outer, **settings)
 
 
-@expands(TwoLevelAlgorithm)
+@expands(local_rounds)
 def LFedNestSVRG(
     *,
-    outer_lr: local.LearningRate,
-    inner_lr: local.LearningRate,
-    inner_rounds: int = 1,
-    inner_steps: local.LocalSteps = 1,
-    outer_steps: local.LocalSteps = 1,
     adjoint: AbstractLocalAdjoint | None = None,
     anchor_batch: int | None = None,
-    **shared: Unpack[TwoLevelSettings],
+    **settings: Unpack[LocalRoundsSettings],
 ) -> Nested:
     """LFedNest with FedNest's drift-free inner rounds.
 
@@ -154,15 +137,9 @@ def LFedNestSVRG(
     >>> LFedNestSVRG(outer_lr=0.05, inner_lr=0.1, anchor_batch=64).name
     'LFedNestSVRG'
     """
-    local.check_settings({"outer_lr": outer_lr, "inner_lr": inner_lr})
-    local.check_settings({"inner_steps": inner_steps, "outer_steps": outer_steps})
-    return Nested(
-        label="LFedNestSVRG",
-        inner=FedInn(lr=inner_lr, local_steps=inner_steps, anchor_batch=anchor_batch),
-        outer=LFedOut(lr=outer_lr, local_steps=outer_steps, adjoint=adjoint or LocalNeumannSum()),
-        inner_rounds=inner_rounds,
-        **shared,
-    )
+    outer = partial(LFedOut, adjoint=adjoint or LocalNeumannSum())
+    inner = partial(FedInn, anchor_batch=anchor_batch)
+    return local_rounds("LFedNestSVRG", inner, outer, **settings)
 
 
 class LFedNestNonAlt(TwoLevelAlgorithm):
