@@ -1,7 +1,7 @@
 """The ``rookery`` command's part for NVIDIA FLARE: simulate, join, submit and stop."""
 
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import tyro
 
@@ -56,7 +56,7 @@ def stop(kit: Path) -> None:
     _jobs().shut_down(kit)
 
 
-def _jobs() -> Any:
+def _jobs() -> ModuleType:
     # FLARE is an extra that the other commands do not need
     from rookery.remote.transports.flare import deploy
 

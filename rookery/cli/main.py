@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -148,7 +148,7 @@ def _tuning_table(title: str, tunings: Mapping[str, Tuning]) -> Table:
     return table
 
 
-def _settings(setting: Mapping[str, Any]) -> str:
+def _settings(setting: Mapping[str, object]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in setting.items())
 
 
@@ -214,13 +214,13 @@ def _setting_tables(curves: Sequence[config.CurveSettings]) -> list[Table]:
     return [common, table]
 
 
-def _flat(table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _flat(table: Mapping[str, object], prefix: str) -> dict[str, object]:
     """The settings of nested tables by dotted key; a table's name stands at the table's own key.
 
     >>> _flat({"algorithm": {"name": "FedAvg", "lr": 0.1}}, "")
     {'algorithm': 'FedAvg', 'algorithm.lr': 0.1}
     """
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in table.items():
         path = f"{prefix}.{key}" if prefix else key
         if isinstance(value, Mapping):

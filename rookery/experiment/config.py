@@ -56,8 +56,8 @@ PRECISIONS = ("float32", "float64")
 TUNE_KEYS = ("grid", "without", "metric", "goal", "rounds", "seconds", "seeds")
 PLOT_KEYS = ("metrics", "axes", "log_x", "log_y", "target", "higher_is_better")
 
-Table = dict[str, Any]
-"""A table of a TOML file; its values are of any of TOML's types."""
+Table = dict[str, Any]  # each key has a type of its own, checked where it is read
+"""A table of a TOML file."""
 UseChoices = Literal["required", "if made", "no"]
 
 
@@ -77,7 +77,7 @@ class CurveSettings:
         """Equal for curves that share data, partition and task."""
         return json.dumps([*map(self.tables.get, ("data", "partition", "task")), str(self.folder)])
 
-    def changed(self, settings: Mapping[str, Any], label: str | None = None) -> "CurveSettings":
+    def changed(self, settings: Mapping[str, object], label: str | None = None) -> "CurveSettings":
         """The curve with some settings replaced, with keys as ``algorithm.outer_lr``."""
         tables = copy.deepcopy(self.tables)
         for key, value in settings.items():
@@ -162,7 +162,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), choices: UseChoices = 
 
 
 def build(
-    tables: Mapping[str, Any],
+    tables: Table,
     overrides: Sequence[str] = (),
     path: Path | None = None,
     choices: UseChoices = "no",
@@ -228,7 +228,7 @@ def build_curve(label: str, tables: Table, folder: Path | None = None) -> CurveS
     )
 
 
-def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> Table:
+def merge(base: Mapping[str, object], own: Mapping[str, object]) -> Table:
     """``own`` over ``base``, table by table; a table with another name replaces the old one.
 
     >>> merge({"a": {"name": "F", "lr": 1}}, {"a": {"lr": 2}})
@@ -247,7 +247,7 @@ def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> Table:
     return merged
 
 
-def parse_override(text: str) -> tuple[list[str], Any]:
+def parse_override(text: str) -> tuple[list[str], object]:
     """The keys and the value of ``table.key=value``.
 
     >>> parse_override("algorithm.outer_lr=0.02")
@@ -264,13 +264,13 @@ def parse_override(text: str) -> tuple[list[str], Any]:
         return keys.strip().split("."), value.strip()
 
 
-def tuning_grid(tune: Mapping[str, Any], label: str) -> dict[str, list[Any]]:
+def tuning_grid(tune: Table, label: str) -> dict[str, list[object]]:
     """The grid of one curve: that of the table [tune], without what the curve does not have."""
     missing = tune.get("without", {}).get(label, [])
     return {key: values for key, values in tune["grid"].items() if key not in missing}
 
 
-def _set(tables: Table, keys: Sequence[str], value: Any) -> None:
+def _set(tables: Table, keys: Sequence[str], value: object) -> None:
     for depth, key in enumerate(keys[:-1]):
         tables = tables.setdefault(key, {})
         if not isinstance(tables, dict):
@@ -278,7 +278,7 @@ def _set(tables: Table, keys: Sequence[str], value: Any) -> None:
     tables[keys[-1]] = value
 
 
-def _declared_curves(tables: Mapping[str, Any]) -> dict[str, Table]:
+def _declared_curves(tables: Table) -> dict[str, Table]:
     """The tables of every curve as the file says them."""
     declared = {}
     base = {table: tables[table] for table in CURVE_TABLES if table in tables}
@@ -306,7 +306,7 @@ def _check_run(run: Table) -> None:
         check.count("run.seeds", seed, least=0)
 
 
-def _check_plot(plot: Mapping[str, Any]) -> None:
+def _check_plot(plot: Table) -> None:
     check_keys(plot, PLOT_KEYS, "plot")
     for axis in plot.get("axes", []):
         check.one_of("axis in [plot]", axis, AXES)
@@ -326,7 +326,7 @@ def _check_data(tables: Table, folder: Path | None) -> None:
         check.count("partition.clients", tables["partition"].get("clients"))
 
 
-def _checked_tune(table: Mapping[str, Any] | None, labels: Sequence[str]) -> Table | None:
+def _checked_tune(table: Table | None, labels: Sequence[str]) -> Table | None:
     if table is None:
         return None
     check_keys(table, TUNE_KEYS, "tune")

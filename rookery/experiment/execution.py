@@ -5,13 +5,13 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from rich.console import Console
 
 from rookery import check
 from rookery.engines.compiled import programs_compiled
-from rookery.experiment.config import CurveSettings, Experiment, tuning_grid
+from rookery.experiment.config import CurveSettings, Experiment, Table, tuning_grid
 from rookery.experiment.task_loader import TaskLoader
 from rookery.report.comparison import Comparison, Curve, Trace
 from rookery.runner.metrics import metric_names
@@ -71,7 +71,7 @@ def curve_of_results(label: str, results: Sequence[Result], seeds: list[int]) ->
 
 def run_curves(
     curves: Sequence[CurveSettings],
-    run: Mapping[str, Any],
+    run: Table,
     seeds: Sequence[int],
     loader: TaskLoader,
     *,

@@ -47,7 +47,7 @@ ENTRY_POINTS = {
 """The entry point group of each table that may name code of other packages."""
 
 
-def lookup(names: Names, table: Any, where: str, folder: Path | None = None) -> Callable:
+def lookup(names: Names, table: object, where: str, folder: Path | None = None) -> Callable:
     """What the name in a table stands for.
 
     >>> lookup(TASKS, {"name": "quadratic"}, "task").__name__
@@ -126,20 +126,22 @@ def needs_data(make: Callable) -> bool:
     return "dataset" in inspect.signature(make).parameters
 
 
-def check_keys(table: Mapping[str, Any], valid: Collection[str], where: str) -> None:
+def check_keys(table: Mapping[str, object], valid: Collection[str], where: str) -> None:
     """Raise at the first key that is not valid, with the nearest one that is."""
     for key in table:
         check.one_of(f"key in [{where}]", key, valid)
 
 
-def name_of(table: Any, where: str) -> str:
+def name_of(table: object, where: str) -> str:
     """The name in a table that stands for an object."""
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
         raise ValueError(f"[{where}] must be a table with a name, got {table!r}.")
     return table["name"]
 
 
-def make_object(names: Names, table: Any, where: str, folder: Path | None = None) -> Any:
+def make_object(
+    names: Names, table: Mapping[str, object], where: str, folder: Path | None = None
+) -> Any:  # of the class that the table names
     """The object that a table stands for: its name called with its other keys.
 
     >>> make_object(PARTS, {"name": "WithReplacement", "n": 4}, "algorithm.clients")
@@ -150,7 +152,7 @@ def make_object(names: Names, table: Any, where: str, folder: Path | None = None
     return fn(**{key: _value(v, f"{where}.{key}", folder) for key, v in arguments.items()})
 
 
-def _value(value: Any, where: str, folder: Path | None) -> Any:
+def _value(value: object, where: str, folder: Path | None) -> object:
     if isinstance(value, Mapping):
         return make_object(PARTS, value, where, folder)
     if isinstance(value, list):
@@ -160,11 +162,11 @@ def _value(value: Any, where: str, folder: Path | None) -> Any:
 
 def arguments_of(
     fn: Callable,
-    table: Mapping[str, Any],
+    table: Mapping[str, object],
     where: str,
     given: tuple[str, ...] = (),
     extra: tuple[str, ...] = (),
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The keys of a table apart from its name, checked to be arguments of ``fn``.
 
     Args:

@@ -2,15 +2,13 @@
 
 import inspect
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rookery.clients import datasets, partition
 from rookery.clients.datasets import Dataset
-from rookery.experiment.config import CurveSettings
+from rookery.experiment.config import CurveSettings, Table
 from rookery.experiment.registry import DATASETS, PARTITIONS, TASKS, lookup, needs_data
 from rookery.tasks.task import Task
 
@@ -59,7 +57,7 @@ class TaskLoader:
             self._datasets[key] = self._read(settings, curve.folder)
         return self._datasets[key]
 
-    def _read(self, table: Mapping[str, Any], folder: Path | None) -> Dataset:
+    def _read(self, table: Table, folder: Path | None) -> Dataset:
         settings = dict(table)
         name = settings.pop("name")
         if name in DATASETS:
@@ -72,9 +70,7 @@ class TaskLoader:
         return make(**settings)
 
 
-def _parts(
-    table: Mapping[str, Any], labels: np.ndarray, folder: Path | None
-) -> dict[str, list[np.ndarray]]:
+def _parts(table: Table, labels: np.ndarray, folder: Path | None) -> dict[str, list[np.ndarray]]:
     """The rows of every client, by split."""
     settings = dict(table)
     deal = lookup(PARTITIONS, settings, "partition", folder)

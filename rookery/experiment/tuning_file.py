@@ -4,12 +4,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rookery.runner.history import replace_file, to_json
-from rookery.runner.tune import Tuning
+from rookery.runner.tune import Setting, Tuning
 
-Choices = dict[str, dict[str, Any]]
+Choices = dict[str, Setting]
 """For each curve the chosen settings, as ``{"algorithm.outer_lr": 0.1}``."""
 
 
@@ -25,7 +24,7 @@ def tuning_path(path: Path | None) -> Path:
 
 
 def write_choices(
-    path: Path | None, declared: Mapping[str, Any], made_for: str, tunings: Mapping[str, Tuning]
+    path: Path | None, declared: Mapping[str, object], made_for: str, tunings: Mapping[str, Tuning]
 ) -> Path:
     """Keep the grid, all trials and the choice of every curve."""
     content = {
@@ -48,7 +47,7 @@ def write_choices(
 
 
 def read_choices(
-    path: Path | None, declared: Mapping[str, Any], made_for: str, labels: list[str]
+    path: Path | None, declared: Mapping[str, object], made_for: str, labels: list[str]
 ) -> Choices:
     """The choice of every curve, or an error if it was made for another experiment.
 
@@ -74,7 +73,7 @@ def read_choices(
     return {label: content["curves"][label]["choice"] for label in labels}
 
 
-def digest(curves: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+def digest(curves: Mapping[str, object], run: Mapping[str, object]) -> str:
     """A digest of everything that a choice depends on, apart from the grid itself."""
     content = json.dumps([curves, run], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -224,11 +224,13 @@ def mean_and_interval(curve: Curve, axis: str, metric: str) -> Band:
     xs = [axis_values(run, axis) for run in curve.runs]
     ys = [metric_values(run, metric) for run in curve.runs]
     if all(np.array_equal(x, xs[0]) for x in xs):
-        return Band(xs[0], *interval(np.stack(ys)))
+        over_seeds = interval(np.stack(ys))
+        return Band(xs[0], over_seeds.mean, over_seeds.low, over_seeds.high)
     grid = np.unique(np.concatenate(xs))
     grid = grid[(grid >= max(x[0] for x in xs)) & (grid <= min(x[-1] for x in xs))]
     aligned = [np.interp(grid, x, y) for x, y in zip(xs, ys, strict=True)]
-    return Band(grid, *interval(np.stack(aligned)))
+    over_seeds = interval(np.stack(aligned))
+    return Band(grid, over_seeds.mean, over_seeds.low, over_seeds.high)
 
 
 def final_values(curve: Curve, metric: str) -> list[float]:
@@ -299,7 +301,7 @@ class Cost:
     """
 
     per_seed: list[float | None]
-    interval: Interval
+    interval: Interval[float]
     reached: int
     total: int
 
@@ -358,7 +360,7 @@ class PairedTest:
 
     seeds: list[int]
     differences: np.ndarray
-    interval: Interval
+    interval: Interval[float]
     p_student: float
     p_flips: float
 
@@ -380,7 +382,7 @@ def paired_test(curve_a: Curve, curve_b: Curve, metric: str) -> PairedTest:
     # metrics are often in single precision: smaller differences than this are rounding
     rounding = 1e-7 * max(abs(last[seed]) for last in (last_a, last_b) for seed in seeds)
     p_student, p_flips = _p_student(differences, rounding), _p_flips(differences)
-    return PairedTest(seeds, differences, interval(differences), p_student, p_flips)
+    return PairedTest(seeds, differences, interval(differences.tolist()), p_student, p_flips)
 
 
 def _p_student(differences: np.ndarray, rounding: float) -> float:

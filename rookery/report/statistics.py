@@ -3,24 +3,29 @@
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 
+_Value = TypeVar("_Value")
 
-class Interval(NamedTuple):
+
+class Interval(NamedTuple, Generic[_Value]):
     """A mean over seeds and its 95 % confidence bounds: three numbers, or three arrays.
 
     >>> Interval(0.5, 0.4, 0.6).high
     0.6
     """
 
-    # Any: numbers for numbers, arrays for arrays
-    mean: Any
-    low: Any
-    high: Any
+    mean: _Value
+    low: _Value
+    high: _Value
 
 
+@overload
+def interval(values: Sequence[float]) -> Interval[float]: ...
+@overload
+def interval(values: np.ndarray) -> Interval[np.ndarray]: ...
 def interval(values: np.ndarray | Sequence[float]) -> Interval:
     """Mean over the first dimension ± Student's quantile times the standard error.
 

@@ -178,7 +178,7 @@ def number(value: float) -> str:
     return f"{value:.4g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.3g}"
 
 
-def plus_minus(value: Interval) -> str:
+def plus_minus(value: Interval[float]) -> str:
     """A mean with half its interval, both to the same decimal place.
 
     >>> plus_minus(Interval(0.87654, 0.86454, 0.88854))
@@ -193,7 +193,7 @@ def plus_minus(value: Interval) -> str:
     return f"{value.mean:,.{decimals}f} ± {half:,.{decimals}f}"
 
 
-def _final(curve: Curve, metric: str) -> Interval:
+def _final(curve: Curve, metric: str) -> Interval[float]:
     if metric not in curve.metrics:
         return Interval(math.nan, math.nan, math.nan)
     return interval(final_values(curve, metric))

@@ -4,7 +4,6 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -97,14 +96,14 @@ def _files(directory: Path) -> list[Path]:
     return sorted(directory.glob("round-*.safetensors"))
 
 
-def _named_leaves(tree: Tree) -> list[tuple[str, Any]]:
+def _named_leaves(tree: Tree) -> list[tuple[str, jax.Array]]:
     return [
         (jax.tree_util.keystr(path) or "value", leaf)
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
     ]
 
 
-def _to_plain(leaf: Any) -> tuple[np.ndarray, str]:
+def _to_plain(leaf: jax.Array) -> tuple[np.ndarray, str]:
     """An array of a plain NumPy type, and the name of its original type."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(leaf)), f"key<{jax.random.key_impl(leaf)}>"
@@ -114,7 +113,7 @@ def _to_plain(leaf: Any) -> tuple[np.ndarray, str]:
     return array, str(array.dtype)
 
 
-def _from_plain(array: np.ndarray, type_name: str) -> Any:
+def _from_plain(array: np.ndarray, type_name: str) -> jax.Array:
     if type_name.startswith("key<"):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=type_name[4:-1])
     if type_name == "bfloat16":

@@ -13,7 +13,7 @@ import numpy as np
 from rookery.types import Tree
 
 
-def describe(value: Any, _seen: tuple = ()) -> Any:
+def describe(value: Any, _seen: tuple = ()) -> Any:  # anything in, JSON out
     """JSON-ready description of modules, functions, arrays and plain values.
 
     >>> describe({"sizes": (3, 4), "lr": np.float32(0.5)})

@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 
+Row = dict[str, Any]  # the columns have types of their own
+"""A line of a table: the round and what was measured; None for a number that was not finite."""
+
 
 class _Rows:
     """Rows of measurements, in the order in which they were made."""
 
-    def __init__(self, rows: list[dict[str, Any]] | None = None):
-        self.rows: list[dict[str, Any]] = list(rows or [])
+    def __init__(self, rows: list[Row] | None = None):
+        self.rows: list[Row] = list(rows or [])
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
 
@@ -73,7 +76,7 @@ class ClientHistory(_Rows):
         rows = self._rows_of(metric)
         return [row["round"] for row in rows], [row["clients"][client] for row in rows]
 
-    def _rows_of(self, metric: str) -> list[dict[str, Any]]:
+    def _rows_of(self, metric: str) -> list[Row]:
         if metric not in self.metrics:
             raise KeyError(
                 f"no metric {metric!r} per client; there are {', '.join(self.metrics) or 'none'}."
@@ -93,7 +96,7 @@ class HistoryFile:
         >>> HistoryFile(Path("nowhere") / "history.jsonl").read()[1] is None
         True
         """
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         if not self.path.exists():
             return History(), None
         for number, line in enumerate(self.path.read_bytes().split(b"\n"), start=1):
@@ -108,23 +111,23 @@ class HistoryFile:
                 )
         return History(rows), None
 
-    def rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def rewrite(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Replace the file's content atomically."""
         text = "".join(_line(row) for row in rows)
         replace_file(self.path, text.encode())
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Mapping[str, object]) -> None:
         """Add one row."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_line(row))
             file.flush()
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def _line(row: Mapping[str, object]) -> str:
     return json.dumps(to_json(row)) + "\n"
 
 
-def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
+def to_json(row: Mapping[str, object]) -> dict[str, object]:
     """A row that JSON can hold: NaN and infinity become null.
 
     >>> to_json({"loss": math.nan, "clients": {"Lund": math.inf, "Oslo": 1.0}})
@@ -133,7 +136,7 @@ def to_json(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _to_json(value) for name, value in row.items()}
 
 
-def _to_json(value: Any) -> Any:
+def _to_json(value: object) -> object:
     if isinstance(value, Mapping):
         return to_json(value)
     if isinstance(value, list):

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -87,7 +86,7 @@ class RunProgress:
             self.remaining = _clock((self._total - self.completed) / rounds_per_second)
         self._bar.update(self._task, completed=self.completed, rate=rate, remaining=self.remaining)
 
-    def measured(self, row: Mapping[str, Any], name: str) -> None:
+    def measured(self, row: Mapping[str, float], name: str) -> None:
         """A run was evaluated."""
         numbers = {k: v for k, v in row.items() if k not in ("round", *LEDGER_FIELDS)}
         shown = "  ".join(f"{k} {v:.4g}" for k, v in list(numbers.items())[:3])

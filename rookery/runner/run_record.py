@@ -15,7 +15,7 @@ from rich.console import Console
 from rookery.engines.engine import Event
 from rookery.program.ledger import Ledger
 from rookery.runner.checkpoint import Checkpoint, load_all, remove_after, save
-from rookery.runner.history import ClientHistory, History, HistoryFile, replace_file, to_json
+from rookery.runner.history import ClientHistory, History, HistoryFile, Row, replace_file, to_json
 from rookery.runner.lock import locked
 from rookery.runner.tracker import Tracker
 from rookery.types import Tree
@@ -45,7 +45,7 @@ class RunRecord:
         """Keep other processes out of the directory."""
         return nullcontext() if self.directory is None else locked(self.directory, self.say)
 
-    def open(self, title: str, configuration: dict[str, Any], overwrite: bool) -> None:
+    def open(self, title: str, configuration: dict[str, object], overwrite: bool) -> None:
         """Set up the directory, or check that it belongs to this run."""
         if self.directory is None:
             return
@@ -132,17 +132,17 @@ class RunRecord:
         self._rewrite("per_client", self.per_client.rows)
         self.say(f"Resuming from round {round} in {self.directory}.")
 
-    def _rewrite(self, name: str, rows: list[dict]) -> None:
+    def _rewrite(self, name: str, rows: list[Row]) -> None:
         if rows or self._file(name).path.exists():
             self._file(name).rewrite(rows)
 
-    def _rows_until(self, name: str, round: int, is_due: Callable[[int], bool]) -> list[dict]:
+    def _rows_until(self, name: str, round: int, is_due: Callable[[int], bool]) -> list[Row]:
         rows, _ = self._file(name).read()
         return [row for row in rows if row["round"] <= round and is_due(row["round"])]
 
     @contextmanager
     def tracked(
-        self, tracker: Tracker, title: str, configuration: dict[str, Any]
+        self, tracker: Tracker, title: str, configuration: dict[str, object]
     ) -> Iterator[None]:
         """Start a tracker, log to it, and finish it however the run ends."""
         tracker.start(title, configuration)
@@ -155,7 +155,7 @@ class RunRecord:
         finally:
             tracker.finish(self.status or otherwise)
 
-    def measure(self, round: int, numbers: dict[str, float]) -> dict[str, Any]:
+    def measure(self, round: int, numbers: dict[str, float]) -> dict[str, float]:
         """Add a row: the round, the costs so far and the measured numbers."""
         costs = {"round": round, **self.ledger.as_dict()}
         if taken := sorted(set(costs) & set(numbers)):
@@ -205,7 +205,7 @@ class RunRecord:
             save(self.directory / "checkpoints", now)
 
     def close(
-        self, status: str, done: int, message: str, async_traces: dict[str, dict[str, Any]]
+        self, status: str, done: int, message: str, async_traces: Mapping[str, Mapping[str, object]]
     ) -> None:
         """Write the summary and, for an asynchronous run, who worked when."""
         self.status = status
@@ -234,7 +234,7 @@ def versions() -> dict[str, str]:
     return {**packages, "python": platform.python_version(), "machine": platform.machine()}
 
 
-def read_config(directory: Path) -> dict[str, Any]:
+def read_config(directory: Path) -> dict[str, Any]:  # decoded JSON
     """The ``config.json`` of a run directory, or an error that says what is wrong with it."""
     path = directory / "config.json"
     if not path.exists():

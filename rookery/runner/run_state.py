@@ -1,9 +1,8 @@
 """One run: its description, its state while it runs, its result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rookery.engines.engine import Event
 from rookery.program.algorithm import AbstractAlgorithm
@@ -86,7 +85,7 @@ class Result:
     message: str = ""
     events: tuple[Event, ...] = ()
     # the traces of asynchronous work are JSON documents, see rookery.program.async_trace
-    async_traces: dict[str, dict[str, Any]] = field(default_factory=dict)
+    async_traces: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     per_client: ClientHistory = field(default_factory=ClientHistory)
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 from rich.console import Console
@@ -53,7 +52,7 @@ class SweepSettings:
         """Whether a run has used more virtual seconds than it may."""
         return self.seconds is not None and ledger.seconds > self.seconds
 
-    def configuration(self, run: Run) -> dict[str, Any]:
+    def configuration(self, run: Run) -> dict[str, object]:
         """A JSON-ready description: a run directory is resumed only if it is unchanged."""
         population = self.program.population
         counts = zip(population.splits, population.counts, strict=True)

@@ -1,7 +1,7 @@
 """The interface of trackers: they receive a run's measurements as they are made."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class Tracker(Protocol):
@@ -20,7 +20,7 @@ class Tracker(Protocol):
     ...         print(status)
     """
 
-    def start(self, title: str, configuration: dict[str, Any]) -> None:
+    def start(self, title: str, configuration: dict[str, object]) -> None:
         """The run starts or is resumed.
 
         Args:

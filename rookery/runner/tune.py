@@ -25,6 +25,9 @@ from rookery.types import Problem, Tree
 
 GOALS = ("max", "min")
 
+Setting = dict[str, Any]  # keywords of an algorithm, each of its own type
+"""The values at one point of a grid, by name."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -35,7 +38,7 @@ class Trial:
         values: the last value of the metric for each seed; None where the run diverged.
     """
 
-    setting: dict[str, Any]  # hyper-parameters are of any type
+    setting: Setting
     values: list[float | None]
 
     @property
@@ -61,7 +64,7 @@ class Tuning:
         trials: every point of the grid with its results.
     """
 
-    grid: Mapping[str, Sequence[Any]]
+    grid: Mapping[str, Sequence[object]]
     metric: str
     goal: str
     trials: list[Trial]
@@ -78,7 +81,7 @@ class Tuning:
         return (max if self.goal == "max" else min)(good, key=lambda pair: pair[0])[1]
 
     @property
-    def setting(self) -> dict[str, Any]:
+    def setting(self) -> Setting:
         """The chosen values, by name."""
         return self.best.setting
 
@@ -88,15 +91,18 @@ class Tuning:
         return [
             name
             for name, values in self.grid.items()
-            if len(values) > 1
-            and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-            and self.setting[name] in (min(values), max(values))
+            if len(numbers := _numbers(values)) == len(values) > 1
+            and self.setting[name] in (min(numbers), max(numbers))
         ]
+
+
+def _numbers(values: Sequence[object]) -> list[int | float]:
+    return [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
 
 
 def tune(
     make: Callable[..., AbstractAlgorithm],
-    grid: Mapping[str, Sequence[Any]],
+    grid: Mapping[str, Sequence[object]],
     problem: Problem,  # any class of rookery.problem, or the user's own
     population: Population,
     start: tuple[Tree, ...] | Callable[[int], tuple[Tree, ...]],
@@ -183,7 +189,7 @@ def tune(
     return Tuning(grid, metric, goal, trials)
 
 
-def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def grid_points(grid: Mapping[str, Sequence[object]]) -> list[Setting]:
     """All combinations of the values of a grid.
 
     >>> grid_points({"a": [1, 2], "b": [3]})
@@ -195,7 +201,7 @@ def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def trial(setting: dict[str, Any], results: Sequence[Result], metric: str) -> Trial:
+def trial(setting: Setting, results: Sequence[Result], metric: str) -> Trial:
     """The trial of one setting, from its runs, one per seed."""
     values = [r.history.last(metric) if r.status == "finished" else None for r in results]
     return Trial(setting, values)

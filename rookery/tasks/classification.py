@@ -27,7 +27,7 @@ def classification(
     adapt_lr: float | None = None,
     adapt_steps: int | None = None,
     weigh_by_rows: bool = False,
-) -> Task:
+) -> Task[SingleLevel]:
     """Learn one model for all clients.
 
     Args:

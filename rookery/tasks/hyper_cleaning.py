@@ -31,7 +31,7 @@ def hyper_cleaning(
     corruption: float = 0.3,
     l2: float = 0.001,
     seed: int = 0,
-) -> Task:
+) -> Task[Bilevel]:
     """Learn a weight for every training row when some labels are wrong.
 
     A row that two clients hold counts twice: each copy has its own label and its own weight.

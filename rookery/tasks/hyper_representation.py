@@ -26,7 +26,7 @@ def hyper_representation(
     *,
     hidden: int = 200,
     l2: float = 0.001,
-) -> Task:
+) -> Task[Bilevel]:
     """Learn a hidden layer on validation data under a head fitted to training data.
 
     Args:

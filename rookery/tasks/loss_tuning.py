@@ -32,7 +32,7 @@ def loss_tuning(
     *,
     hidden: Sequence[int] = (200, 100),
     l2: float = 0.0001,
-) -> Task:
+) -> Task[Bilevel]:
     """Tune the loss of each class for balanced accuracy under long-tailed training data.
 
     Args:

@@ -27,7 +27,7 @@ def maml(
     hidden: Sequence[int] = (),
     adapt_steps: int = 5,
     weigh_by_rows: bool = False,
-) -> Task:
+) -> Task[Meta]:
     """Learn a model that one gradient step adapts to a client.
 
     Args:

@@ -22,7 +22,7 @@ from rookery.tasks.task import Parts, Task, check_splits, server_metrics
 from rookery.types import Tree
 
 
-def regularisation(dataset: Dataset, parts: Parts, *, l2: float = 0.001) -> Task:
+def regularisation(dataset: Dataset, parts: Parts, *, l2: float = 0.001) -> Task[Bilevel]:
     """Learn a penalty for every parameter of softmax regression.
 
     Args:

@@ -2,21 +2,23 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from rookery.clients.datasets import Dataset
 from rookery.clients.population import Population
 from rookery.runner.metrics import AbstractEvaluation, Metric, OnServer
-from rookery.types import Tree
+from rookery.types import Problem, Tree
 
 Parts = Mapping[str, Sequence[np.ndarray]]
 """Per split, the training rows of each client."""
 
+_Problem = TypeVar("_Problem", bound=Problem, covariant=True)
+
 
 @dataclass(frozen=True)
-class Task:
+class Task(Generic[_Problem]):
     """A problem with its clients, its initial values and its default metrics.
 
     Attributes:
@@ -32,7 +34,7 @@ class Task:
     2
     """
 
-    problem: Any
+    problem: _Problem
     population: Population
     start: Callable[[int], tuple[Tree, ...]]
     evaluate: tuple[AbstractEvaluation, ...]

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "interrupted": "KILLED"}
@@ -35,12 +36,12 @@ class MLflow:
                 "MLflow needs the packages mlflow-skinny and sqlalchemy: "
                 "pip install rookery[mlflow]"
             ) from error
-        self._mlflow: Any = mlflow
+        self._mlflow: ModuleType = mlflow
         self._store, self._experiment, self._name = store, experiment, run
-        self._client: Any = None
+        self._client: Any = None  # a client of MLflow, which is optional
         self._id = ""
 
-    def start(self, title: str, configuration: dict[str, Any]) -> None:
+    def start(self, title: str, configuration: dict[str, object]) -> None:
         """Open a run with this title, and the configuration as parameters."""
         address, artifacts = str(self._store), None
         if "://" not in address:
@@ -96,7 +97,7 @@ class MLflow:
         return self._client.create_run(experiment, run_name=title, tags=tags).info.run_id
 
 
-def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _flat(value: object, name: str) -> Iterator[tuple[str, object]]:
     """Nested dictionaries and lists as pairs of a dotted name and a plain value.
 
     >>> dict(_flat({"seed": 0, "problem": {"levels": [2, 3]}}, ""))

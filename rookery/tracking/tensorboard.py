@@ -27,9 +27,9 @@ class TensorBoard:
             ) from error
         self._open = tensorboardX.SummaryWriter
         self._directory = Path(directory)
-        self._writer: Any = None
+        self._writer: Any = None  # of tensorboardX, which is optional
 
-    def start(self, title: str, configuration: dict[str, Any]) -> None:
+    def start(self, title: str, configuration: dict[str, object]) -> None:
         """Open an event file and write the configuration as text."""
         # the package names a file by the second, and would overwrite one of the same second
         files = len(list(self._directory.glob("events.out.tfevents.*")))

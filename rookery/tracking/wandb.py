@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 
@@ -34,12 +35,12 @@ class WandB:
             ) from error
         if mode not in ("offline", "online"):
             raise ValueError(f"mode must be 'offline' or 'online', got {mode!r}.")
-        self._wandb: Any = wandb
+        self._wandb: ModuleType = wandb
         self._project, self._directory, self._mode = project, Path(directory), mode
         self._id = run
-        self._run: Any = None
+        self._run: Any = None  # a run of wandb, which is optional
 
-    def start(self, title: str, configuration: dict[str, Any]) -> None:
+    def start(self, title: str, configuration: dict[str, object]) -> None:
         """Open a run with this title and configuration."""
         # the package writes elsewhere, with a warning, if the folder does not exist
         self._directory.mkdir(parents=True, exist_ok=True)

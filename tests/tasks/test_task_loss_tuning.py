@@ -5,6 +5,7 @@ import pytest
 
 import rookery as rk
 from rookery.problem import oracles
+from rookery.tasks.classifier import ClassWeighted
 from rookery.tasks.loss_tuning import class_weights
 
 
@@ -29,14 +30,18 @@ def test_at_the_start_the_logits_are_halved(uneven, uneven_parts, moved_start, r
     sample = rows_of(task, 0, "train")
     ridge = sum(jnp.sum(leaf**2) for leaf in y[0].values()) / 2
     # softmax regression is linear: half the parameters give half the logits
-    halved = oracles.value(task.problem.outer.metric, (jax.tree.map(lambda a: a / 2, y),), sample)
+    outer = task.problem.outer
+    assert isinstance(outer, ClassWeighted)
+    halved = oracles.value(outer.metric, (jax.tree.map(lambda a: a / 2, y),), sample)
     zeros = jax.tree.map(lambda a: a.astype(float), x)
     got = task.problem.inner_value(zeros, y, sample)
     np.testing.assert_allclose(got, halved + 0.5 * ridge, rtol=1e-12)
 
 
 def test_rare_classes_weigh_most(uneven, uneven_parts):
-    weights = rk.tasks.loss_tuning(uneven, uneven_parts).problem.outer.weights
+    outer = rk.tasks.loss_tuning(uneven, uneven_parts).problem.outer
+    assert isinstance(outer, ClassWeighted)
+    weights = outer.weights
     assert np.linalg.norm(weights) == pytest.approx(1)
     counts = np.bincount(uneven.train["labels"][np.concatenate(uneven_parts["train"])])
     np.testing.assert_allclose(weights * counts, weights[0] * counts[0])

@@ -1,8 +1,8 @@
 """What a request tells a client to do: the small part of a message that is not arrays."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -97,7 +97,7 @@ def read(arrays: wire.Arrays) -> Instructions:
         raise WireError(f"malformed instructions: {error}") from None
 
 
-def _refs(values: Any) -> list[Ref]:  # decoded JSON
+def _refs(values: Iterable[tuple[object, object]]) -> list[Ref]:
     return [(_whole(token), _whole(leaf)) for token, leaf in values]
 
 

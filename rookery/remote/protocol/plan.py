@@ -7,7 +7,7 @@ import threading
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ class HasShape(Protocol):
         ...
 
     @property
-    def dtype(self) -> Any:  # JAX has no public type for the dtype of keys
+    def dtype(self) -> wire.DType:
         """Its type."""
         ...
 
@@ -64,8 +64,8 @@ class Call:
     step: Step
     arguments: tuple[Tree, ...]
     reply: Tree
-    settings: tuple[Any, ...]  # of any type that a step takes
-    structure: Any  # a tree definition, for which JAX has no usable type
+    settings: tuple[object, ...]  # of any type that a step takes
+    structure: Hashable  # a tree definition, for which JAX has no usable type
     has_key: bool
     _compiling: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _compiled: set[tuple[int, int]] = field(default_factory=set, repr=False)
@@ -242,7 +242,7 @@ def is_same(a: Call, b: Call) -> bool:
     return all(_fits(u, w) for u, w in zip(a.settings, b.settings, strict=True))
 
 
-def _fits(want: Any, leaf: Any) -> bool:  # settings of any type
+def _fits(want: object, leaf: object) -> bool:  # settings of any type
     """Whether a setting equals the traced one, or is a number to send in its place."""
     if isinstance(want, TracedSetting):
         if isinstance(leaf, TracedSetting):
@@ -251,11 +251,10 @@ def _fits(want: Any, leaf: Any) -> bool:  # settings of any type
         return is_number and np.shape(leaf) == want.shape
     if want is leaf:
         return True
-    arrays = np.ndarray | jax.Array
-    if isinstance(want, arrays) and isinstance(leaf, arrays):
+    if isinstance(want, np.ndarray | jax.Array) and isinstance(leaf, np.ndarray | jax.Array):
         return want.dtype == leaf.dtype and np.array_equal(want, leaf)
     return type(want) is type(leaf) and bool(want == leaf)
 
 
-def _described(call: Call) -> Any:  # JSON
+def _described(call: Call) -> object:  # JSON
     return describe(jax.tree.unflatten(call.structure, call.settings))

@@ -7,7 +7,6 @@ because the client's own trace has them; and each side knows which shapes and ty
 """
 
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +78,9 @@ class _TracingFederation(AbstractFederation):
         self._population = population
         self._calls = calls
 
-    def map(self, step: Step, *values: Placed, key: Key | None = None, **settings: Any) -> Placed:
+    def map(
+        self, step: Step, *values: Placed, key: Key | None = None, **settings: object
+    ) -> Placed:
         """Trace the step on the first client and record the call."""
         cohort = common_cohort(step, values)
         arguments = tuple(

@@ -24,6 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+DType = Any  # JAX has no public type for the dtype of keys
+"""The dtype of an array or of keys."""
+
 MAGIC = b"ROOK"
 VERSION = 3
 
@@ -75,7 +78,7 @@ class Keys:
         return math.prod(self.shape)
 
     @property
-    def dtype(self) -> Any:  # JAX has no public type for it
+    def dtype(self) -> DType:
         """JAX's dtype of such keys."""
         return _key_dtype(self.impl)
 
@@ -340,7 +343,7 @@ def _from_plain(place: _Place, body: memoryview) -> np.ndarray | Keys:
 
 
 @lru_cache
-def _key_dtype(impl: str) -> Any:  # see Keys.dtype
+def _key_dtype(impl: str) -> DType:
     return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
 
 

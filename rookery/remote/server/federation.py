@@ -8,7 +8,6 @@ exchange is one message down and one up, however many steps it takes.
 import math
 import time
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +78,9 @@ class RemoteFederation(AbstractFederation):
 
     # ---- on the clients
 
-    def map(self, step: Step, *values: Placed, key: Key | None = None, **settings: Any) -> Placed:
+    def map(
+        self, step: Step, *values: Placed, key: Key | None = None, **settings: object
+    ) -> Placed:
         """Plan a step."""
         cohort = common_cohort(step, values)
         leaves = jax.tree.leaves([value.value for value in values])

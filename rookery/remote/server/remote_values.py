@@ -1,13 +1,12 @@
 """Values that lie on clients, as the server knows them: where they come from, not what they are."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import numpy as np
 
 from rookery.remote.protocol.plan import Call
-from rookery.remote.protocol.wire import Keys
+from rookery.remote.protocol.wire import DType, Keys
 from rookery.types import Tree
 
 
@@ -91,7 +90,7 @@ class RemoteValue:
     source: Source
     leaf: int
     shape: tuple[int, ...]
-    dtype: Any  # JAX has no public type for the dtype of keys
+    dtype: DType
 
 
 def remote_values(source: Source, like: Tree) -> Tree:

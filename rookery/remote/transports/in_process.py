@@ -208,7 +208,7 @@ def _falsified(reply: bytes, client: int, faults: Faults) -> bytes:
     message = wire.decode(reply)
     factor = np.nan if client in faults.poison else faults.scale[client]
 
-    def changed(path: str, array: Any) -> Any:
+    def changed(path: str, array: Any) -> wire.Leaf:  # keys have no arithmetic
         is_number = path.startswith("reply/") and np.issubdtype(array.dtype, np.floating)
         return (array * factor).astype(array.dtype) if is_number else array
 

@@ -173,7 +173,7 @@ def _allow(local: Path) -> None:
     local.mkdir(parents=True, exist_ok=True)
     own, given = local / "resources.json", local / "resources.json.default"
     source = own if own.exists() else given
-    settings: dict[str, Any] = {"format_version": 2}
+    settings: dict[str, Any] = {"format_version": 2}  # FLARE's, from JSON
     if source.exists():
         settings = json.loads(source.read_text())
     allowed = settings.get("class_allow_list", list(DEFAULT_CLASS_ALLOW_LIST))

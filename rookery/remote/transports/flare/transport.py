@@ -85,7 +85,7 @@ class _Calls:
     def __init__(
         self,
         sites: Mapping[str, range],
-        proxies: Mapping[str, Any],
+        proxies: Mapping[str, Any],  # FLARE's, without types for a site's methods
         is_aborted: Callable[[], bool],
         longest_job: float,
     ):

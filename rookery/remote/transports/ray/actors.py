@@ -1,14 +1,14 @@
 """The port to clients in Ray actors: calls, their replies, and restarts of dead actors."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from rookery.remote.transports.port import Failure
 from rookery.remote.transports.ray.cluster import Package
 
-Actor = Any
-"""A Ray actor of :class:`~rookery.remote.transports.ray.transport.Host`; Ray has no type for it."""
+Actor = Any  # Ray has no type for it
+"""A Ray actor of :class:`~rookery.remote.transports.ray.transport.Host`."""
 
 
 class Actors:
@@ -40,7 +40,7 @@ class Actors:
         self._group = {client: group for group in groups for client in group}
         self._left = dict.fromkeys(groups, restarts)
         self._actors = {group: start(group) for group in groups}
-        self._pending: dict[Any, tuple[int, Actor]] = {}  # by Ray reference: client, actor
+        self._pending: dict[Hashable, tuple[int, Actor]] = {}  # by Ray reference: client, actor
         self._failed: dict[int, Failure] = {}  # by client, not reported yet
 
     def wait_until_up(self, seconds: float) -> None:

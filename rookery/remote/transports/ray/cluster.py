@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-Package = Any
-"""The package ``ray``, which is optional and has no types for its actors and references."""
+Package = Any  # Ray has no types for its actors and references
+"""The package ``ray``, which is optional."""
 
 _LOOPBACK = "127.0.0.1"
-_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
+_QUIET = {"log_to_driver": False, "logging_level": "warning"}
 
 
 def join(ray: Package, address: str) -> None:
