@@ -24,7 +24,7 @@ from rookery.program.federation import (
     step_name,
 )
 from rookery.program.ledger import Ledger
-from rookery.program.memory import Memory, check_keep, check_recall
+from rookery.program.memory import Memory, check_recall, rows_to_keep
 from rookery.program.participation import Cohort
 from rookery.program.polling import (
     PollResult,
@@ -92,9 +92,7 @@ class EagerFederation(AbstractFederation):
 
     def keep(self, memory: Memory, placed: Placed) -> Memory:
         """One row after another; inactive slots write nothing."""
-        rows, cohort = placed.rows(), placed.cohort
-        check_recall(cohort, memory, self.n_clients)
-        check_keep(memory, rows)
+        rows, cohort = rows_to_keep(memory, placed, self.n_clients)
         kept = memory.rows
         for slot, (id, is_active) in enumerate(
             zip(cohort.ids.tolist(), cohort.active.tolist(), strict=True)

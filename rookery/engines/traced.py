@@ -30,7 +30,7 @@ from rookery.program.federation import (
     client_key,
     common_cohort,
 )
-from rookery.program.memory import Memory, check_keep, check_recall
+from rookery.program.memory import Memory, gathered, rows_to_keep
 from rookery.program.participation import Cohort
 from rookery.program.polling import (
     SIMULTANEOUS,
@@ -93,15 +93,11 @@ class TracedFederation(AbstractFederation):
 
     def recall(self, cohort: Cohort, memory: Memory) -> Placed:
         """A gather of rows."""
-        check_recall(cohort, memory, self.n_clients)
-        rows = jax.tree.map(lambda a: a[cohort.ids], memory.rows)
-        return Placed(cohort, rows, is_stacked=True)
+        return gathered(cohort, memory, self.n_clients)
 
     def keep(self, memory: Memory, placed: Placed) -> Memory:
         """A scatter of rows."""
-        rows, cohort = placed.rows(), placed.cohort
-        check_recall(cohort, memory, self.n_clients)
-        check_keep(memory, rows)
+        rows, cohort = rows_to_keep(memory, placed, self.n_clients)
         return Memory(written(memory.rows, cohort.ids, cohort.active, rows), memory.n_clients)
 
     def repeat(self, n, body, init) -> Tree:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.program.participation import AbstractParticipation, Cohort, Weighted, WithReplacement
+from rookery.program.values import Placed
 from rookery.types import Tree
 
 
@@ -134,3 +135,18 @@ def check_rule(name: str, rule: AbstractParticipation) -> None:
 
 def _repeated(value: Tree, n_clients: int) -> Tree:
     return jax.tree.map(lambda a: jnp.repeat(jnp.asarray(a)[None], n_clients, axis=0), value)
+
+
+def gathered(cohort: Cohort, memory: Memory, n_clients: int) -> Placed:
+    """The cohort's rows of a memory."""
+    check_recall(cohort, memory, n_clients)
+    rows = jax.tree.map(lambda a: a[cohort.ids], memory.rows)
+    return Placed(cohort, rows, is_stacked=True)
+
+
+def rows_to_keep(memory: Memory, placed: Placed, n_clients: int) -> tuple[Tree, Cohort]:
+    """New rows of a memory and the cohort that writes them, or an error."""
+    rows, cohort = placed.rows(), placed.cohort
+    check_recall(cohort, memory, n_clients)
+    check_keep(memory, rows)
+    return rows, cohort

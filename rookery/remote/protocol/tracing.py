@@ -26,7 +26,7 @@ from rookery.program.federation import (
     client_key,
     common_cohort,
 )
-from rookery.program.memory import Memory, check_keep, check_recall
+from rookery.program.memory import Memory, gathered, rows_to_keep
 from rookery.program.participation import Cohort
 from rookery.program.polling import (
     PollResult,
@@ -95,15 +95,11 @@ class _TracingFederation(AbstractFederation):
 
     def recall(self, cohort: Cohort, memory: Memory) -> Placed:
         """Gathers rows."""
-        check_recall(cohort, memory, self.n_clients)
-        rows = jax.tree.map(lambda a: a[cohort.ids], memory.rows)
-        return Placed(cohort, rows, is_stacked=True)
+        return gathered(cohort, memory, self.n_clients)
 
     def keep(self, memory: Memory, placed: Placed) -> Memory:
         """The unchanged memory: only shapes matter."""
-        rows, cohort = placed.rows(), placed.cohort
-        check_recall(cohort, memory, self.n_clients)
-        check_keep(memory, rows)
+        rows_to_keep(memory, placed, self.n_clients)
         return memory
 
     def repeat(self, n, body, init):
