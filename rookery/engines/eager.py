@@ -8,12 +8,10 @@ import jax.numpy as jnp
 from rookery import tree, uint64
 from rookery.clients.local_client import LocalClient
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Event, Program, Progress
-from rookery.program.accounting import CostMeter
+from rookery.program.accounting import AbstractMeteredFederation
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.federation import (
     NO_SETTINGS,
-    AbstractFederation,
-    Cached,
     Placed,
     Settings,
     Step,
@@ -40,7 +38,7 @@ from rookery.program.step import python_loop
 from rookery.types import Key, Tree
 
 
-class EagerFederation(AbstractFederation):
+class EagerFederation(AbstractMeteredFederation):
     """The words, one client after another.
 
     Attributes:
@@ -49,21 +47,21 @@ class EagerFederation(AbstractFederation):
 
     def __init__(self, program: Program, round: int):
         weights = jnp.asarray(program.population.weights, float)
-        super().__init__(program.population.n_clients, weights, round, program.aggregate)
+        n_clients, clock = program.population.n_clients, program.clock
+        super().__init__(n_clients, weights, round, program.aggregate, clock)
         self._population = program.population
         self._clock = program.clock
-        self._costs = CostMeter(program.clock, round)
         self.cohorts: list[tuple[int, ...]] = []
 
     @property
     def ledger(self) -> Ledger:
         """What the round has cost so far."""
-        return self._costs.ledger
+        return self.costs.ledger
 
     @property
     def now(self) -> float:
         """Virtual seconds since the round began."""
-        return self._costs.now
+        return self.costs.now
 
     def map(self, step: Step, *values: Placed, key: Key | None = None, **settings) -> Placed:
         """A loop over the cohort; a failure names the client, the step and the round."""
@@ -109,17 +107,17 @@ class EagerFederation(AbstractFederation):
         nbytes_up = tree.nbytes(jobs.results) // self.n_clients
 
         def nbytes(client: int) -> int:
-            return self._costs.unsent(client, values) + nbytes_up
+            return self.costs.unsent(client, values) + nbytes_up
 
         table = timetable(jobs, self._clock, self.now, nbytes, rules)
         for id in table.begins:
-            self._costs.send_job(id, values)
+            self.costs.send_job(id, values)
         jobs = begun(jobs, table, key, plain)
         replies = {}
         for id in table.arrives:
             own = jax.random.wrap_key_data(jobs.keys[id])
             replies[id] = self._run(id, own, step, _row(jobs.values, id), settings)
-        self._costs.end_poll(len(replies), nbytes_up, table.now)
+        self.costs.end_poll(len(replies), nbytes_up, table.now)
         self.cohorts.append(tuple(replies))
         return delivered(jobs, replies, self.weights, table.now, rules)
 
@@ -149,22 +147,12 @@ class EagerFederation(AbstractFederation):
             error.add_note(f"client {id}, step {step_name(step)}, round {self.round}")
             raise
         if is_billed:
-            self._costs.work(*(uint64.read(w) for w in client.work))
+            self.costs.work(*(uint64.read(w) for w in client.work))
         return reply
-
-    def _new_cohort(self, cohort: Cohort) -> None:
-        """Nothing: the meter counts from a cohort's first message on."""
-
-    def _new_cached(self, cached: Cached, holders: jax.Array) -> None:
-        self._costs.cache(cached, (id for id, holds in enumerate(holders.tolist()) if holds))
-
-    def _send(self, cohort: Cohort, value: Tree | Cached, *, as_rows: bool) -> Tree:
-        self._costs.send(cohort, value, as_rows=as_rows)
-        return value.value if isinstance(value, Cached) else value
 
     def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
         rows, cohort = placed.rows(), placed.cohort
-        self._costs.end_exchange(self.kind, cohort, tree.nbytes(rows) // len(cohort))
+        self.costs.end_exchange(self.kind, cohort, tree.nbytes(rows) // len(cohort))
         self.cohorts.append(tuple(cohort.ids[cohort.active].tolist()))
         return rows, cohort
 

@@ -11,13 +11,11 @@ from rookery import tree
 from rookery.clients.local_client import LocalClient
 from rookery.engines.engine import Program
 from rookery.experiment.config import CurveSettings
-from rookery.program.accounting import CostMeter
+from rookery.program.accounting import AbstractMeteredFederation
 from rookery.program.aggregate import Mean
 from rookery.program.algorithm import first_state, numbers_to_arrays
 from rookery.program.federation import (
     NO_SETTINGS,
-    AbstractFederation,
-    Cached,
     Placed,
     Settings,
     Step,
@@ -59,14 +57,14 @@ def trace_costs(curve: CurveSettings, task: Task, rounds: int = 11) -> list[Ledg
     return ledgers
 
 
-class _ShapeFederation(AbstractFederation):
+class _ShapeFederation(AbstractMeteredFederation):
     """The words for a server whose clients reply with ones of the right shapes."""
 
     def __init__(self, program: Program, round: int, replies: dict[str, Tree]):
         weights = jnp.asarray(program.population.weights, float)
-        super().__init__(program.population.n_clients, weights, round, program.aggregate)
+        n_clients, clock = program.population.n_clients, program.clock
+        super().__init__(n_clients, weights, round, program.aggregate, clock)
         self._program, self._replies = program, replies
-        self.costs = CostMeter(program.clock, round)
 
     def map(self, step, *values: Placed, key=None, **settings) -> Placed:
         """One reply, repeated for the cohort."""
@@ -130,16 +128,6 @@ class _ShapeFederation(AbstractFederation):
 
             self._replies[call] = jax.eval_shape(traced, arguments, jax.random.key(0))
         return self._replies[call]
-
-    def _new_cohort(self, cohort: Cohort) -> None:
-        """Nothing: the meter counts from a cohort's first message on."""
-
-    def _new_cached(self, cached: Cached, holders: jax.Array) -> None:
-        self.costs.cache(cached, (id for id, holds in enumerate(holders.tolist()) if holds))
-
-    def _send(self, cohort: Cohort, value: Tree | Cached, *, as_rows: bool) -> Tree:
-        self.costs.send(cohort, value, as_rows=as_rows)
-        return value.value if isinstance(value, Cached) else value
 
     def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
         rows = placed.rows()

@@ -7,10 +7,13 @@ The compiled engine counts independently, with arrays inside the program
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 
 from rookery import tree
+from rookery.program.aggregate import Aggregate
 from rookery.program.delays import Clock
+from rookery.program.federation import AbstractFederation
 from rookery.program.ledger import Ledger
 from rookery.program.participation import Cohort
 from rookery.program.polling import nbytes_of
@@ -116,3 +119,23 @@ class CostMeter:
     def work(self, gradients: int, hessian_vectors: int) -> None:
         """Count evaluations on a client, in rows."""
         self.ledger += Ledger(gradients=gradients, hessian_vectors=hessian_vectors)
+
+
+class AbstractMeteredFederation(AbstractFederation):
+    """A federation whose values are plain arrays and whose costs a :class:`CostMeter` counts."""
+
+    def __init__(
+        self, n_clients: int, weights: jax.Array, round: int, aggregate: Aggregate, clock: Clock
+    ):
+        super().__init__(n_clients, weights, round, aggregate)
+        self.costs = CostMeter(clock, round)
+
+    def _new_cohort(self, cohort: Cohort) -> None:
+        """Nothing: the meter counts from a cohort's first message on."""
+
+    def _new_cached(self, cached: Cached, holders: jax.Array) -> None:
+        self.costs.cache(cached, (id for id, holds in enumerate(holders.tolist()) if holds))
+
+    def _send(self, cohort: Cohort, value: Tree | Cached, *, as_rows: bool) -> Tree:
+        self.costs.send(cohort, value, as_rows=as_rows)
+        return value.value if isinstance(value, Cached) else value
