@@ -23,8 +23,9 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/basedpyright
 
+# three workers for two cores: some tests wait for clients that answer late
 unit: $(READY)
-	$(BIN)/pytest -n 2 --dist worksteal --durations=40 -m "not slow" rookery tests
+	$(BIN)/pytest -n 3 --dist worksteal --durations=40 -m "not slow" rookery tests
 
 # limits that take many rounds, statistics over many seeds, comparisons of whole runs
 test-slow: $(READY)

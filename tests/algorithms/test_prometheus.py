@@ -109,6 +109,7 @@ def test_a_ring_agrees_on_where_the_mean_of_local_hypergradients_is_zero():
     np.testing.assert_allclose(y, np.mean(state.agents.rows.y, axis=0), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_corrected_mini_batches_end_where_full_gradients_do_and_are_billed():
     """Corrections vanish as the iterates come to rest, and their noise with them."""
     algorithm = rk.Prometheus(

@@ -355,6 +355,7 @@ def real(name):
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_mnist_is_complete():
     data = real("mnist")
@@ -400,6 +401,7 @@ def test_covtype_is_complete():
     assert np.all(flags[:, 4:].sum(1) == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_cifar10_has_equal_classes():
     data = real("cifar10")

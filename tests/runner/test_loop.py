@@ -148,9 +148,8 @@ def undisturbed(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize(
-    "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_killed_at_a_random_moment_and_resumed_it_is_the_same_bit_for_bit(
     tmp_path, undisturbed, how
 ):
