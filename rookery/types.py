@@ -29,12 +29,24 @@ Loss = Callable[..., Scalar]
 class Sample(Protocol):
     """A handle to some rows of data, drawn once and usable at several points.
 
-    Two oracles called with the same handle see the same rows, as variance reduction needs. Draw
-    another handle for fresh rows.
+    Two oracles called with the same handle see the same rows and the same keys, as variance
+    reduction needs. Draw another handle for fresh ones.
     """
 
     def average(self, fn: Callable[[Tree, Float[Array, " rows"]], Tree], /) -> Tree:
         """Sum of ``fn(rows, weights)`` over the blocks of the sample; all weights sum to one."""
+        ...
+
+    def average_with_keys(self, fn: Callable[[Tree, Float[Array, " rows"], Key], Tree], /) -> Tree:
+        """The same of ``fn(rows, weights, keys)``, with one random key per row and draw."""
+        ...
+
+    def pairs(self) -> "Sample":
+        """A sample whose rows are pairs of different rows, :class:`rookery.loss.Pair`."""
+        ...
+
+    def batch(self) -> "Sample":
+        """A sample of one row: all rows together, a :class:`rookery.loss.Batch`."""
         ...
 
     def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:

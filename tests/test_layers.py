@@ -8,7 +8,7 @@ import pytest
 import rookery
 
 ROOT = Path(rookery.__file__).parent
-BASE = {"types", "tree", "check", "rng", "signature", "uint64"}
+BASE = {"types", "tree", "check", "rng", "signature", "uint64", "loss", "examples"}
 MAY_IMPORT = {
     "types": set(),
     "check": set(),
@@ -16,6 +16,8 @@ MAY_IMPORT = {
     "rng": {"types"},
     "signature": set(),
     "uint64": set(),
+    "loss": {"types"},
+    "examples": {"types", "rng", "loss"},
     "models": {"types"},
     "problem": BASE | {"problem"},
     "clients": BASE | {"clients"},

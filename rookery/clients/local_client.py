@@ -7,10 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, Integer, UInt32
 
 from rookery import uint64
 from rookery.clients.population import Population
+from rookery.examples import (
+    ROW_KEYS,
+    AllPairs,
+    DrawnPairs,
+    OneBatch,
+    check_batch,
+    keys_for,
+)
+from rookery.loss import Batch
 from rookery.rng import below
 from rookery.types import Key, Sample, Tree
 
@@ -22,6 +31,9 @@ Count = int | Int[Array, ""]
 
 Fn = Callable[[Tree, Float[Array, " rows"]], Tree]
 """A function of rows and their weights."""
+
+KeyedFn = Callable[[Tree, Float[Array, " rows"], Key], Tree]
+"""A function of rows, their weights and one key per row."""
 
 
 @runtime_checkable
@@ -73,14 +85,15 @@ class LocalClient:
         """A sample handle: ``size`` rows of a split, or all of them if ``size`` is None.
 
         Rows are drawn uniformly with replacement. If ``size`` is at least the client's number of
-        rows, the sample is all its rows, each once.
+        rows, the sample is all its rows, each once. The keys that losses get are made from ``key``
+        too, so one sample gives the same keys at every point.
         """
         s = self._population.split_index(split)
         start = jnp.asarray(self._population.offsets)[s, self.id]
         count = jnp.asarray(self._population.counts)[s, self.id]
         largest = max(self._population.largest[s], 1)  # 0 at a server that only traces shapes
         if size is None or size >= largest:
-            return _Whole(self, start, count, min(largest, BLOCK), largest)
+            return _Whole(self, start, count, min(largest, BLOCK), largest, size, key)
         return _Drawn(self, start, count, size, key)
 
     def repeat(self, n: Count, body: Callable[[Count, Tree], Tree], init: Tree) -> Tree:
@@ -100,9 +113,16 @@ class LocalClient:
             lambda a: jnp.asarray(a).at[index].get(mode="promise_in_bounds"), self._population.data
         )
 
-    def charge(self, rows: Int[Array, ""], gradients: int, hessian_vectors: int) -> None:
-        """Add evaluations, counted in rows."""
-        most = max(*self._population.largest, 1)
+    def charge(
+        self,
+        rows: Integer[Array, ""],
+        gradients: int,
+        hessian_vectors: int,
+        *,
+        most: int | None = None,
+    ) -> None:
+        """Add evaluations, counted in rows; ``most`` bounds these, if not the largest client."""
+        most = max(*self._population.largest, 1) if most is None else most
         self.work = (
             uint64.add(self.work[0], gradients, rows, most),
             uint64.add(self.work[1], hessian_vectors, rows, most),
@@ -121,11 +141,25 @@ class _Drawn:
         index = start + jnp.where(small, jnp.minimum(position, count - 1), drawn)
         self.size = jnp.minimum(count, size)
         self._weights = jnp.where(small & (position >= count), 0.0, 1.0) / self.size.astype(float)
-        self._client = client
+        self._client, self._start, self._count = client, start, count
+        self._slots, self._key = size, key
         self._rows = client.rows(index)
 
     def average(self, fn: Fn, /) -> Tree:
         return fn(self._rows, self._weights)
+
+    def average_with_keys(self, fn: KeyedFn, /) -> Tree:
+        slots = jnp.arange(self._slots, dtype=jnp.uint32)
+        return fn(self._rows, self._weights, keys_for(self._key, ROW_KEYS, slots))
+
+    def pairs(self) -> Sample:
+        return _drawn_pairs(self._client, self._start, self._count, self._slots, self._key)
+
+    def batch(self) -> Sample:
+        def charge(gradients: int, hessian_vectors: int) -> None:
+            self._client.charge(self.size, gradients, hessian_vectors)
+
+        return OneBatch(Batch(self._rows, self._weights), self._key, charge)
 
     def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
         self._client.charge(self.size, gradients, hessian_vectors)
@@ -141,25 +175,66 @@ class _Whole:
         count: Int[Array, ""],
         block: int,
         largest: int,
+        size: int | None,
+        key: Key,
     ):
         self._client, self._start, self._count = client, start, count
         self._block, self._largest = block, largest
+        self._size, self._key = size, key
 
     def average(self, fn: Fn, /) -> Tree:
-        if self._largest <= self._block:
-            return self._part(fn, 0)
-        shapes = jax.eval_shape(lambda: self._part(fn, 0))
-        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-        blocks = -(-self._count // self._block)
-        return lax.fori_loop(
-            0, blocks, lambda b, total: jax.tree.map(jnp.add, total, self._part(fn, b)), zeros
+        return self._sum(lambda b: fn(*self._part(b)))
+
+    def average_with_keys(self, fn: KeyedFn, /) -> Tree:
+        def part(b: Count) -> Tree:
+            position = self._positions(b).astype(jnp.uint32)
+            return fn(*self._part(b), keys_for(self._key, ROW_KEYS, position))
+
+        return self._sum(part)
+
+    def pairs(self) -> Sample:
+        client, start, count = self._client, self._start, self._count
+        if self._size is not None and self._size < self._largest * (self._largest - 1):
+            return _drawn_pairs(client, start, count, self._size, self._key)
+        return AllPairs(
+            lambda index: client.rows(start + index), count, self._largest, self._key, client.charge
         )
+
+    def batch(self) -> Sample:
+        check_batch(self._largest)
+        position = jnp.arange(self._largest, dtype=self._count.dtype)
+
+        def charge(gradients: int, hessian_vectors: int) -> None:
+            self._client.charge(self._count, gradients, hessian_vectors)
+
+        return OneBatch(Batch(*self._at(position)), self._key, charge)
 
     def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
         self._client.charge(self._count, gradients, hessian_vectors)
 
-    def _part(self, fn: Fn, b: Count) -> Tree:
-        position = b * self._block + jnp.arange(self._block, dtype=self._count.dtype)
+    def _sum(self, part: Callable[[Count], Tree]) -> Tree:
+        if self._largest <= self._block:
+            return part(0)
+        shapes = jax.eval_shape(lambda: part(0))
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        blocks = -(-self._count // self._block)
+        return lax.fori_loop(
+            0, blocks, lambda b, total: jax.tree.map(jnp.add, total, part(b)), zeros
+        )
+
+    def _positions(self, b: Count) -> Int[Array, " rows"]:
+        return b * self._block + jnp.arange(self._block, dtype=self._count.dtype)
+
+    def _part(self, b: Count) -> tuple[Tree, Float[Array, " rows"]]:
+        return self._at(self._positions(b))
+
+    def _at(self, position: Int[Array, " rows"]) -> tuple[Tree, Float[Array, " rows"]]:
         rows = self._client.rows(self._start + jnp.minimum(position, self._count - 1))
         inside = jnp.where(position < self._count, 1.0, 0.0)
-        return fn(rows, inside / self._count.astype(float))
+        return rows, inside / self._count.astype(float)
+
+
+def _drawn_pairs(
+    client: LocalClient, start: Int[Array, ""], count: Int[Array, ""], size: int, key: Key
+) -> Sample:
+    return DrawnPairs(lambda index: client.rows(start + index), count, size, key, client.charge)

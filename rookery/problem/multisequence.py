@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import equinox as eqx
 
+from rookery.loss import AbstractOver, examples, wants_key
 from rookery.problem import oracles, validation
-from rookery.types import Sample, Tree
+from rookery.types import Key, Sample, Tree
 
 
 class MultiSequence(eqx.Module):
@@ -65,9 +66,32 @@ class MultiSequence(eqx.Module):
 
     def maps(self, blocks: tuple[Tree, ...], sample: Sample) -> tuple[Tree, ...]:
         """All mean maps at the blocks, on one sample."""
-        sample.charge(gradients=1)
+        named = self._named()
+        values: dict[str, Tree] = {}
+        for kind in dict.fromkeys(map(_kind, named)):  # maps of rows, of pairs, of batches
+            group = [(name, fn) for name, fn in named if _kind((name, fn)) == kind]
+            own = examples(group[0][1], sample)
+            own.charge(gradients=1)
+            values |= oracles.map_value(_together(dict(group)), (blocks,), own)
+        return tuple(values[name] for name, _ in named)
 
-        def every_map(blocks: tuple[Tree, ...], row: Tree) -> tuple[Tree, ...]:
-            return tuple(fn(blocks, row) for _, fn in self._named())
 
-        return oracles.map_value(every_map, (blocks,), sample)
+def _kind(named: tuple[str, Callable[..., Tree]]) -> type | None:
+    fn = named[1]
+    return type(fn) if isinstance(fn, AbstractOver) else None
+
+
+def _together(maps: dict[str, Callable[..., Tree]]) -> Callable[..., dict[str, Tree]]:
+    """All maps of one example in one function."""
+    keyed = {name for name, fn in maps.items() if wants_key(fn)}
+
+    def every_map(blocks: tuple[Tree, ...], row: Tree) -> dict[str, Tree]:
+        return {name: fn(blocks, row) for name, fn in maps.items()}
+
+    def every_map_with_key(blocks: tuple[Tree, ...], row: Tree, *, key: Key) -> dict[str, Tree]:
+        return {
+            name: fn(blocks, row, key=key) if name in keyed else fn(blocks, row)
+            for name, fn in maps.items()
+        }
+
+    return every_map_with_key if keyed else every_map

@@ -1,8 +1,8 @@
-"""Derivatives of the mean of a per-example loss, matrix-free.
+"""Derivatives of the mean of a loss over the examples of a sample, matrix-free.
 
 Every oracle takes a :class:`~rookery.types.Sample` handle last. The mean over a sample is linear
-in its rows, so a sample too large for memory is summed block by block, and clients of unequal
-size need no padding.
+in its examples, so a sample too large for memory is summed block by block, and clients of unequal
+size need no padding. An example is a row, or what :mod:`rookery.loss` makes of rows.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rookery.loss import average, examples
 from rookery.types import Loss, Sample, Scalar, Tree
+
+Each = Callable[..., Tree]
+"""A function of the variables: the loss of every example of a block."""
 
 
 def value(loss: Loss, point: tuple[Tree, ...], sample: Sample) -> Scalar:
@@ -21,7 +25,7 @@ def value(loss: Loss, point: tuple[Tree, ...], sample: Sample) -> Scalar:
     >>> float(value(lambda w, row: w * row, (jnp.array(2.0),), Rows(jnp.array([0.0, 3.0]))))
     3.0
     """
-    return sample.average(lambda rows, weights: _mean(loss, point, rows, weights))
+    return average(loss, sample, lambda each, weights: _mean(each, point, weights))
 
 
 def gradient(loss: Loss, point: tuple[Tree, ...], wrt: int, sample: Sample) -> Tree:
@@ -31,23 +35,23 @@ def gradient(loss: Loss, point: tuple[Tree, ...], wrt: int, sample: Sample) -> T
     >>> float(gradient(lambda w, row: w * row, (jnp.array(2.0),), 0, Rows(jnp.array([0.0, 3.0]))))
     1.5
     """
-    sample.charge(gradients=1)
-    return sample.average(lambda rows, weights: _gradient(loss, wrt, rows, weights)(*point))
+    examples(loss, sample).charge(gradients=1)
+    return average(loss, sample, lambda each, weights: _gradient(each, wrt, weights)(*point))
 
 
 def value_and_gradient(
     loss: Loss, point: tuple[Tree, ...], wrt: int, sample: Sample
 ) -> tuple[Scalar, Tree]:
     """The mean loss and its gradient in one pass over the same rows."""
-    sample.charge(gradients=1)
+    examples(loss, sample).charge(gradients=1)
 
-    def block(rows, weights):
+    def block(each, weights):
         def at(variable):
-            return _mean(loss, (*point[:wrt], variable, *point[wrt + 1 :]), rows, weights)
+            return _mean(each, (*point[:wrt], variable, *point[wrt + 1 :]), weights)
 
         return jax.value_and_grad(at)(point[wrt])
 
-    return sample.average(block)
+    return average(loss, sample, block)
 
 
 def second_derivative(
@@ -62,16 +66,16 @@ def second_derivative(
     >>> float(second_derivative(lambda x, y, row: x * y**2, point, 0, 1, v, rows))
     10.0
     """
-    sample.charge(hessian_vectors=1)
+    examples(loss, sample).charge(hessian_vectors=1)
 
-    def block(rows, weights):
+    def block(each, weights):
         def gradient_at(moved):
             moved_point = (*point[:along], moved, *point[along + 1 :])
-            return _gradient(loss, wrt, rows, weights)(*moved_point)
+            return _gradient(each, wrt, weights)(*moved_point)
 
         return jax.jvp(gradient_at, (point[along],), (vector,))[1]
 
-    return sample.average(block)
+    return average(loss, sample, block)
 
 
 def map_value(fn: Callable[..., Tree], point: tuple[Tree, ...], sample: Sample) -> Tree:
@@ -81,7 +85,7 @@ def map_value(fn: Callable[..., Tree], point: tuple[Tree, ...], sample: Sample) 
     >>> map_value(lambda w, row: w * row, (jnp.ones(2),), Rows(jnp.array([0.0, 3.0]))).tolist()
     [1.5, 1.5]
     """
-    return sample.average(lambda rows, weights: _mean(fn, point, rows, weights))
+    return average(fn, sample, lambda each, weights: _mean(each, point, weights))
 
 
 def map_vjp(fn: Callable[..., Tree], point: Tree, cotangent: Tree, sample: Sample) -> Tree:
@@ -92,22 +96,19 @@ def map_vjp(fn: Callable[..., Tree], point: Tree, cotangent: Tree, sample: Sampl
     >>> map_vjp(lambda w, row: w * row, jnp.ones(2), jnp.array([1.0, 2.0]), rows).tolist()
     [1.5, 3.0]
     """
-    sample.charge(gradients=1)
+    examples(fn, sample).charge(gradients=1)
 
-    def block(rows, weights):
-        return jax.vjp(lambda z: _mean(fn, (z,), rows, weights), point)[1](cotangent)[0]
+    def block(each, weights):
+        return jax.vjp(lambda z: _mean(each, (z,), weights), point)[1](cotangent)[0]
 
-    return sample.average(block)
-
-
-def _mean(
-    fn: Callable[..., Tree], point: tuple[Tree, ...], rows: Tree, weights: Float[Array, " rows"]
-) -> Tree:
-    each = jax.vmap(lambda row: fn(*point, row))(rows)
-    return jax.tree.map(lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, 1), each)
+    return average(fn, sample, block)
 
 
-def _gradient(
-    loss: Loss, wrt: int, rows: Tree, weights: Float[Array, " rows"]
-) -> Callable[..., Tree]:
-    return jax.grad(lambda *point: _mean(loss, point, rows, weights), argnums=wrt)
+def _mean(each: Each, point: tuple[Tree, ...], weights: Float[Array, " examples"]) -> Tree:
+    return jax.tree.map(
+        lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, 1), each(*point)
+    )
+
+
+def _gradient(each: Each, wrt: int, weights: Float[Array, " examples"]) -> Callable[..., Tree]:
+    return jax.grad(lambda *point: _mean(each, point, weights), argnums=wrt)

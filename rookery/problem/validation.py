@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from rookery import loss as losses
 from rookery.types import Loss, Problem, Tree
 
 
@@ -63,16 +64,17 @@ def _check_leaf(name: str, leaf: Any) -> None:  # Any: the check finds out what 
 
 
 def check_scalar_loss(name: str, loss: Loss, point: tuple[Tree, ...], example: Tree) -> None:
-    """Raise unless ``loss(*point, example)`` is one floating-point number."""
+    """Raise unless the loss of one example, made of rows like this one, is a floating number."""
     check_function(name, loss)
+    example = losses.example(loss, example)
     try:
-        out = jax.eval_shape(loss, *point, example)
+        out = _shape_of(loss, (*point, example))
     except Exception as error:
         raise ValueError(
             f"{name} cannot be evaluated on one example.\n"
             f"  variables: {describe(tuple(point))}\n  example:   {describe(example)}\n"
             f"  {type(error).__name__}: {error}\n"
-            "A loss takes the problem's variables and then one example, a single row of the data."
+            f"A loss takes the problem's variables and then {_example_of(loss)}."
         ) from error
     shape = getattr(out, "shape", None)
     if shape != () or not jnp.issubdtype(out.dtype, jnp.floating):
@@ -84,8 +86,9 @@ def check_scalar_loss(name: str, loss: Loss, point: tuple[Tree, ...], example: T
 
 def check_map(name: str, fn: Callable[..., Tree], point: Tree, example: Tree) -> Tree:
     """Shape and type of ``fn(point, example)``; raise unless all of it is floating-point."""
+    example = losses.example(fn, example)
     try:
-        out = jax.eval_shape(fn, point, example)
+        out = _shape_of(fn, (point, example))
     except Exception as error:
         raise ValueError(
             f"{name} cannot take {describe(point)} and one example {describe(example)}.\n"
@@ -94,6 +97,24 @@ def check_map(name: str, fn: Callable[..., Tree], point: Tree, example: Tree) ->
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(out)):
         raise ValueError(f"{name} must return floating-point values, got {describe(out)}.")
     return out
+
+
+def _shape_of(
+    fn: Callable[..., Tree], arguments: tuple[Tree, ...]
+) -> Any:  # of whatever fn returns
+    if losses.wants_key(fn):
+        return jax.eval_shape(lambda *given: fn(*given, key=jax.random.key(0)), *arguments)
+    return jax.eval_shape(fn, *arguments)
+
+
+def _example_of(loss: Loss) -> str:
+    match loss:
+        case losses.OverPairs():
+            return "two rows of the data"
+        case losses.OverBatch():
+            return "rows of the data along a first axis and their weights"
+        case _:
+            return "one example, a single row of the data"
 
 
 def check_like(name: str, value: Tree, what: str, want: Tree) -> None:

@@ -1,4 +1,10 @@
-"""Evaluations: what is measured between rounds. They cost nothing: no ledger counts them."""
+"""Evaluations: what is measured between rounds. They cost nothing: no ledger counts them.
+
+A metric is evaluated like a loss: on one example, or on pairs or a batch of them if it is an
+``OverPairs`` or an ``OverBatch``. A metric with a parameter named ``key`` gets one per example,
+made from the seed of the run and the round: its dropout is on, and a resumed run measures the same.
+Write a metric without ``key`` to measure the model without dropout.
+"""
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +17,9 @@ from jax import lax
 from rookery.clients.local_client import LocalClient
 from rookery.clients.population import Population
 from rookery.engines.code_key import CodeKey
+from rookery.loss import AbstractOver, average, wants_key
 from rookery.program.step import Step, traced_loop
-from rookery.types import Key, Tree
+from rookery.types import Key, Sample, Tree
 
 Metric = Callable[..., jax.Array]
 """``metric(*solution, example)``: one number for one example; the mean is reported."""
@@ -71,12 +78,19 @@ class OnServer(AbstractEvaluation):
 
     def __call__(self, solution, population, key):
         """One mean per metric."""
+        plain = {name: metric for name, metric in self.metrics.items() if _is_plain(metric)}
+        others = {name: metric for name, metric in self.metrics.items() if name not in plain}
 
         def one(example):
-            return {name: metric(*solution, example) for name, metric in self.metrics.items()}
+            return {name: metric(*solution, example) for name, metric in plain.items()}
 
-        each = lax.map(one, self.data, batch_size=_at_once(self.data))
-        return {name: jnp.mean(values) for name, values in each.items()}
+        each = lax.map(one, self.data, batch_size=_at_once(self.data)) if plain else {}
+        means = {name: jnp.mean(values) for name, values in each.items()}
+        if others:
+            server = LocalClient(_one_client(self.data), 0, key, traced_loop)
+            sample = server.draw("train", None, server.key)
+            means |= {name: _mean(metric, solution, sample) for name, metric in others.items()}
+        return {name: means[name] for name in self.metrics}
 
 
 class OnClients(AbstractEvaluation):
@@ -124,11 +138,13 @@ class OnClients(AbstractEvaluation):
             own = solution if self.adapt is None else self.adapt(client, *solution)
             sample = client.draw(self.split, None, client.key)
 
-            def block(rows, weights):
-                values = jax.vmap(lambda row: {n: m(*own, row) for n, m in metrics.items()})(rows)
-                return {n: jnp.dot(weights, v.astype(weights.dtype)) for n, v in values.items()}
+            def all_plain(*arguments):
+                return {n: m(*arguments) for n, m in metrics.items() if _is_plain(m)}
 
-            return sample.average(block)
+            means = {n: _mean(m, own, sample) for n, m in metrics.items() if not _is_plain(m)}
+            if len(means) < len(metrics):
+                means |= _mean(all_plain, own, sample)
+            return {n: means[n] for n in metrics}
 
         each = lax.map(of_client, jnp.arange(population.n_clients, dtype=jnp.int32))
         out = {}
@@ -174,6 +190,27 @@ def _evaluate_all(code, evaluations, solutions, population, keys) -> dict[str, j
         return numbers
 
     return lax.map(one, (solutions, keys))
+
+
+def _is_plain(metric: Metric) -> bool:
+    """Whether a metric needs one example and nothing else."""
+    return not isinstance(metric, AbstractOver) and not wants_key(metric)
+
+
+def _mean(metric: Callable[..., Tree], point: tuple[Tree, ...], sample: Sample) -> Tree:
+    """The mean of a metric, or of several in a dictionary, over a sample."""
+
+    def block(each, weights):
+        return jax.tree.map(lambda v: jnp.dot(weights, v.astype(weights.dtype)), each(*point))
+
+    return average(metric, sample, block)
+
+
+def _one_client(data: Tree) -> Population:
+    """The server's examples as the rows of a single client."""
+    n = jax.tree.leaves(data)[0].shape[0]
+    nothing = jnp.zeros((1, 1), jnp.int32)
+    return Population(data, nothing, nothing + n, jnp.ones(1), ("train",), (n,))
 
 
 def _at_once(data: Tree) -> int:

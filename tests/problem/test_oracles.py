@@ -248,6 +248,14 @@ class Recording:
         ]
         return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *parts)
 
+    def average_with_keys(self, fn, /):
+        raise AssertionError("a loss without a key makes none")
+
+    def pairs(self):
+        raise AssertionError("these are losses of one row")
+
+    batch = pairs
+
     def charge(self, *, gradients=0, hessian_vectors=0):
         self.gradients += gradients
         self.hessian_vectors += hessian_vectors
