@@ -178,9 +178,21 @@ def test_list_is_short_and_a_filter_tells_more(tuned_and_run):
     assert nothing.returncode == 2 and "Nothing*" in nothing.stderr
 
 
+def test_data_shows_who_holds_what(tuned_and_run):
+    folder, _, _ = tuned_and_run
+    done = rookery("data", "small.toml", "--out", "who.png", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith((" client ", " all"))]
+    rows = {line.rsplit(None, 12)[0].strip(): line.split()[-12:] for line in lines}
+    assert len([name for name in rows if name[-1].isdigit()]) == 6
+    train, validation, *labels = map(int, rows["all"])
+    assert train + validation == sum(labels) == 1437 - 200
+    assert (folder / "who.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_help_teaches(tuned_and_run):
     folder, _, _ = tuned_and_run
-    for command in ("demo", "run", "compare", "tune", "show", "report", "list"):
+    for command in ("demo", "run", "compare", "tune", "show", "data", "report", "list"):
         text = rookery(command, "--help", cwd=folder)
         assert text.returncode == 0
         assert len(text.stdout) > 200

@@ -25,6 +25,8 @@ EXPECTED = {  # regular expressions that a line of the output must match as a wh
         rf"10 local steps: 400 exchanges, actor {SMALL} and critic {SMALL} from rest"
     ),
     "09_your_own_data.py": r"client 7: +\d+ training rows, classes \[.*\]",
+    "10_pandas_table.py": r"Oslo   accuracy 0\.[89]\d",
+    "11_hugging_face.py": r"accuracy of the worst writer: 0\.9\d\d",
 }
 
 

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "tasks": BASE | {"models", "problem", "clients", "runner", "tasks"},
 }
 ONLY_IN = {
-    "matplotlib": {"report"},
+    "matplotlib": {"report", "clients"},  # clients: the picture of who holds what
     "tyro": {"cli"},
     "ray": {"remote"},
     "nvflare": {"remote"},

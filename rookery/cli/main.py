@@ -230,6 +230,36 @@ def _flat(table: Mapping[str, object], prefix: str) -> dict[str, object]:
     return flat
 
 
+@app.command(name="data")
+def data(
+    experiment: tyro.conf.Positional[Path],
+    label: str | None = None,
+    out: Path | None = None,
+    data: Path | None = None,
+    overrides: Overrides = (),
+) -> None:
+    """Show who holds what: rows and labels of the clients of an experiment's first curve.
+
+    Example: rookery data examples/compare_digits.toml --out who_holds_what.png
+
+    Args:
+        experiment: the file, or a folder with a config.toml.
+        label: the field to count; by default "labels" where the rows have it.
+        out: also draw a picture: a name ending in .png, .svg or .pdf.
+        data: folder with data files; by default $ROOKERY_DATA, then the user's cache.
+        overrides: settings that replace the file's, as partition.alpha=0.1.
+    """
+    curve = config.load(experiment, sum(overrides, ())).curves[0]
+    population = TaskLoader(data).load(curve).population
+    fields = population.data if isinstance(population.data, Mapping) else {}
+    description = population.describe(label or ("labels" if "labels" in fields else None))
+    console = Console()
+    console.print(description)
+    if out is not None:
+        description.save(out)
+        console.print(f"The picture: {out}", markup=False)
+
+
 @app.command(name="report")
 def report(
     runs: tyro.conf.Positional[tuple[Path, ...]],

@@ -1,29 +1,48 @@
 """All clients' data in flat arrays, with offsets and counts per client and split."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree, Shaped
+from jaxtyping import Float, Int, PyTree, Shaped
 
 from rookery import check
+from rookery.clients.columns import read_columns
+from rookery.clients.description import DataDescription, count_labels
+from rookery.clients.files import CLIENT, read_folder
+from rookery.clients.huggingface import SPLIT, read_huggingface
+from rookery.clients.population_checks import (
+    AnyArray,
+    Weights,
+    as_names,
+    check_like,
+    check_names,
+    check_row_numbers,
+    common_length,
+    form,
+    no_rows,
+    normalised,
+    one_row,
+)
+from rookery.clients.table import Dealt, Encode, Fields, Missing, Splits, deal
 from rookery.types import Tree
 
-AnyArray = np.ndarray | Array
-# a name with an underscore is not compared with others of its name
 Rows = PyTree[Shaped[AnyArray, "rows ..."]]
-Weights = Sequence[float] | Float[AnyArray, " _clients"]
+NamedWeights = str | Mapping[str, float] | None
+"""Weights of clients with names: "rows" for their numbers of rows, or a number for each name."""
 
 
 class Population(eqx.Module):
     """The rows of all clients, sorted by client; no padding, however unequal the clients are.
 
-    Build one with :meth:`from_parts` or :meth:`stacked`. A server whose clients keep their rows
-    uses :meth:`elsewhere`.
+    Build one with :meth:`from_table`, :meth:`from_huggingface`, :meth:`from_folder`,
+    :meth:`from_parts` or :meth:`stacked`. A server whose clients keep their rows uses
+    :meth:`elsewhere`. :meth:`describe` shows who holds what.
 
     Attributes:
         data: pytree of arrays, the rows of all clients.
@@ -54,7 +73,7 @@ class Population(eqx.Module):
 
     def __check_init__(self):
         if self.names is not None:
-            _check_names(self.names, self.n_clients)
+            check_names(self.names, self.n_clients)
 
     @property
     def n_clients(self) -> int:
@@ -84,7 +103,7 @@ class Population(eqx.Module):
         >>> p.data.tolist(), p.counts.tolist()
         ([3.0, 0.0, 1.0], [[1, 2]])
         """
-        n_rows = _common_length(data)
+        n_rows = common_length(data)
         if not isinstance(parts, Mapping):
             raise TypeError(
                 "parts must map the name of each split to one index array per client, got "
@@ -96,15 +115,15 @@ class Population(eqx.Module):
         if len(set(sizes.values())) > 1:
             raise ValueError(f"every split needs one index array per client, got {sizes}.")
         n_clients = check.count("the number of clients", next(iter(sizes.values())))
-        names = _as_names(names)
+        names = as_names(names)
         if names is not None:
-            _check_names(names, n_clients)
+            check_names(names, n_clients)
         order, counts = [], np.zeros((len(parts), n_clients), np.int32)
         for client in range(n_clients):
             for s, (split, lists) in enumerate(parts.items()):
                 rows = np.asarray(lists[client])
                 name = f"client {client}" if names is None else names[client]
-                _check_rows(rows, name, split, n_rows)
+                check_row_numbers(rows, name, split, n_rows)
                 order.append(rows)
                 counts[s, client] = rows.size
         # rows lie client by client and, within a client, split by split
@@ -114,11 +133,162 @@ class Population(eqx.Module):
             data=jax.tree.map(lambda a: np.asarray(a)[index], data),
             offsets=(ends - counts).astype(np.int32),
             counts=counts,
-            weights=_normalised(weights, n_clients),
+            weights=normalised(weights, n_clients),
             splits=tuple(parts),
             largest=tuple(int(c) for c in counts.max(axis=1)),
             names=names,
         )
+
+    @classmethod
+    def from_table(
+        cls,
+        table: object,
+        *,
+        client: str,
+        splits: Splits | None = None,
+        fields: Fields | None = None,
+        encode: Encode = (),
+        missing: Missing = "error",
+        weights: NamedWeights = None,
+        seed: int = 0,
+    ) -> "Population":
+        """Clients from a table with a column that names them: pandas, polars, Arrow, arrays.
+
+        Clients are in the order of the column's sorted values, which become their names.
+
+        Args:
+            table: a dictionary of arrays, or anything with named columns.
+            client: the column that says whose row it is.
+            splits: a column that names the split of every row, or fractions as
+                ``{"train": 0.8, "test": 0.2}`` of each client's rows, drawn at random. Without it
+                all rows are training rows.
+            fields: per field of an example, a column or a list of columns; by default every column
+                beside ``client`` and ``splits`` is a field of its own.
+            encode: columns of text, or of any values, that become class numbers 0, 1, ...: a list
+                of columns, whose sorted values are numbered, or per column its values in order.
+            missing: "error"; or "drop" to leave out rows with a missing value; or per column a
+                value to fill in.
+            weights: of the clients in every mean: equal if not given, "rows" for the numbers of
+                rows, or by name.
+            seed: of the random splits.
+
+        >>> table = {"hospital": ["Oslo", "Bergen", "Oslo"], "age": [31.0, 55.0, 40.0],
+        ...          "dose": [1.0, 2.0, 0.5], "ill": ["no", "yes", "yes"]}
+        >>> p = Population.from_table(
+        ...     table, client="hospital", fields={"input": ["age", "dose"], "label": "ill"},
+        ...     encode=["ill"],
+        ... )
+        >>> p.names, p.rows(1, "train")["input"].tolist(), p.rows(1, "train")["label"].tolist()
+        (('Bergen', 'Oslo'), [[31.0, 1.0], [40.0, 0.5]], [0, 1])
+        """
+        dealt = deal(
+            read_columns(table), client=client, splits=splits, fields=fields, encode=encode,
+            missing=missing, seed=seed,
+        )  # fmt: skip
+        return cls._from_dealt(dealt, weights)
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        dataset: object,
+        *,
+        client: str,
+        splits: Splits | None = None,
+        fields: Fields | None = None,
+        encode: Encode = (),
+        missing: Missing = "error",
+        weights: NamedWeights = None,
+        seed: int = 0,
+    ) -> "Population":
+        """Clients from a loaded ``datasets.Dataset``, or from a ``DatasetDict`` with its splits.
+
+        Only the columns that are needed are read, and everything goes to memory. The other
+        arguments are those of :meth:`from_table`.
+
+        Args:
+            dataset: the data set. A ``DatasetDict`` has splits of its own and takes no ``splits``.
+            client: the column that says whose row it is, as ``writer_id``.
+            splits: for a single ``Dataset``, a column or fractions.
+            fields: per field of an example, a column or a list of columns.
+            encode: columns that become class numbers.
+            missing: "error", "drop", or per column a value to fill in.
+            weights: equal if not given, "rows", or by name.
+            seed: of the random splits.
+        """
+        if isinstance(dataset, Mapping) and splits is not None:
+            raise ValueError(
+                f"the data set has the splits {list(dataset)} already, got splits={splits!r}. "
+                "Leave it out, or pass one of them, as dataset['train'], and how to split it."
+            )
+        columns = None
+        if fields is not None:
+            own = [[field] if isinstance(field, str) else field for field in fields.values()]
+            keys = [client, splits] if isinstance(splits, str) else [client]
+            columns = list(dict.fromkeys(itertools.chain(keys, *own)))
+        found, row_numbers = read_huggingface(dataset, columns)
+        dealt = deal(
+            found, client=client, splits=splits if row_numbers is None else SPLIT, fields=fields,
+            encode=encode, missing=missing, seed=seed, row_numbers=row_numbers,
+        )  # fmt: skip
+        return cls._from_dealt(dealt, weights)
+
+    @classmethod
+    def from_folder(
+        cls,
+        path: str | Path,
+        *,
+        pattern: str = "*",
+        read: Callable[[Path], object] | None = None,
+        splits: Splits | None = None,
+        fields: Fields | None = None,
+        encode: Encode = (),
+        missing: Missing = "error",
+        weights: NamedWeights = None,
+        seed: int = 0,
+    ) -> "Population":
+        r"""Clients from a folder with one file each, named by the files without their suffix.
+
+        Args:
+            path: the folder.
+            pattern: which of its files, as ``*.csv``; names that begin with a dot are left out.
+            read: a function from the path of a file to a table, as ``pandas.read_parquet``; by
+                default ``.npz`` and ``.csv`` are read.
+            splits: as in :meth:`from_table`, as are all other arguments.
+            fields: per field of an example, a column or a list of columns.
+            encode: columns that become class numbers.
+            missing: "error", "drop", or per column a value to fill in.
+            weights: equal if not given, "rows", or by name.
+            seed: of the random splits.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name, ages in {"Oslo": "31\n40", "Bergen": "55"}.items():
+        ...         _ = Path(folder, f"{name}.csv").write_text(f"age\n{ages}\n")
+        ...     p = Population.from_folder(folder)
+        >>> p.names, p.rows(1, "train")["age"].tolist()
+        (('Bergen', 'Oslo'), [31, 40])
+        """
+        columns, row_numbers = read_folder(Path(path), pattern=pattern, read=read)
+        dealt = deal(
+            columns, client=CLIENT, splits=splits, fields=fields, encode=encode, missing=missing,
+            seed=seed, row_numbers=row_numbers,
+        )  # fmt: skip
+        return cls._from_dealt(dealt, weights)
+
+    @classmethod
+    def _from_dealt(cls, dealt: Dealt, weights: NamedWeights) -> "Population":
+        in_order = None
+        if isinstance(weights, str):
+            check.one_of("kind of weights", weights, ("rows",))
+            own = zip(*dealt.parts.values(), strict=True)
+            in_order = [float(sum(len(rows) for rows in splits)) for splits in own]
+        elif isinstance(weights, Mapping):
+            if set(weights) != set(dealt.names):
+                raise ValueError(
+                    f"weights needs one number per client of {dealt.names}, got {dict(weights)}."
+                )
+            in_order = [weights[name] for name in dealt.names]
+        return cls.from_parts(dealt.data, dealt.parts, weights=in_order, names=dealt.names)
 
     @classmethod
     def stacked(
@@ -179,13 +349,13 @@ class Population(eqx.Module):
             raise ValueError("splits is empty; name at least one, such as 'train'.")
         nothing = np.zeros((len(splits), n_clients), np.int32)
         return cls(
-            data=jax.tree.map(_one_row, example),
+            data=jax.tree.map(one_row, example),
             offsets=nothing,
             counts=nothing,
-            weights=_normalised(weights, n_clients),
+            weights=normalised(weights, n_clients),
             splits=tuple(splits),
             largest=(0,) * len(splits),
-            names=_as_names(names),
+            names=as_names(names),
         )
 
     @classmethod
@@ -212,17 +382,17 @@ class Population(eqx.Module):
             raise ValueError("parts is empty; pass at least one population.")
         for part in parts[1:]:
             part.check_form(parts[0])
-        begins = np.cumsum([0, *(_common_length(part.data) for part in parts)])
+        begins = np.cumsum([0, *(common_length(part.data) for part in parts)])
         moved = [np.asarray(p.offsets) + b for p, b in zip(parts, begins[:-1], strict=True)]
         counts = np.concatenate([np.asarray(part.counts) for part in parts], axis=1)
         return cls(
             data=jax.tree.map(lambda *leaves: np.concatenate(leaves), *(p.data for p in parts)),
             offsets=np.concatenate(moved, axis=1).astype(np.int32),
             counts=counts.astype(np.int32),
-            weights=_normalised(weights, counts.shape[1]),
+            weights=normalised(weights, counts.shape[1]),
             splits=parts[0].splits,
             largest=tuple(int(c) for c in counts.max(axis=1)),
-            names=_joined_names(parts) if names is None else _as_names(names),
+            names=_joined_names(parts) if names is None else as_names(names),
         )
 
     @property
@@ -241,7 +411,7 @@ class Population(eqx.Module):
 
     def check_form(self, other: "Population") -> None:
         """Raise unless another population has the same splits, and rows of the same form."""
-        mine, theirs = ((p.splits, str(jax.tree.map(_form, p.data))) for p in (self, other))
+        mine, theirs = ((p.splits, str(jax.tree.map(form, p.data))) for p in (self, other))
         if mine != theirs:
             raise ValueError(
                 f"the populations differ: splits and rows are {mine}, wanted {theirs}."
@@ -286,6 +456,45 @@ class Population(eqx.Module):
         'client 1'
         """
         return f"client {client}" if self.names is None else self.names[client]
+
+    def describe(
+        self,
+        label: str | Callable[[Rows], AnyArray] | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        bins: int | None = None,
+    ) -> DataDescription:
+        """Who holds what: rows per client and split, and labels per client.
+
+        Print the result, or show it in a notebook; ``figure`` draws it.
+
+        Args:
+            label: the field that holds the label, or a function from rows to labels; without it
+                only rows are counted.
+            classes: names of the labels 0, 1, ...; the labels themselves if not given.
+            bins: for a label that is a measurement: how many ranges of equal width to count.
+
+        >>> import numpy as np
+        >>> rows = {"x": np.zeros((2, 3, 1)), "label": np.array([[0, 0, 1], [1, 1, 1]])}
+        >>> print(Population.stacked(rows, names=["Oslo", "Bergen"]).describe("label"))
+        client | train | label: 0 | 1
+        -------|-------|----------|--
+        Oslo   |     3 |        2 | 1
+        Bergen |     3 |        0 | 3
+        all    |     6 |        2 | 4
+        """
+        self.check_rows("describe")
+        clients = range(self.n_clients)
+        names = tuple(self.client_name(client) for client in clients)
+        counts = np.asarray(self.counts)
+        if label is None:
+            return DataDescription(names, self.splits, counts)
+        read = label if callable(label) else partial(_field, label)
+        parts = [[np.asarray(read(self.rows(c, s))) for s in self.splits] for c in clients]
+        called = label if isinstance(label, str) else "label"
+        return DataDescription(
+            names, self.splits, counts, called, *count_labels(parts, classes, bins)
+        )
 
     def check_finite(self) -> None:
         """Raise if a row has a NaN or an infinity, and say where it is.
@@ -364,16 +573,16 @@ class Population(eqx.Module):
                     f"{self.client_name(client)} needs rows of {self.splits}, got {tuple(own)}."
                 )
             for s, split in enumerate(self.splits):
-                count = _common_length(own[split])
+                count = common_length(own[split])
                 if count == 0:
-                    raise ValueError(_no_rows(self.client_name(client), split))
+                    raise ValueError(no_rows(self.client_name(client), split))
                 if self.has_rows and count > self.largest[s]:
                     raise ValueError(
                         f"{self.client_name(client)} has {count} rows in split {split!r}, but the "
                         f"server expects {self.largest[s]} of the largest client. The server must "
                         "know the sizes."
                     )
-                jax.tree.map(partial(_check_like, self.client_name(client)), self.data, own[split])
+                jax.tree.map(partial(check_like, self.client_name(client)), self.data, own[split])
                 parts.append(own[split])
                 offsets[s, client], counts[s, client] = at, count
                 at += count
@@ -388,31 +597,12 @@ class Population(eqx.Module):
         )
 
 
-def _one_row(one: jax.ShapeDtypeStruct | np.typing.ArrayLike) -> np.ndarray:
-    """A row of zeros that belongs to no client; steps are traced with its shape."""
-    one = one if isinstance(one, jax.ShapeDtypeStruct) else np.asarray(one)
-    return np.zeros((1, *one.shape), one.dtype)
-
-
-def _form(rows: AnyArray) -> str:
-    """Type and shape of a row."""
-    return f"{rows.dtype}{list(rows.shape[1:])}"
-
-
-def _as_names(names: Sequence[str] | None) -> tuple[str, ...] | None:
-    if isinstance(names, str):
-        raise TypeError(f"names must be a list with one name per client, got {names!r}.")
-    return None if names is None else tuple(names)
-
-
-def _check_names(names: tuple[str, ...], n_clients: int) -> None:
-    if len(names) != n_clients:
-        raise ValueError(f"names needs one name per client: {n_clients}, got {len(names)}.")
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"names must be strings, got {name!r}.")
-    if twice := sorted(name for name, times in Counter(names).items() if times > 1):
-        raise ValueError(f"names must differ from client to client, got {twice} more than once.")
+def _field(name: str, rows: Rows) -> AnyArray:
+    if not isinstance(rows, Mapping):
+        raise TypeError(
+            "the rows have no fields with names; pass a function from rows to labels as label."
+        )
+    return rows[check.one_of("field", name, rows)]
 
 
 def _joined_names(parts: "Sequence[Population]") -> tuple[str, ...] | None:
@@ -423,57 +613,3 @@ def _joined_names(parts: "Sequence[Population]") -> tuple[str, ...] | None:
     for part in parts:
         names += part.names or [f"client {len(names) + i}" for i in range(part.n_clients)]
     return tuple(names)
-
-
-def _common_length(data: Tree) -> int:
-    """The number of rows of all fields, or an error."""
-    for path, field in jax.tree_util.tree_leaves_with_path(data):
-        if (kind := np.asarray(field).dtype).kind in "OSUMm":
-            raise TypeError(
-                f"the data must be arrays of numbers, got {kind} in field "
-                f"{jax.tree_util.keystr(path) or 'data'}. Encode it, as class numbers for example."
-            )
-    lengths = {np.shape(a)[0] if np.ndim(a) else None for a in jax.tree.leaves(data)}
-    length = next(iter(lengths), None)
-    if len(lengths) != 1 or length is None:
-        raise ValueError(f"all fields need the same number of rows, got {lengths or 'no fields'}.")
-    return length
-
-
-def _no_rows(client: str, split: str) -> str:
-    return f"{client} has no rows in split {split!r}. Give it some, or leave it out."
-
-
-def _check_like(client: str, like: AnyArray, own: np.typing.ArrayLike) -> None:
-    wanted, got = _form(like), _form(np.asarray(own))
-    if wanted != got:
-        raise ValueError(f"{client} has rows of {got}, wanted {wanted}.")
-
-
-def _check_rows(rows: np.ndarray, client: str, split: str, n_rows: int) -> None:
-    if rows.size == 0:
-        raise ValueError(_no_rows(client, split))
-    if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
-        raise TypeError(
-            f"{client}, split {split!r}: row numbers must be a flat array of integers, "
-            f"got {rows.dtype}{list(rows.shape)}."
-        )
-    if rows.min() < 0 or rows.max() >= n_rows:
-        raise ValueError(
-            f"{client}, split {split!r}: row numbers run from {rows.min()} to {rows.max()}, "
-            f"but the data has rows 0 to {n_rows - 1}."
-        )
-
-
-def _normalised(weights: Weights | None, n_clients: int) -> np.ndarray:
-    if weights is None:
-        return np.full(n_clients, 1 / n_clients)
-    weights = np.asarray(weights, float)
-    if weights.shape != (n_clients,):
-        raise ValueError(f"weights must have shape ({n_clients},), got {weights.shape}.")
-    if not np.all(np.isfinite(weights)) or weights.min() <= 0:
-        raise ValueError(
-            f"weights must be finite and above zero, got {weights}. Leave out a client that must "
-            "not count."
-        )
-    return weights / weights.sum()

@@ -1,0 +1,101 @@
+"""Checks of what a population is made of; errors name the client, the split and the field."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from rookery.types import Tree
+
+AnyArray = np.ndarray | Array
+# a name with an underscore is not compared with others of its name
+Weights = Sequence[float] | Float[AnyArray, " _clients"]
+
+
+def one_row(one: jax.ShapeDtypeStruct | np.typing.ArrayLike) -> np.ndarray:
+    """A row of zeros that belongs to no client; steps are traced with its shape."""
+    one = one if isinstance(one, jax.ShapeDtypeStruct) else np.asarray(one)
+    return np.zeros((1, *one.shape), one.dtype)
+
+
+def form(rows: AnyArray) -> str:
+    """Type and shape of a row."""
+    return f"{rows.dtype}{list(rows.shape[1:])}"
+
+
+def as_names(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Names as a tuple; a single string is refused."""
+    if isinstance(names, str):
+        raise TypeError(f"names must be a list with one name per client, got {names!r}.")
+    return None if names is None else tuple(names)
+
+
+def check_names(names: tuple[str, ...], n_clients: int) -> None:
+    """Raise unless there is one name per client and no name twice."""
+    if len(names) != n_clients:
+        raise ValueError(f"names needs one name per client: {n_clients}, got {len(names)}.")
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"names must be strings, got {name!r}.")
+    if twice := sorted(name for name, times in Counter(names).items() if times > 1):
+        raise ValueError(f"names must differ from client to client, got {twice} more than once.")
+
+
+def common_length(data: Tree) -> int:
+    """The number of rows of all fields, or an error."""
+    for path, field in jax.tree_util.tree_leaves_with_path(data):
+        if (kind := np.asarray(field).dtype).kind in "OSUMm":
+            raise TypeError(
+                f"the data must be arrays of numbers, got {kind} in field "
+                f"{jax.tree_util.keystr(path) or 'data'}. Encode it, as class numbers for example."
+            )
+    lengths = {np.shape(a)[0] if np.ndim(a) else None for a in jax.tree.leaves(data)}
+    length = next(iter(lengths), None)
+    if len(lengths) != 1 or length is None:
+        raise ValueError(f"all fields need the same number of rows, got {lengths or 'no fields'}.")
+    return length
+
+
+def no_rows(client: str, split: str) -> str:
+    """The message for a client without rows in a split."""
+    return f"{client} has no rows in split {split!r}. Give it some, or leave it out."
+
+
+def check_like(client: str, like: AnyArray, own: np.typing.ArrayLike) -> None:
+    """Raise unless a client's rows have the type and shape of the others'."""
+    wanted, got = form(like), form(np.asarray(own))
+    if wanted != got:
+        raise ValueError(f"{client} has rows of {got}, wanted {wanted}.")
+
+
+def check_row_numbers(rows: np.ndarray, client: str, split: str, n_rows: int) -> None:
+    """Raise unless these are numbers of existing rows, at least one."""
+    if rows.size == 0:
+        raise ValueError(no_rows(client, split))
+    if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
+        raise TypeError(
+            f"{client}, split {split!r}: row numbers must be a flat array of integers, "
+            f"got {rows.dtype}{list(rows.shape)}."
+        )
+    if rows.min() < 0 or rows.max() >= n_rows:
+        raise ValueError(
+            f"{client}, split {split!r}: row numbers run from {rows.min()} to {rows.max()}, "
+            f"but the data has rows 0 to {n_rows - 1}."
+        )
+
+
+def normalised(weights: Weights | None, n_clients: int) -> np.ndarray:
+    """Weights that sum to one; equal ones for None."""
+    if weights is None:
+        return np.full(n_clients, 1 / n_clients)
+    weights = np.asarray(weights, float)
+    if weights.shape != (n_clients,):
+        raise ValueError(f"weights must have shape ({n_clients},), got {weights.shape}.")
+    if not np.all(np.isfinite(weights)) or weights.min() <= 0:
+        raise ValueError(
+            f"weights must be finite and above zero, got {weights}. Leave out a client that must "
+            "not count."
+        )
+    return weights / weights.sum()

@@ -1,0 +1,264 @@
+"""From the columns of a table to fields of numbers and the rows of every client."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from rookery import check
+from rookery.clients import partition
+from rookery.clients.columns import Column
+
+Fields = Mapping[str, str | Sequence[str]]
+"""Per field, the column that it is, or the columns that are its entries."""
+Splits = str | Mapping[str, float]
+"""The column that names the split of a row, or the fraction of every split."""
+Encode = Sequence[str] | Mapping[str, Sequence[object]]
+"""Columns that become class numbers, perhaps with the values of the classes in order."""
+Missing = str | Mapping[str, object]
+"""What to do with missing values: "error", "drop", or a value to fill in for each column."""
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """The arguments of ``Population.from_parts``.
+
+    Attributes:
+        data: one array per field.
+        parts: per split, the row numbers of each client.
+        names: of the clients.
+    """
+
+    data: dict[str, np.ndarray]
+    parts: dict[str, list[np.ndarray]]
+    names: list[str]
+
+
+def deal(
+    columns: Mapping[str, Column],
+    *,
+    client: str,
+    splits: Splits | None,
+    fields: Fields | None,
+    encode: Encode,
+    missing: Missing,
+    seed: int,
+    row_numbers: Int[np.ndarray, " rows"] | None = None,
+) -> Dealt:
+    """Check, encode and group the rows of a table; see ``Population.from_table``.
+
+    Args:
+        columns: of the table.
+        client: the column that names the clients.
+        splits: the column that names the splits, or fractions.
+        fields: which columns become which field.
+        encode: columns that become class numbers.
+        missing: what to do with missing values.
+        seed: of random splits.
+        row_numbers: how errors call the rows; their positions if not given.
+    """
+    if row_numbers is None:
+        row_numbers = np.arange(len(next(iter(columns.values())).values))
+    check.one_of("column (client)", client, columns)
+    keys = [client]
+    if isinstance(splits, str):
+        keys.append(check.one_of("column (splits)", splits, columns))
+    wanted = _wanted(columns, fields, keys)
+    contents = list(dict.fromkeys(itertools.chain(*wanted.values())))
+    used = {name: columns[name] for name in dict.fromkeys([*keys, *contents])}
+    used, row_numbers = _without_missing(used, client, missing, row_numbers)
+    names, owner = _groups(used[client])
+    where = _Where(row_numbers, [names[i] for i in owner])
+    classes = _classes(encode, columns)
+    numbers = {
+        name: _encoded(used[name], classes[name], where)
+        if name in classes
+        else _numbers(used[name], where)
+        for name in contents
+    }
+    data = {
+        field: numbers[own[0]]
+        if fields is None or isinstance(fields[field], str)
+        else _together(field, [numbers[name] for name in own], own)
+        for field, own in wanted.items()
+    }
+    parts = [np.flatnonzero(owner == i) for i in range(len(names))]
+    return Dealt(data, _split(parts, splits, used, names, seed), names)
+
+
+@dataclass(frozen=True)
+class _Where:
+    """How an error says where a value is."""
+
+    row_numbers: Int[np.ndarray, " rows"]
+    owners: Sequence[str]
+
+    def __call__(self, column: str, row: int) -> str:
+        return f"column {column!r}, row {self.row_numbers[row]} (client {self.owners[row]!r})"
+
+
+def _wanted(
+    columns: Mapping[str, Column], fields: Fields | None, keys: Sequence[str]
+) -> dict[str, list[str]]:
+    """The columns of every field."""
+    if fields is None:
+        wanted = {name: [name] for name in columns if name not in keys}
+    else:
+        if not isinstance(fields, Mapping):
+            raise TypeError(
+                "fields must map the name of each field to a column or a list of columns, got "
+                f"{fields!r}."
+            )
+        wanted = {f: [own] if isinstance(own, str) else list(own) for f, own in fields.items()}
+    if not wanted or not all(wanted.values()):
+        raise ValueError(
+            f"no columns are left to be fields, beside {list(keys)}: {wanted}. Name at least one."
+        )
+    for field, own in wanted.items():
+        for name in own:
+            check.one_of(f"column (field {field!r})", name, columns)
+    return wanted
+
+
+def _without_missing(
+    columns: dict[str, Column],
+    client: str,
+    missing: Missing,
+    row_numbers: Int[np.ndarray, " rows"],
+) -> tuple[dict[str, Column], np.ndarray]:
+    """The columns with rows dropped or values filled in, or an error at the first missing value."""
+    if isinstance(missing, Mapping):
+        for name in missing:
+            check.one_of("column (missing)", name, columns)
+        columns = {n: c.filled(missing[n]) if n in missing else c for n, c in columns.items()}
+    else:
+        check.one_of("way to treat missing values", missing, ("error", "drop"))
+    if missing == "drop":
+        lost = np.any([column.missing for column in columns.values()], axis=0)
+        kept = np.flatnonzero(~lost)
+        left = {name: column.take(kept) for name, column in columns.items()}
+        owners = columns[client].values[~columns[client].missing]
+        if gone := sorted({*map(str, owners)} - {*map(str, left[client].values)}):
+            raise ValueError(
+                f"missing='drop' would leave no row of client {gone[0]!r}. Fill its values in, or "
+                "remove the client from the table."
+            )
+        return left, row_numbers[kept]
+    for name, column in columns.items():
+        if column.missing.any():
+            row = int(np.argmax(column.missing))
+            owner = columns[client]
+            of = "" if owner.missing[row] else f" (client {str(owner.values[row])!r})"
+            raise ValueError(
+                f"column {name!r}, row {row_numbers[row]}{of}: the value is missing "
+                f"({column.missing.sum()} such rows in all). Correct the table, or pass "
+                f"missing='drop' to leave such rows out, or missing={{{name!r}: value}} to fill "
+                "them."
+            )
+    return columns, row_numbers
+
+
+def _groups(column: Column) -> tuple[list[str], Int[np.ndarray, " rows"]]:
+    """The distinct values in ascending order, as text, and which of them each row has."""
+    if column.values.ndim != 1:
+        raise ValueError(f"column {column.name!r} names the clients; it needs one value per row.")
+    values = column.values.astype(str) if column.values.dtype.kind == "O" else column.values
+    distinct, owner = np.unique(values, return_inverse=True)
+    return [str(value) for value in distinct], owner
+
+
+def _classes(encode: Encode, columns: Mapping[str, Column]) -> dict[str, Sequence[object] | None]:
+    if isinstance(encode, str):
+        raise TypeError(f"encode must be a list of columns, got {encode!r}. Write [{encode!r}].")
+    for name in encode:
+        check.one_of("column (encode)", name, columns)
+    return dict(encode) if isinstance(encode, Mapping) else dict.fromkeys(encode)
+
+
+def _encoded(column: Column, classes: Sequence[object] | None, where: _Where) -> np.ndarray:
+    """Class numbers from 0, in the order of ``classes`` or of the sorted values."""
+    if column.values.ndim != 1:
+        raise ValueError(
+            f"column {column.name!r} has a row of values per sample; encode needs one."
+        )
+    if classes is None:
+        values = column.values
+        values = values.astype(str) if values.dtype.kind == "O" else values
+        return np.unique(values, return_inverse=True)[1].astype(np.int32)
+    number = {value: i for i, value in enumerate(classes)}
+    for row, value in enumerate(column.values.tolist()):
+        if value not in number:
+            raise ValueError(
+                f"{where(column.name, row)}: {value!r} is not among the classes {list(classes)} "
+                "that encode gives for this column."
+            )
+    return np.array([number[value] for value in column.values.tolist()], np.int32)
+
+
+def _numbers(column: Column, where: _Where) -> np.ndarray:
+    if column.is_number:
+        return column.values
+    name, value = column.name, column.values.ravel()[0]
+    if column.values.dtype.kind in "mM":
+        raise TypeError(
+            f"{where(name, 0)}: {value} is a date or a duration. Turn the column into numbers, "
+            "days since a date for example, or leave it out by fields=."
+        )
+    if column.values.dtype.kind not in "USO":
+        raise TypeError(f"{where(name, 0)}: {column.values.dtype} is no type of a real number.")
+    row = next((i for i, v in enumerate(column.values) if not _reads_as_number(v)), 0)
+    distinct = sorted({str(v) for v in column.values})
+    some = f"{distinct[:3]}{' and more' if len(distinct) > 3 else ''}"
+    raise TypeError(
+        f"{where(name, row)}: {str(column.values[row])!r} is not a number. "
+        f"Pass encode=[{name!r}] to make class numbers of the {len(distinct)} sorted values "
+        f"{some}, or encode={{{name!r}: [...]}} with the values in your order, or leave the "
+        "column out by fields=."
+    )
+
+
+def _reads_as_number(value: object) -> bool:
+    try:
+        float(str(value))
+    except ValueError:
+        return False
+    return True
+
+
+def _together(field: str, columns: list[np.ndarray], names: Sequence[str]) -> np.ndarray:
+    """Several columns as the entries of one field."""
+    if wide := [name for name, column in zip(names, columns, strict=True) if column.ndim > 1]:
+        raise ValueError(
+            f"field {field!r}: column {wide[0]!r} has a row of values per sample and cannot be one "
+            "entry among others. Make it a field of its own."
+        )
+    return np.stack(columns, axis=1)
+
+
+def _split(
+    parts: list[np.ndarray],
+    splits: Splits | None,
+    columns: Mapping[str, Column],
+    names: Sequence[str],
+    seed: int,
+) -> dict[str, list[np.ndarray]]:
+    if splits is None:
+        return {"train": parts}
+    if isinstance(splits, str):
+        values = columns[splits].values.astype(str)
+        in_order = dict.fromkeys(values.tolist())
+        return {split: [rows[values[rows] == split] for rows in parts] for split in in_order}
+    if not isinstance(splits, Mapping):
+        raise TypeError(
+            "splits must be the name of a column or map split names to fractions, as "
+            f"{{'train': 0.8, 'test': 0.2}}, got {splits!r}."
+        )
+    for name, rows in zip(names, parts, strict=True):
+        if len(rows) < len(splits):
+            raise ValueError(
+                f"client {name!r} has {len(rows)} rows for the splits {list(splits)}. Give it at "
+                "least one per split, or leave it out."
+            )
+    return partition.split(parts, fractions=splits, seed=seed)
