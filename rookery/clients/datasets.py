@@ -24,6 +24,7 @@ from jaxtyping import Int
 from rookery import check
 from rookery.clients import dataset_readers as readers
 from rookery.clients.dataset_readers import Raw
+from rookery.clients.sequences import pad_sequences as pad_sequences
 
 Fields = dict[str, np.ndarray]
 """``inputs`` (float32) and ``labels`` (int32, from 0), one row per sample."""

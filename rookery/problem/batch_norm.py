@@ -1,0 +1,113 @@
+"""Batch normalisation in losses over a batch, with statistics that are part of a variable.
+
+The parameters and the running statistics of a layer are leaves of the model: :func:`init` makes
+them. What happens to the statistics is a choice that the loss and the algorithm show:
+
+    policy      in the loss                 in the algorithm
+    frozen      :func:`by_statistics`       any; statistics never change, scale and shift do
+    averaged    :func:`by_batch`            any; statistics are averaged with the rest of the model
+
+Metrics use :func:`by_statistics`, which needs no batch.
+
+Statistics are the mean and the mean square, not the variance: both average over batches and over
+clients without bias, so the averaged ones are those of all clients' rows together.
+
+X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou. FedBN: federated learning on non-IID features via local
+batch normalization. ICLR 2021, arXiv:2102.07623.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from rookery import check
+from rookery.types import Number, Scalar
+
+Norm = Mapping[str, Float[Array, " features"]]
+"""One layer: ``scale`` and ``shift`` are trained, ``mean`` and ``square`` are its statistics."""
+
+
+def init(features: int, dtype: jax.typing.DTypeLike = float) -> dict[str, Array]:
+    """A layer that begins as the identity: statistics of mean 0 and variance 1.
+
+    >>> sorted(init(3))
+    ['mean', 'scale', 'shift', 'square']
+
+    Args:
+        features: the size of the last axis.
+        dtype: of the leaves, that of the model.
+    """
+    check.count("features", features)
+    zeros, ones = jnp.zeros(features, dtype), jnp.ones(features, dtype)
+    return {"scale": ones, "shift": zeros, "mean": zeros, "square": ones}
+
+
+def by_statistics(
+    values: Float[Array, "*rows features"], norm: Norm, *, epsilon: float = 1e-5
+) -> Float[Array, "*rows features"]:
+    """Normalised by the running statistics, which have no gradient here.
+
+    >>> by_statistics(jnp.array([1.0, 2.0]), init(2), epsilon=0.0).tolist()
+    [1.0, 2.0]
+
+    Args:
+        values: features along the last axis; one row or many.
+        norm: the layer.
+        epsilon: is added to the variance.
+    """
+    mean, square = lax.stop_gradient((norm["mean"], norm["square"]))
+    return _normalised(values, mean, square, norm, epsilon)
+
+
+def by_batch(
+    values: Float[Array, "rows *places features"],
+    weights: Float[Array, " rows"],
+    norm: Norm,
+    *,
+    rate: Number = 1.0,
+    epsilon: float = 1e-5,
+) -> tuple[Float[Array, "rows *places features"], Scalar]:
+    """Normalised by the statistics of the batch, and the term that moves the running ones.
+
+    Add the term to the loss. Its value is zero; its gradient is ``rate`` (running - batch) in the
+    running statistics and zero elsewhere, so a gradient step of size lr is the usual exponential
+    average:  running = (1 - lr rate) running + lr rate batch.  For PyTorch's momentum of 0.1 set
+    ``rate`` to 0.1 / lr. Derivatives of hypergradients do not pass through the running statistics.
+
+    Args:
+        values: a row along the first axis, features along the last; axes between are averaged too.
+        weights: of the rows, as :class:`rookery.loss.OverBatch` gives them.
+        norm: the layer.
+        rate: how fast the running statistics follow, as a multiple of the step size.
+        epsilon: is added to the variance.
+
+    >>> import rookery as rk
+    >>> from rookery.problem import OverBatch
+    >>> def loss(w, rows, weights):
+    ...     hidden, follow = by_batch(rows["input"] @ w["in"], weights, w["norm"])
+    ...     each = (jnp.tanh(hidden) @ w["out"] - rows["target"]) ** 2
+    ...     return jnp.vdot(weights, each) + follow
+    >>> problem = rk.SingleLevel(OverBatch(loss))
+    """
+    weights = weights.astype(values.dtype)
+    between = tuple(range(1, values.ndim - 1))
+
+    def over_batch(each: Array) -> Array:
+        return jnp.tensordot(weights, jnp.mean(each, axis=between) if between else each, 1)
+
+    mean, square = over_batch(values), over_batch(values**2)
+    now = lax.stop_gradient((mean, square))
+    off = [jnp.sum((a - b) ** 2) for a, b in zip((norm["mean"], norm["square"]), now, strict=True)]
+    distance = jnp.asarray(rate).astype(values.dtype) * (off[0] + off[1]) / 2
+    follow = distance - lax.stop_gradient(distance)
+    return _normalised(values, mean, square, norm, epsilon), follow
+
+
+def _normalised(values: Array, mean: Array, square: Array, norm: Norm, epsilon: float) -> Array:
+    variance = jnp.maximum(square - mean**2, 0)
+    factor = norm["scale"] * lax.rsqrt(variance + jnp.asarray(epsilon, values.dtype))
+    like = (1,) * (values.ndim - 1) + (-1,)
+    return (values - mean.reshape(like)) * factor.reshape(like) + norm["shift"].reshape(like)

@@ -1,0 +1,150 @@
+"""Batch normalisation: frozen, averaged and own statistics, each against NumPy."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery.problem import OverBatch, batch_norm
+from rookery.problem.sample import Rows
+
+RANDOM = np.random.default_rng(3)
+INPUT: Any = RANDOM.normal(2.0, 3.0, size=(7, 2))
+TARGET = RANDOM.normal(size=7)
+POPULATION = rk.Population.from_parts(
+    {"input": INPUT, "target": TARGET},
+    {"train": [np.arange(3), np.arange(3, 7)]},
+    weights=[3.0, 4.0],
+)
+NORM: Any = {k: np.asarray(v) for k, v in batch_norm.init(2).items()}
+START = {"norm": NORM, "out": np.array([0.5, -0.25])}
+
+
+def normalised(values, mean, square, norm):
+    return norm["scale"] * (values - mean) / np.sqrt(square - mean**2 + 1e-5) + norm["shift"]
+
+
+def by_batch_loss(w, rows, weights):
+    hidden, follow = batch_norm.by_batch(rows["input"], weights, w["norm"])
+    return jnp.vdot(weights, (hidden @ w["out"] - rows["target"]) ** 2) / 2 + follow
+
+
+def frozen_loss(w, row):
+    hidden = batch_norm.by_statistics(row["input"], w["norm"])
+    return (hidden @ w["out"] - row["target"]) ** 2 / 2
+
+
+def numpy_gradient(w, rows):
+    """The gradient of ``by_batch_loss`` by hand; inputs have no parameters in front of them."""
+    mean, square = rows["input"].mean(0), (rows["input"] ** 2).mean(0)
+    plain = (rows["input"] - mean) / np.sqrt(square - mean**2 + 1e-5)
+    hidden = w["norm"]["scale"] * plain + w["norm"]["shift"]
+    error = (hidden @ w["out"] - rows["target"]) / len(plain)
+    norm = {
+        "scale": w["out"] * (error @ plain),
+        "shift": w["out"] * error.sum(),
+        "mean": w["norm"]["mean"] - mean,
+        "square": w["norm"]["square"] - square,
+    }
+    return {"norm": norm, "out": error @ hidden}
+
+
+def close(got, wanted, rtol=1e-12):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol, 1e-14), got, wanted)
+
+
+def stepped(w, gradient, lr):
+    return jax.tree.map(lambda a, g: a - lr * g, w, gradient)
+
+
+def client_rows(i):
+    return POPULATION.rows(i, "train")
+
+
+def test_values_are_those_of_the_rows_that_count():
+    values: Any = RANDOM.normal(size=(4, 3, 2))
+    weights = jnp.array([0.5, 0.5, 0.0, 0.0])
+    norm: Any = {"scale": np.array([2.0, 3.0]), "shift": np.array([1.0, 0.0])}
+    kept = values[:2].reshape(-1, 2)
+    got, follow = batch_norm.by_batch(values, weights, {**NORM, **norm})
+    wanted = normalised(values, kept.mean(0), (kept**2).mean(0), norm)
+    np.testing.assert_allclose(got, wanted, rtol=1e-13)
+    assert float(follow) == 0
+
+
+def test_gradients_pass_through_the_statistics_of_the_batch(differences):
+    def loss(flat):
+        hidden, follow = batch_norm.by_batch(
+            INPUT @ flat.reshape(2, 2),
+            jnp.full(7, 1 / 7),
+            {k: jnp.asarray(v) for k, v in NORM.items()},
+        )
+        return jnp.mean((jnp.tanh(hidden) @ START["out"] - TARGET) ** 2) + follow
+
+    flat = RANDOM.normal(size=4)
+    np.testing.assert_allclose(jax.grad(loss)(flat), differences(loss, flat), rtol=1e-7)
+
+
+def test_the_gradient_is_the_one_by_hand_and_the_rate_scales_the_statistics():
+    problem = rk.SingleLevel(OverBatch(by_batch_loss))
+    problem.check((START,), POPULATION.example)
+    close(problem.gradient(START, Rows(client_rows(0))), numpy_gradient(START, client_rows(0)))
+    weights = jnp.full(7, 1 / 7)
+    slope = jax.grad(lambda norm: batch_norm.by_batch(INPUT, weights, norm, rate=0.2)[1])(NORM)
+    close(slope["mean"], -0.2 * INPUT.mean(0))
+    close(slope["scale"], np.zeros(2))
+
+
+def test_frozen_statistics_never_move_and_the_rest_is_trained():
+    begin = {
+        **START,
+        "norm": {**NORM, "mean": np.array([1.0, 2.0]), "square": np.array([3.0, 9.0])},
+    }
+    hidden = normalised(INPUT, np.array([1.0, 2.0]), np.array([3.0, 9.0]), NORM)
+    np.testing.assert_allclose(batch_norm.by_statistics(INPUT, begin["norm"]), hidden, rtol=1e-13)
+    problem = rk.SingleLevel(frozen_loss)
+    result = rk.run(
+        rk.FedAvg(lr=0.1, local_steps=2),
+        problem,
+        POPULATION,
+        start=(begin,),
+        rounds=2,
+    )
+    (w,) = result.solution
+    for name in ("mean", "square"):
+        np.testing.assert_array_equal(w["norm"][name], begin["norm"][name])
+    assert np.all(np.asarray(w["norm"]["scale"]) != 1)
+
+
+def test_averaged_statistics_become_those_of_all_rows_together():
+    problem = rk.SingleLevel(OverBatch(by_batch_loss))
+    algorithm = rk.FedAvg(lr=0.25, local_steps=2)
+    once = rk.run(algorithm, problem, POPULATION, start=(START,), rounds=1)
+    own = []
+    for i in range(2):
+        w = START
+        for _ in range(2):
+            w = stepped(w, numpy_gradient(w, client_rows(i)), 0.25)
+        own.append(w)
+    close(once.solution[0], jax.tree.map(lambda a, b: (3 * a + 4 * b) / 7, *own))
+    long = rk.run(algorithm, problem, POPULATION, start=(START,), rounds=60)
+    norm = long.solution[0]["norm"]
+    np.testing.assert_allclose(norm["mean"], INPUT.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(norm["square"], (INPUT**2).mean(0), rtol=1e-12)
+
+
+def test_statistics_in_an_inner_variable_have_the_identity_as_their_hessian():
+    loss = OverBatch(lambda x, y, rows, weights: by_batch_loss(y, rows, weights))
+    problem, sample = rk.Bilevel(loss, loss), Rows(client_rows(0))
+    v = jax.tree.map(lambda a: RANDOM.normal(size=a.shape), START)
+    product = problem.inner_hvp(jnp.zeros(1), START, v, sample)
+    for name in ("mean", "square"):
+        np.testing.assert_allclose(product["norm"][name], v["norm"][name], rtol=1e-13)
+
+
+def test_a_layer_needs_features():
+    with pytest.raises(ValueError, match="features"):
+        batch_norm.init(0)
