@@ -1,3 +1,1 @@
 """The command line."""
-
-from rookery.cli.main import main as main

@@ -13,7 +13,7 @@ from rookery.engines.engine import Program
 from rookery.experiment.config import CurveSettings
 from rookery.program.accounting import AbstractMeteredFederation
 from rookery.program.aggregate import Mean
-from rookery.program.algorithm import first_state, numbers_to_arrays
+from rookery.program.algorithm import check_constraints, first_state, numbers_to_arrays
 from rookery.program.federation import (
     NO_SETTINGS,
     Placed,
@@ -42,6 +42,7 @@ def trace_costs(curve: CurveSettings, task: Task, rounds: int = 11) -> list[Ledg
     """
     n_clients = task.population.n_clients
     curve.algorithm.check(task.problem, n_clients)
+    check_constraints(curve.algorithm, task.problem)
     program = Program(task.problem, task.population, curve.clock, Mean())
     algorithm = numbers_to_arrays(curve.algorithm)
     start = jax.tree.map(jnp.asarray, task.start(0))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import equinox as eqx
 
 from rookery.problem import oracles, validation
+from rookery.problem.constraints import projections
 from rookery.problem.splits import AbstractTwoSplits
 from rookery.types import Loss, Sample, Scalar, Tree
 
@@ -22,6 +23,7 @@ class Bilevel(AbstractTwoSplits):
         inner: loss of the inner level.
         outer_split: the split of a client's data that the outer loss is averaged over.
         inner_split: the split that the inner loss is averaged over.
+        project: the set of x, see :class:`Constrained`; y is free.
 
     >>> import jax.numpy as jnp
     >>> from rookery.problem.sample import Rows
@@ -42,6 +44,11 @@ class Bilevel(AbstractTwoSplits):
     def __check_init__(self):
         validation.check_function("outer", self.outer)
         validation.check_function("inner", self.inner)
+        if "y" in projections(self):
+            raise ValueError(
+                "project has 'y'. The hypergradient of a Bilevel problem needs a free inner "
+                "variable: constrain x alone, or write the constraint of y as a penalty."
+            )
 
     @property
     def variables(self) -> tuple[str, str]:

@@ -5,11 +5,12 @@ from collections.abc import Callable
 import equinox as eqx
 
 from rookery.problem import oracles, validation
+from rookery.problem.constraints import Constrained
 from rookery.problem.splits import AbstractTwoSplits
 from rookery.types import Loss, Sample, Scalar, Tree
 
 
-class Composition(eqx.Module):
+class Composition(Constrained):
     """min over x of  F_N( ... F_1( F_0(x) )),  every F_n a mean over all clients' examples.
 
     Layer n takes ``(z, example)``, where z is the value of layer n - 1 (x itself for layer 0), and

@@ -14,6 +14,7 @@ class Minimax(AbstractOneLoss):
     Args:
         loss: the payoff.
         split: the split of a client's data that it is averaged over.
+        project: the sets of x and y, see :class:`Constrained`.
 
     >>> import jax.numpy as jnp
     >>> from rookery.problem.sample import Rows

@@ -6,10 +6,11 @@ import equinox as eqx
 
 from rookery.loss import AbstractOver, examples, wants_key
 from rookery.problem import oracles, validation
+from rookery.problem.constraints import Constrained
 from rookery.types import Key, Sample, Tree
 
 
-class MultiSequence(eqx.Module):
+class MultiSequence(Constrained):
     """Find (x, z_1, ..., z_N) with  mean main = 0  and  mean sequences[n - 1] = 0  for every n.
 
     Every map takes ``(blocks, example)``, where ``blocks = (x, z_1, ..., z_N)``, and returns a

@@ -11,6 +11,7 @@ class SingleLevel(AbstractOneLoss):
     Args:
         loss: of one example.
         split: the split of a client's data that it is averaged over.
+        project: the set of w, see :class:`Constrained`.
 
     >>> import jax.numpy as jnp
     >>> from rookery.problem.sample import Rows

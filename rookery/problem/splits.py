@@ -6,10 +6,11 @@ from collections.abc import Callable
 import equinox as eqx
 
 from rookery.problem import validation
+from rookery.problem.constraints import Constrained
 from rookery.types import Loss, Tree
 
 
-class AbstractOneLoss(eqx.Module):
+class AbstractOneLoss(Constrained):
     """One loss, averaged over one split of a client's data."""
 
     loss: Loss
@@ -34,7 +35,7 @@ class AbstractOneLoss(eqx.Module):
         validation.check_scalar_loss("loss", self.loss, start, example(self.split))
 
 
-class AbstractTwoSplits(eqx.Module):
+class AbstractTwoSplits(Constrained):
     """Two levels, each averaged over a split of its own."""
 
     inner_split: eqx.AbstractVar[str]

@@ -9,6 +9,7 @@ import numpy as np
 from jax.core import Tracer
 
 from rookery import loss as losses
+from rookery.problem.constraints import check_projections
 from rookery.types import Loss, Problem, Tree
 
 
@@ -38,6 +39,7 @@ def check_start(problem: Problem, start: tuple[Tree, ...]) -> None:
             raise ValueError(f"start has no arrays for {name}, got {value!r}.")
         for path, leaf in leaves:
             _check_leaf(name + jax.tree_util.keystr(path), leaf)
+    check_projections(problem, tuple(start))
 
 
 def _check_leaf(name: str, leaf: Any) -> None:  # Any: the check finds out what it is

@@ -4,7 +4,7 @@ import abc
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -31,9 +31,11 @@ class AbstractAlgorithm(eqx.Module):
     Attributes:
         label: the name of a configuration that a function returns, such as ``FedNestSGD``; None for
             the class itself.
+        projects: whether the rounds keep every variable in its set (``project=`` of a problem).
     """
 
     label: str | None = eqx.field(static=True, default=None, kw_only=True)
+    projects: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -168,6 +170,17 @@ def check_kind(algorithm: AbstractAlgorithm, problem: Problem, kind: type) -> No
     if not isinstance(problem, kind):
         raise TypeError(
             f"{algorithm.name} solves {kind.__name__} problems, got {type(problem).__name__}."
+        )
+
+
+def check_constraints(algorithm: AbstractAlgorithm, problem: Problem) -> None:
+    """Raise if a variable is constrained and the algorithm would leave its set."""
+    constrained = ", ".join(getattr(problem, "projections", ()))
+    if constrained and not algorithm.projects:
+        raise ValueError(
+            f"{algorithm.name} does not project: it would leave the set of {constrained} that the "
+            "problem's project= describes. Choose another algorithm, or write the constraint as a "
+            "penalty in the loss."
         )
 
 

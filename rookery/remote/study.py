@@ -30,7 +30,12 @@ import jax.numpy as jnp
 
 from rookery import check
 from rookery.clients.population import Population
-from rookery.program.algorithm import AbstractAlgorithm, first_state, numbers_to_arrays
+from rookery.program.algorithm import (
+    AbstractAlgorithm,
+    check_constraints,
+    first_state,
+    numbers_to_arrays,
+)
 from rookery.remote.client.worker import Worker
 from rookery.remote.protocol.tracing import trace_round
 from rookery.remote.server.policy import Policy
@@ -106,6 +111,7 @@ class Study:
                 f"{population.n_clients}."
             )
         module.algorithm.check(module.problem, n_clients)
+        check_constraints(module.algorithm, module.problem)
         module.problem.check(module.start, population.example)
         start = jax.tree.map(jnp.asarray, tuple(module.start))
         module.algorithm.check_start(module.problem, start, population.example)

@@ -20,7 +20,7 @@ from rookery.clients.population import Population
 from rookery.engines.compiled import Compiled
 from rookery.engines.engine import AbstractEngine, Program
 from rookery.program.aggregate import AbstractRobust, Aggregate, Mean
-from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
+from rookery.program.algorithm import AbstractAlgorithm, check_constraints, numbers_to_arrays
 from rookery.program.delays import Clock
 from rookery.runner.batch_loop import BatchLoop, exclusive
 from rookery.runner.describe import fingerprint
@@ -239,6 +239,7 @@ def _checked(one: Run, problem: Problem, population: Population) -> Run:
     """The run with arrays for its initial values, or an error."""
     check.count("seed", one.seed, least=0)
     one.algorithm.check(problem, population.n_clients)
+    check_constraints(one.algorithm, problem)
     problem.check(one.start, population.example)
     start = jax.tree.map(jnp.asarray, tuple(one.start))
     one.algorithm.check_start(problem, start, population.example)

@@ -21,9 +21,9 @@ from rookery.remote import Remote
 from rookery.remote.engine import RemoteRunner
 
 CASES = INSTANCES["FedNest"]
-# `make test-contract` runs all instances for three rounds. `make test` runs the cheapest instance of
-# an algorithm for two, few of them over messages; it leaves out variants of other algorithms, and
-# the two that take longest.
+# `make test-contract` runs all instances for three rounds. `make test` runs the cheapest instance
+# of an algorithm for two, few of them over messages; it leaves out variants of other algorithms,
+# and the two that take longest.
 IS_WHOLE = os.environ.get("ROOKERY_CONTRACT") == "all"
 LEFT_OUT = set(
     "FedNestSGD LFedNest LFedNestSVRG LFedNestNonAlt AID StocBiO ALSET TTSA Nested SDBO AFLBilevel "

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 
 from rookery import check
@@ -209,7 +210,7 @@ def _falsified(reply: bytes, client: int, faults: Faults) -> bytes:
     factor = np.nan if client in faults.poison else faults.scale[client]
 
     def changed(path: str, array: Any) -> wire.Leaf:  # keys have no arithmetic
-        is_number = path.startswith("reply/") and np.issubdtype(array.dtype, np.floating)
+        is_number = path.startswith("reply/") and jnp.issubdtype(array.dtype, jnp.floating)
         return (array * factor).astype(array.dtype) if is_number else array
 
     arrays = {path: changed(path, array) for path, array in message.arrays.items()}
