@@ -64,11 +64,15 @@ class OverPairs(AbstractOver):
         loss: of the variables, two rows and, if it has a parameter of that name, a ``key``.
 
     >>> import rookery as rk
+    >>> from rookery.problem.sample import Rows
     >>> def ranking(w, first, second):  # squared hinge: a positive row scores 1 above a negative
     ...     applies = (first["label"] == 1) & (second["label"] == 0)
-    ...     margin = jnp.vdot(w, first["input"] - second["input"])
+    ...     margin = w * (first["input"] - second["input"])
     ...     return jnp.where(applies, jnp.maximum(0.0, 1.0 - margin) ** 2, 0.0)
+    >>> rows = {"input": jnp.array([2.0, 0.0, 0.0]), "label": jnp.array([1, 0, 0])}
     >>> problem = rk.SingleLevel(OverPairs(ranking))
+    >>> round(float(problem.value(jnp.array(0.0), Rows(rows))), 3)  # two pairs of six
+    0.333
     """
 
     loss: Callable[..., Tree]
@@ -106,11 +110,16 @@ class OverBatch(AbstractOver):
         loss: of the variables, the rows, their weights and, if it has a parameter of that name, a
             ``key``: one for the whole batch.
 
-    >>> def spread(w, rows, weights):  # the variance of a score over the batch
-    ...     score = rows @ w
-    ...     return jnp.vdot(weights, (score - jnp.vdot(weights, score)) ** 2)
-    >>> import rookery as rk
-    >>> problem = rk.SingleLevel(OverBatch(spread))
+    >>> import jax, rookery as rk
+    >>> from rookery.problem.sample import Rows
+    >>> def contrast(w, rows, weights):  # InfoNCE: one view of a row should find its other view
+    ...     scores = (rows["one"] @ w) @ (rows["other"] @ w).T
+    ...     scores = jnp.where(weights > 0, scores, -jnp.inf)  # padding is no negative
+    ...     return -jnp.vdot(weights, jnp.diag(jax.nn.log_softmax(scores, axis=1)))
+    >>> rows = {"one": jnp.eye(3), "other": jnp.eye(3)}
+    >>> problem = rk.SingleLevel(OverBatch(contrast))
+    >>> round(float(problem.value(jnp.zeros((3, 3)), Rows(rows))), 3)  # log 3
+    1.099
     """
 
     loss: Callable[..., Tree]

@@ -27,6 +27,7 @@ EXPECTED = {  # regular expressions that a line of the output must match as a wh
     "09_your_own_data.py": r"client 7: +\d+ training rows, classes \[.*\]",
     "10_pandas_table.py": r"Oslo   accuracy 0\.[89]\d",
     "11_hugging_face.py": r"accuracy of the worst writer: 0\.9\d\d",
+    "12_loss_over_pairs.py": r"AUC: 0\.9\d in the mean, 0\.[89]\d of the worst client",
 }
 
 
