@@ -5,8 +5,7 @@ Import it with ``import rookery as rk``.
 
 from importlib.metadata import version as _version
 
-from rookery import algorithms as algorithms
-from rookery import check as check
+from rookery import algorithms as _algorithms
 from rookery import models as models
 from rookery import program as program
 from rookery import remote as remote
@@ -71,7 +70,9 @@ from rookery.program import delays as delays
 from rookery.program import participation as participation
 from rookery.program.algorithm import AbstractAlgorithm as AbstractAlgorithm
 from rookery.runner import metrics as metrics
+from rookery.runner import stop as stop
 from rookery.runner.run_state import Run as Run
+from rookery.runner.solution_file import load_solution as load_solution
 from rookery.runner.sweep import run as run
 from rookery.runner.sweep import sweep as sweep
 from rookery.runner.tune import tune as tune
@@ -90,11 +91,10 @@ __all__ = [
     "Run",
     "SingleLevel",
     "aggregate",
-    "algorithms",
     "availability",
-    "check",
     "datasets",
     "delays",
+    "load_solution",
     "metrics",
     "models",
     "participation",
@@ -103,6 +103,7 @@ __all__ = [
     "program",
     "remote",
     "run",
+    "stop",
     "sweep",
     "tasks",
     "tracking",
@@ -110,5 +111,5 @@ __all__ = [
     "tune",
     "zoo",
 ]
-__all__ += algorithms.__all__
+__all__ += _algorithms.__all__
 __version__ = _version("rookery")

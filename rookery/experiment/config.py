@@ -39,7 +39,8 @@ from rookery.experiment.tuning_file import Choices, digest, read_choices, tuning
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.delays import Clock
 from rookery.report.comparison import AXES
-from rookery.runner.tune import GOALS, grid_points
+from rookery.runner.best import GOALS
+from rookery.runner.tune import grid_points
 
 CURVE_TABLES = ("data", "partition", "task", "algorithm", "clock", "engine")
 TABLES = ("title", "claim", "run", "curves", "tune", "plot", *CURVE_TABLES)

@@ -13,15 +13,18 @@ import jax
 import jax.numpy as jnp
 
 from rookery.engines.compiled import stack
+from rookery.engines.eager import Eager
 from rookery.engines.engine import AbstractRunner, Event, Progress, Stopped
 from rookery.runner.interrupt import Interrupt
 from rookery.runner.metrics import evaluate_all
 from rookery.runner.progress import RunProgress
-from rookery.runner.run_state import RunState
+from rookery.runner.run_state import Callback, Cohorts, RunState, StopRun
 from rookery.runner.settings import SweepSettings
 
 CHUNK_SECONDS = 1.0
 """How long a chunk of rounds should take, so that the bar moves and Ctrl-C is noticed."""
+
+CALLBACK_STOPPED = "The callback stopped the run."
 
 T = TypeVar("T")
 
@@ -65,6 +68,7 @@ class BatchLoop:
         self._round_keys = self._padded([key[0] for key in keys])
         self._evaluation_keys = jnp.stack([key[1] for key in keys])
         self._is_compiled = False
+        self._has_cohorts = True  # whether the engine records them; the first chunk tells
         self._rounds_per_second: float | None = None
 
     def run(self) -> None:
@@ -74,21 +78,26 @@ class BatchLoop:
             one.resume(self._done, settings.is_evaluation_due)
             if self._done == settings.rounds:
                 one.status = "finished"
+            else:
+                one.record.remove_solutions()
         algorithms = self._padded([one.run.algorithm for one in self._runs])
         runner = settings.engine.prepare(settings.program, algorithms)
         runner.follow(self._note)
         with closing(runner), Interrupt() as interrupt:
-            self._evaluate([one for one in self._runs if not len(one.record.history)])
+            self._evaluate_start([one for one in self._runs if not len(one.record.history)])
             while active := [one for one in self._runs if one.is_running]:
                 self._advance(runner)
                 self._bar.advanced(self._done, self._rounds_per_second, len(active))
-                self._end_diverged(active)
+                self._end_not_finite(active)
                 self._end_over_budget(active)
                 self._evaluate_if_due(active)
                 self._call_back(active)
                 is_interrupted = interrupt.is_asked
                 self._save(active, is_due=is_interrupted)
+                self._measure_ends(active)
                 if is_interrupted:
+                    for one in self._runs:
+                        one.leave_solution()
                     settings.console.print(_interrupted(self._runs, self._done), markup=False)
                     raise KeyboardInterrupt
         for one in self._runs:
@@ -104,6 +113,8 @@ class BatchLoop:
         speed, began = self._rounds_per_second, time.monotonic()
         wanted = 1 if speed is None else max(1, int(speed * CHUNK_SECONDS))
         chunk = min(self._settings.next_stop(self._done) - self._done, wanted)
+        if chunk > 1 and not self._has_cohorts and self._settings.callback is not None:
+            chunk -= self._settings.is_callback_due(self._done + chunk)  # it may ask for the last
         counts = [chunk if one.is_running else 0 for one in self._runs]
         try:
             progress = runner.advance(
@@ -121,27 +132,42 @@ class BatchLoop:
         for one, new in zip(self._runs, progress, strict=False):  # the padding comes last
             if not one.is_running:
                 continue
+            one.before = one.state if chunk == 1 else None
             one.state, one.round = new.state, self._done + len(new.ledgers)
             one.record.add_costs(new.ledgers)
             one.cohorts = None if new.cohorts is None else new.cohorts[-1]
+            self._has_cohorts = new.cohorts is not None
             if not new.is_finite:
                 one.status = "diverged"
         self._done += chunk
 
-    def _end_diverged(self, runs: Sequence[RunState]) -> None:
+    def _end_not_finite(self, runs: Sequence[RunState]) -> None:
         for one in runs:
             if one.status == "diverged":
                 self._evaluate([one])
-                one.save()
-                one.close()
-                one.record.say(one.message)
+                self._end_diverged(one)
+
+    def _end_diverged(self, one: RunState) -> None:
+        one.save()
+        one.close()
+        one.record.say(one.message)
 
     def _end_over_budget(self, runs: Sequence[RunState]) -> None:
         if not self._settings.is_evaluation_due(self._done):
             return
         for one in runs:
-            if one.is_running and self._settings.is_over_budget(one.record.ledger):
-                one.end_at_last_evaluation()
+            end = self._settings.over_budget(one.record.ledger) if one.is_running else None
+            if end is not None:
+                one.end_at_last_evaluation(*end)
+                one.save()
+
+    def _evaluate_start(self, runs: Sequence[RunState]) -> None:
+        """Measure the initial values; a target may be reached already."""
+        self._evaluate(runs)
+        for one in runs:
+            one.judge()
+            if one.reason:
+                one.status = "stopped"
                 one.save()
 
     def _evaluate_if_due(self, runs: Sequence[RunState]) -> None:
@@ -150,26 +176,52 @@ class BatchLoop:
             return
         self._evaluate(running)
         for one in running:
-            one.mark_evaluated()
+            one.judge()
+            if one.is_out_of_scale(one.state):
+                one.status = "diverged"
+                self._end_diverged(one)
 
     def _call_back(self, runs: Sequence[RunState]) -> None:
-        """End the runs that are complete, and those that the callback stops."""
+        """End the runs that are complete, and those that a rule or the callback stops."""
         settings = self._settings
-        for one in runs:
-            if not one.is_running:
+        for i, one in enumerate(self._runs):
+            if not one.is_running or not any(one is other for other in runs):
                 continue
-            is_asked = False
-            if settings.callback is not None and settings.is_callback_due(self._done):
-                is_asked = settings.callback(one.snapshot()) is True
+            callback = settings.callback
+            if callback is not None and (one.reason or settings.is_callback_due(self._done)):
+                self._ask(callback, one, i)
             if self._done == settings.rounds:
                 one.status = "finished"
-            elif is_asked:
-                if not settings.is_evaluation_due(self._done):
-                    self._evaluate([one])
+            elif one.reason:
                 one.status = "stopped"
 
+    def _ask(self, callback: Callback, one: RunState, i: int) -> None:
+        """Show a run to the callback, which may end it."""
+        before, program, algorithm = one.before, self._settings.program, one.run.algorithm
+        key, last = self._round_keys[i], self._done - 1
+
+        def replay() -> Cohorts:
+            eager = Eager().prepare(program, [algorithm])
+            (progress,) = eager.advance([before], [key], last, [1])
+            assert progress.cohorts is not None
+            return progress.cohorts[-1]
+
+        try:
+            if callback(one.snapshot(replay)) is True:
+                one.reason = one.reason or CALLBACK_STOPPED
+        except StopRun as stop:
+            one.reason = one.reason or str(stop) or CALLBACK_STOPPED
+
+    def _measure_ends(self, runs: Sequence[RunState]) -> None:
+        """Measure the runs that the callback has stopped between two evaluations.
+
+        After the checkpoint: a resumed run does not have this row, nor its best solution.
+        """
+        if not self._settings.is_evaluation_due(self._done):
+            self._evaluate([o for o in runs if o.status == "stopped" and o.round == self._done])
+
     def _save(self, runs: Sequence[RunState], is_due: bool) -> None:
-        is_due = is_due or self._done % self._settings.checkpoint_every == 0
+        is_due = is_due or self._settings.is_checkpoint_due(self._done)
         for one in runs:
             is_at_its_end = one.round == self._done and one.status in ("finished", "stopped")
             if (is_due and one.is_running) or is_at_its_end:
@@ -180,7 +232,7 @@ class BatchLoop:
         for one, new in zip(self._runs, progress, strict=False):
             if new.ledgers and new.is_finite:
                 one.record.add_costs(new.ledgers)
-                one.record.save(self._done + len(new.ledgers), new.state)
+                one.record.save(self._done + len(new.ledgers), new.state, one.regular_best)
 
     def _evaluate(self, some: Sequence[RunState]) -> None:
         """Measure all runs of the batch, in one call of one shape, and record some of them."""

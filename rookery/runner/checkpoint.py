@@ -12,11 +12,15 @@ import safetensors
 import safetensors.numpy
 
 from rookery.program.ledger import Ledger
+from rookery.runner.best import Best
 from rookery.runner.history import replace_file
 from rookery.types import Tree
 
 KEPT = 2
 """How many checkpoints stay on disk: a second one, in case the newest is damaged."""
+
+
+_BEST = "best:"  # before the names of the best solution's arrays; no name of a state begins so
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,17 @@ class Checkpoint:
     state: Tree
     ledger: Ledger
     rows: int = 0
+    best: Best | None = None
 
 
 def save(directory: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint and remove all but the newest ``KEPT``."""
     directory.mkdir(parents=True, exist_ok=True)
+    leaves, best = _named_leaves(checkpoint.state), checkpoint.best
+    if best is not None:
+        leaves += [(_BEST + name, leaf) for name, leaf in _named_leaves(best.solution)]
     arrays, types = {}, {}
-    for name, leaf in _named_leaves(checkpoint.state):
+    for name, leaf in leaves:
         arrays[name], types[name] = _to_plain(leaf)
     note = {
         "round": checkpoint.round,
@@ -42,12 +50,19 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
         "types": types,
         "sha256": _digest(arrays),
     }
-    content = safetensors.numpy.save(arrays, metadata={"rookery": json.dumps(note)})
+    if best is not None:
+        note["best"] = {"round": best.round, "value": best.value}
     path = directory / f"round-{checkpoint.round:09d}.safetensors"
-    replace_file(path, content)
+    write_arrays(path, arrays, note)
     for old in _files(directory)[:-KEPT]:
         old.unlink()
     return path
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray], note: dict[str, object]) -> None:
+    """Write arrays and a note, which must be fit for JSON, as one safetensors file, atomically."""
+    content = safetensors.numpy.save(arrays, metadata={"rookery": json.dumps(note)})
+    replace_file(path, content)
 
 
 def remove_after(directory: Path, round: int) -> None:
@@ -57,39 +72,51 @@ def remove_after(directory: Path, round: int) -> None:
             path.unlink()
 
 
-def load_all(directory: Path, like: Tree) -> tuple[list[Checkpoint], list[str]]:
+def load_all(
+    directory: Path, like: Tree, solution: tuple[Tree, ...] = ()
+) -> tuple[list[Checkpoint], list[str]]:
     """All readable checkpoints, newest first, and a warning for each damaged one.
 
     Args:
         directory: the folder of checkpoints.
         like: a state of the expected structure.
+        solution: a solution of the structure of the best one, if there is one.
     """
     found, warnings = [], []
     for path in reversed(_files(directory)):
         try:
-            found.append(_load(path, like))
+            found.append(_load(path, like, solution))
         except (safetensors.SafetensorError, ValueError, KeyError, OSError) as error:
             warnings.append(f"{path} is damaged ({error}); it is skipped.")
     return found, warnings
 
 
-def _load(path: Path, like: Tree) -> Checkpoint:
+def _load(path: Path, like: Tree, solution: tuple[Tree, ...]) -> Checkpoint:
     with safetensors.safe_open(path, framework="numpy") as file:
         note = json.loads((file.metadata() or {})["rookery"])
         arrays = {name: file.get_tensor(name) for name in file.keys()}
     if _digest(arrays) != note["sha256"]:
         raise ValueError("checksum mismatch")
-    expected = _named_leaves(like)
-    if set(arrays) != {name for name, _ in expected}:
-        raise ValueError(f"it holds {sorted(arrays)}, which is not this algorithm's state")
-    leaves = [_from_plain(arrays[name], note["types"][name]) for name, _ in expected]
+    state = _tree(arrays, note["types"], like, "")
+    best = None
+    if "best" in note and solution:
+        best = Best(**note["best"], solution=_tree(arrays, note["types"], solution, _BEST))
+    return Checkpoint(note["round"], state, Ledger(**note["ledger"]), note["rows"], best)
+
+
+def _tree(arrays: dict[str, np.ndarray], types: dict[str, str], like: Tree, prefix: str) -> Tree:
+    """The arrays whose names begin with a prefix, in the structure of ``like``."""
+    expected = [(prefix + name, leaf) for name, leaf in _named_leaves(like)]
+    own = {name for name in arrays if name.startswith(_BEST) == bool(prefix)}
+    if own != {name for name, _ in expected}:
+        raise ValueError(f"it holds {sorted(own)}, which is not this algorithm's state")
+    leaves = [_from_plain(arrays[name], types[name]) for name, _ in expected]
     for (name, want), got in zip(expected, leaves, strict=True):
         if want.shape != got.shape or want.dtype != got.dtype:
             raise ValueError(
                 f"{name} is {got.dtype}{list(got.shape)}, wanted {want.dtype}{list(want.shape)}"
             )
-    state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    return Checkpoint(note["round"], state, Ledger(**note["ledger"]), note["rows"])
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def _files(directory: Path) -> list[Path]:
@@ -114,6 +141,7 @@ def _to_plain(leaf: jax.Array) -> tuple[np.ndarray, str]:
 
 
 def _from_plain(array: np.ndarray, type_name: str) -> jax.Array:
+    """The array that :func:`to_plain` was given."""
     if type_name.startswith("key<"):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=type_name[4:-1])
     if type_name == "bfloat16":

@@ -1,10 +1,17 @@
-"""Locate values of a state that are not finite."""
+"""Divergence: values that are not finite, or have grown out of scale."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rookery.program.polling import InFlight
 from rookery.types import Tree
+
+GROWTH_LIMIT = 1e8
+"""A solution this many times as large as its start has diverged.
+
+Neighbouring numbers of single precision are 8 apart at 1e8: nothing of the start's scale is left.
+"""
 
 
 def not_finite_in_state(state: Tree) -> list[str]:
@@ -23,3 +30,12 @@ def not_finite_in_state(state: Tree) -> list[str]:
         and jnp.issubdtype(leaf.dtype, jnp.inexact)
         and not bool(jnp.all(jnp.isfinite(leaf)))
     ]
+
+
+def size_of(solution: tuple[Tree, ...]) -> float:
+    """The largest absolute entry.
+
+    >>> size_of((np.zeros(2), {"w": np.array([-30.0, 2.0])}))
+    30.0
+    """
+    return max(float(np.max(np.abs(leaf), initial=0.0)) for leaf in jax.tree.leaves(solution))

@@ -3,11 +3,13 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from rookery.program.ledger import LEDGER_FIELDS
 
 Row = dict[str, Any]  # the columns have types of their own
 """A line of a table: the round and what was measured; None for a number that was not finite."""
@@ -50,6 +52,40 @@ class History(_Rows):
         """The newest value of a column."""
         return float(self[name][-1])
 
+    def metrics_of(self, row: Row) -> Row:
+        """What a row measured: all but the round and the costs."""
+        return {name: v for name, v in row.items() if name not in ("round", *LEDGER_FIELDS)}
+
+    def to_table(self) -> dict[str, np.ndarray]:
+        """One array per column, which pandas, polars and Arrow turn into a table.
+
+        Counts are integers. A number that is missing or not finite is NaN.
+
+        >>> table = History([{"round": 0, "loss": 2.0}, {"round": 10, "loss": None}]).to_table()
+        >>> table["round"].tolist(), table["loss"].tolist()
+        ([0, 10], [2.0, nan])
+        """
+        return columns(self.rows)
+
+
+def columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """Rows as arrays by column: integers, floating-point numbers with NaN for gaps, or objects.
+
+    >>> table = columns([{"n": 1, "x": 0, "who": "Oslo"}, {"n": 2, "x": 0.5, "who": "Lund"}])
+    >>> {name: array.dtype.kind for name, array in table.items()}
+    {'n': 'i', 'x': 'f', 'who': 'O'}
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: _column([row.get(name) for row in rows]) for name in names}
+
+
+def _column(values: list[object]) -> np.ndarray:
+    if any(isinstance(v, bool) or not isinstance(v, int | float | None) for v in values):
+        return np.array(values, object)
+    if all(isinstance(v, int) for v in values):
+        return np.array(values, np.int64)
+    return np.array([np.nan if v is None else v for v in values], float)
+
 
 class ClientHistory(_Rows):
     """Measurements per client: at each evaluation and for each metric one number per client.
@@ -75,6 +111,22 @@ class ClientHistory(_Rows):
         """The rounds and the values of one client."""
         rows = self._rows_of(metric)
         return [row["round"] for row in rows], [row["clients"][client] for row in rows]
+
+    def to_table(self) -> dict[str, np.ndarray]:
+        """One row per evaluation, metric and client, as in :meth:`History.to_table`.
+
+        >>> clients = {"Lund": 0.5, "Oslo": 0.25}
+        >>> table = ClientHistory([{"round": 9, "metric": "f", "clients": clients}]).to_table()
+        >>> table["client"].tolist(), table["value"].tolist()
+        (['Lund', 'Oslo'], [0.5, 0.25])
+        """
+        return columns(
+            [
+                {"round": row["round"], "metric": row["metric"], "client": name, "value": value}
+                for row in self.rows
+                for name, value in row["clients"].items()
+            ]
+        )
 
     def _rows_of(self, metric: str) -> list[Row]:
         if metric not in self.metrics:

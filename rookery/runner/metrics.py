@@ -19,6 +19,7 @@ from rookery.clients.population import Population
 from rookery.engines.code_key import CodeKey
 from rookery.loss import AbstractOver, average, wants_key
 from rookery.program.step import Step, traced_loop
+from rookery.runner.best import Goal
 from rookery.types import Key, Sample, Tree
 
 Metric = Callable[..., jax.Array]
@@ -42,6 +43,10 @@ class AbstractEvaluation(eqx.Module):
         A value of shape [clients] is a number per client: it goes to ``Result.per_client`` and to
         ``per_client.jsonl`` in the run directory instead of the history.
         """
+
+    def goals(self) -> Mapping[str, Goal]:
+        """For numbers of which it is known: whether more of them is better, or less."""
+        return {}
 
 
 class OfSolution(AbstractEvaluation):
@@ -159,6 +164,18 @@ class OnClients(AbstractEvaluation):
                 out[f"{self.label}{name}/each"] = values
         return out
 
+    def goals(self) -> Mapping[str, Goal]:
+        """More is better of scores, less of losses; nothing is known of variances."""
+        known: dict[str, Goal] = {
+            **dict.fromkeys(self.scores, "max"),
+            **dict.fromkeys(self.losses, "min"),
+        }
+        return {
+            f"{self.label}{name}/{summary}": goal
+            for name, goal in known.items()
+            for summary in ("mean", "worst", "worst10")
+        }
+
 
 def metric_names(
     evaluations: Sequence[AbstractEvaluation], solution: tuple[Tree, ...], population: Population
@@ -166,6 +183,18 @@ def metric_names(
     """The names of the numbers that evaluations measure, without computing them."""
     arguments = (solution, population, jax.random.key(0))
     return [name for e in evaluations for name in eqx.filter_eval_shape(e, *arguments)]
+
+
+def metric_goals(
+    evaluations: Sequence[AbstractEvaluation], solution: tuple[Tree, ...], population: Population
+) -> dict[str, Goal | None]:
+    """For every number of the history whether more or less is better; None if it is not known."""
+    arguments = (solution, population, jax.random.key(0))
+    found: dict[str, Goal | None] = {}
+    for evaluation in evaluations:
+        shapes, known = eqx.filter_eval_shape(evaluation, *arguments), evaluation.goals()
+        found |= {name: known.get(name) for name, shape in shapes.items() if not shape.ndim}
+    return found
 
 
 def evaluate_all(evaluations, solutions, population, keys) -> dict[str, jax.Array]:

@@ -8,15 +8,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
 from rookery.engines.engine import Event
 from rookery.program.ledger import Ledger
+from rookery.runner.best import Best
 from rookery.runner.checkpoint import Checkpoint, load_all, remove_after, save
 from rookery.runner.history import ClientHistory, History, HistoryFile, Row, replace_file, to_json
 from rookery.runner.lock import locked
+from rookery.runner.solution_file import remove_solutions, save_solution
 from rookery.runner.tracker import Tracker
 from rookery.types import Tree
 
@@ -52,6 +54,7 @@ class RunRecord:
         path = self.directory / "config.json"
         if overwrite:
             remove_after(self.directory / "checkpoints", -1)
+            remove_solutions(self.directory)
             for name in (*(f"{n}.jsonl" for n in LINES), *(f"{n}.json" for n in DOCUMENTS)):
                 (self.directory / name).unlink(missing_ok=True)
         if path.exists():
@@ -78,14 +81,14 @@ class RunRecord:
         }
         replace_file(path, json.dumps(content, indent=2).encode())
 
-    def checkpoints(self, like: Tree) -> list[Checkpoint]:
+    def checkpoints(self, like: Tree, solution: tuple[Tree, ...]) -> list[Checkpoint]:
         """The checkpoints that can be resumed, newest first; warns of those that cannot.
 
         A checkpoint is usable if it is undamaged and the history still has all rows it had then.
         """
         if self.directory is None:
             return []
-        found, warnings = load_all(self.directory / "checkpoints", like)
+        found, warnings = load_all(self.directory / "checkpoints", like, solution)
         history, broken = self._file().read()
         for warning in [*warnings, *([broken] if broken else [])]:
             self.say(f"Warning: {warning}")
@@ -101,13 +104,30 @@ class RunRecord:
         """Print a message literally: a path may contain what a console takes for markup."""
         self.console.print(text, markup=False, highlight=False)
 
-    def diverged_after(self) -> int | None:
-        """After how many rounds the run diverged, according to its summary; None if it did not."""
-        path = None if self.directory is None else self.directory / "summary.json"
-        if path is None or not path.exists():
-            return None
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        return summary["rounds"] if summary["status"] == "diverged" else None
+    def rows_until(self, round: int, is_due: Callable[[int], bool]) -> list[Row]:
+        """The rows of the history on disk that a resumed run keeps."""
+        return [] if self.directory is None else self._rows_until("history", round, is_due)
+
+    def remove_checkpoints_after(self, round: int) -> None:
+        """Remove the checkpoints of rounds that the run has given up."""
+        if self.directory is not None:
+            remove_after(self.directory / "checkpoints", round)
+
+    def remove_solutions(self) -> None:
+        """Remove the solution of an earlier, shorter run: this one goes on."""
+        if self.directory is not None:
+            remove_solutions(self.directory)
+
+    def leave(
+        self,
+        which: Literal["last", "best"],
+        solution: tuple[Tree, ...],
+        variables: tuple[str, ...],
+        round: int,
+    ) -> None:
+        """Write a solution as a file of its own."""
+        if self.directory is not None:
+            save_solution(self.directory, which, solution, variables, round)
 
     def cut_back_to(self, checkpoint: Checkpoint | None, is_due: Callable[[int], bool]) -> None:
         """Drop everything recorded after a checkpoint; without one, everything.
@@ -198,16 +218,21 @@ class RunRecord:
         who = "" if client is None else f", {client}"
         self.say(f"Round {event.round}, {event.step}{who}: {event.reason}")
 
-    def save(self, done: int, state: Tree) -> None:
+    def save(self, done: int, state: Tree, best: Best | None) -> None:
         """Write a checkpoint."""
         if self.directory is not None:
-            now = Checkpoint(done, state, self.ledger, len(self.history))
+            now = Checkpoint(done, state, self.ledger, len(self.history), best)
             save(self.directory / "checkpoints", now)
 
     def close(
-        self, status: str, done: int, message: str, async_traces: Mapping[str, Mapping[str, object]]
+        self,
+        status: str,
+        done: int,
+        message: str,
+        async_traces: Mapping[str, Mapping[str, object]],
+        note: Mapping[str, object],
     ) -> None:
-        """Write the summary and, for an asynchronous run, who worked when."""
+        """Write the summary, with a note, and, for an asynchronous run, who worked when."""
         self.status = status
         if self.directory is None:
             return
@@ -216,6 +241,7 @@ class RunRecord:
             "rounds": done,
             "message": message,
             **self.ledger.as_dict(),
+            **note,
             "last": to_json(self.history.rows[-1]) if len(self.history) else {},
         }
         path = self.directory / "summary.json"

@@ -1,25 +1,41 @@
 """One run: its description, its state while it runs, its result."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from rookery.engines.engine import Event
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.ledger import Ledger
 from rookery.program.polling import async_traces
+from rookery.runner.best import Best, KeepBest, is_better, value_in
 from rookery.runner.checkpoint import Checkpoint
-from rookery.runner.finite import not_finite_in_state
-from rookery.runner.history import ClientHistory, History
+from rookery.runner.finite import not_finite_in_state, size_of
+from rookery.runner.history import ClientHistory, History, Row
+from rookery.runner.notebook import result_html
 from rookery.runner.run_record import RunRecord
 from rookery.runner.tracker import Tracker
 from rookery.types import Tree
 
 
 class DivergenceWarning(UserWarning):
-    """A run ended early because its state is no longer finite.
+    """A run ended early because its state is no longer finite, or far larger than its start.
 
-    Turn it into an error with ``warnings.simplefilter("error", DivergenceWarning)``.
+    Turn it into an error with ``warnings.simplefilter("error", rk.stop.DivergenceWarning)``.
+
+    >>> issubclass(DivergenceWarning, UserWarning)
+    True
+    """
+
+
+class StopRun(Exception):
+    """Raised by a callback to end its run; the text becomes ``Result.message``.
+
+    >>> def callback(snapshot):
+    ...     if snapshot.metrics.get("loss", 1.0) < 0.01:
+    ...         raise StopRun("the loss is small enough")
     """
 
 
@@ -63,19 +79,24 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-        status: ``finished``; ``diverged`` if a round left a value that is not finite; or
-            ``stopped`` if the callback ended the run.
+        run: the algorithm, start and seed that were run.
+        status: ``finished``; ``diverged`` if a round left a value that is not finite, or an
+            evaluation found the solution out of scale; or ``stopped`` if a rule of ``stop=`` or the
+            callback ended the run.
         rounds: number of rounds done.
         solution: the problem's variables.
         state: the algorithm's state, which contains the solution.
         history: the measurements.
         ledger: the total costs.
-        message: for a run that diverged: in which round, which values, and what to try.
+        message: for a run that diverged: in which round, which values, and what to try; for one
+            that was stopped: why.
         events: client failures, on engines that have them.
         async_traces: for asynchronous algorithms: which client worked when, and on which version.
         per_client: measurements per client, from evaluations with ``per_client=True``.
+        kept: what ``keep=`` has kept; see :attr:`best`.
     """
 
+    run: Run
     status: str
     rounds: int
     solution: tuple[Tree, ...]
@@ -87,11 +108,65 @@ class Result:
     # the traces of asynchronous work are JSON documents, see rookery.program.async_trace
     async_traces: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     per_client: ClientHistory = field(default_factory=ClientHistory)
+    kept: Best | None = None
+
+    def __repr__(self) -> str:
+        """One line; the solution and the history are too long for a prompt."""
+        last = "".join(f", {name} {value:.6g}" for name, value in self.metrics.items())
+        return f"<{self.run.name}, seed {self.run.seed}: {self.status}, {self.rounds} rounds{last}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: status, last values, costs, and the curve of each metric."""
+        return result_html(
+            self.run.name,
+            self.run.seed,
+            self.status,
+            self.rounds,
+            self.message,
+            self.history,
+            self.ledger,
+        )
+
+    @property
+    def best(self) -> Best:
+        """The best evaluation, with ``keep=``: its ``round``, ``value`` and ``solution``."""
+        if self.kept is None:
+            raise ValueError(
+                f"the run of {self.run.name} has kept no best solution. Pass "
+                'keep="best:METRIC:max" (or min); a value that is not finite is never the best.'
+            )
+        return self.kept
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What was measured at the end, by name."""
+        return self.history.metrics_of(self.history.rows[-1]) if len(self.history) else {}
+
+
+Cohorts = tuple[tuple[int, ...], ...]
+"""The clients of every exchange of a round, in order."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """What a callback sees of a run between two rounds.
+
+    >>> import rookery as rk
+    >>> zoo, seen = rk.zoo.scalar_bilevel(), []
+    >>> def callback(snapshot: rk.stop.Snapshot):
+    ...     seen.append((snapshot.round, snapshot.cohorts[0]))
+    ...     return snapshot.round == 2  # True ends the run
+    >>> result = rk.run(
+    ...     rk.FedNest(outer_lr=0.2, inner_lr=0.3, clients=rk.participation.Fixed([0])),
+    ...     zoo.problem,
+    ...     rk.Population.stacked(zoo.data),
+    ...     zoo.start,
+    ...     rounds=9,
+    ...     callback=callback,
+    ...     callback_every=1,
+    ... )
+    >>> result.status, seen
+    ('stopped', [(1, (0,)), (2, (0,))])
 
     Attributes:
         run: which run of the sweep.
@@ -99,8 +174,7 @@ class Snapshot:
         state: the algorithm's state after them.
         ledger: the costs so far.
         history: the measurements so far.
-        cohorts: the clients of every exchange of the last round, in order, on engines that record
-            them (:class:`rookery.Eager`); None on the others.
+        find_cohorts: returns the clients of the last round; see :attr:`cohorts`.
     """
 
     run: Run
@@ -108,7 +182,24 @@ class Snapshot:
     state: Tree
     ledger: Ledger
     history: History
-    cohorts: tuple[tuple[int, ...], ...] | None = None
+    find_cohorts: Callable[[], Cohorts] = field(repr=False)
+
+    @cached_property
+    def cohorts(self) -> Cohorts:
+        """The clients of every exchange of the last round, in order.
+
+        The eager and the remote engine record them. The compiled engine does not: reading this
+        repeats the round on the eager engine, from the same state and key, which takes as long as
+        an eager round does.
+        """
+        return self.find_cohorts()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What was measured after this round, by name; empty if it was not an evaluation."""
+        rows = self.history.rows
+        is_new = bool(rows) and rows[-1]["round"] == self.round
+        return self.history.metrics_of(rows[-1]) if is_new else {}
 
     @property
     def solution(self) -> tuple[Tree, ...]:
@@ -117,7 +208,7 @@ class Snapshot:
 
 
 Callback = Callable[[Snapshot], bool | None]
-"""Called between rounds; the run ends if it returns True."""
+"""Called between rounds; the run ends if it returns True or raises :class:`StopRun`."""
 
 
 @dataclass
@@ -128,64 +219,133 @@ class RunState:
     record: RunRecord
     state: Tree
     checkpoints: dict[int, Checkpoint]
+    variables: tuple[str, ...]
+    evaluate_every: int
+    keep: KeepBest | None = None
+    watch: Callable[[Row], str] = lambda row: ""
+    growth_limit: float | None = None
     status: str = "running"
     round: int = 0
-    cohorts: tuple[tuple[int, ...], ...] | None = None
+    reason: str = ""
+    """Why the run is to stop, or has stopped."""
+    before: Tree = None
+    """The state before the last round, if that round was alone in its chunk."""
+    cohorts: Cohorts | None = None
     last_evaluated: tuple[int, Tree, Ledger] | None = None
+    regular_best: Best | None = None
+    """The best of the evaluations that a longer run would also make."""
 
     @property
     def is_running(self) -> bool:
         """Whether there are rounds left to do."""
         return self.status == "running"
 
+    @cached_property
+    def scale(self) -> float:
+        """The size of the start, but at least 1, by which growth is measured."""
+        return max(1.0, size_of(self.run.start))
+
+    def is_out_of_scale(self, state: Tree) -> bool:
+        """Whether the solution in a state is too large for the start."""
+        if self.growth_limit is None:
+            return False
+        return size_of(self.run.algorithm.solution(state)) > self.growth_limit * self.scale
+
     @property
     def message(self) -> str:
-        """What went wrong, for a run that diverged."""
+        """What went wrong, for a run that diverged; why it ended, for one that was stopped."""
+        if self.status == "stopped":
+            return self.reason
         if self.status != "diverged":
             return ""
-        where = ", ".join(not_finite_in_state(self.state)) or "the state"
-        return (
-            f"{self.run.name} (seed {self.run.seed}) diverged in round {self.round - 1}: {where} "
-            f"is no longer finite. {self.run.algorithm.remedy()}"
-        )
+        where = ", ".join(not_finite_in_state(self.state))
+        who = f"{self.run.name} (seed {self.run.seed})"
+        if where or not self.is_out_of_scale(self.state):
+            what = f"{where or 'the state'} is no longer finite"
+        else:
+            solution = self.run.algorithm.solution(self.state)
+            grown = {name: size_of((v,)) for name, v in zip(self.variables, solution, strict=True)}
+            name = max(grown, key=grown.__getitem__)
+            what = (
+                f"{name} has an entry of size {grown[name]:.3g}, more than "
+                f"growth_limit={self.growth_limit:.3g} times the start's {self.scale:.3g}"
+            )
+        return f"{who} diverged in round {self.round}: {what}. {self.run.algorithm.remedy()}"
+
+    @property
+    def best(self) -> Best | None:
+        """The best evaluation of this run, that at its end included."""
+        rows = self.record.history.rows
+        if rows and rows[-1]["round"] == self.round and not self._is_regular(rows[-1]):
+            return self._better(rows[-1])
+        return self.regular_best
 
     def resume(self, done: int, is_due: Callable[[int], bool]) -> None:
         """Continue from the checkpoint after ``done`` rounds, or start at round 0."""
         checkpoint = self.checkpoints.get(done)
         self.record.cut_back_to(checkpoint, is_due)
         if checkpoint is not None:
-            self.state = checkpoint.state
+            self.state, self.regular_best = checkpoint.state, checkpoint.best
+        for row in self.record.history.rows:
+            self.reason = self.watch(row)
         self.round = done
+        self.mark_evaluated()
+
+    def end_again(self, done: int, is_due: Callable[[int], bool], status: str) -> None:
+        """Go to where the run ended before."""
+        self.resume(done, is_due)
+        self.status = status
+        self.close()
+
+    def judge(self) -> None:
+        """Take note of the newest row: whether it is the best, and whether to stop."""
+        row = self.record.history.rows[-1]
+        if self._is_regular(row):
+            self.regular_best = self._better(row)
+        self.reason = self.watch(row)
         self.mark_evaluated()
 
     def mark_evaluated(self) -> None:
         """Remember the present state as the one last measured."""
         self.last_evaluated = self.round, self.state, self.record.ledger
 
-    def end_at_last_evaluation(self) -> None:
-        """Finish with the state last measured: the rounds since then exceed the time budget."""
+    def end_at_last_evaluation(self, status: str, reason: str) -> None:
+        """End with the state last measured: the rounds since then exceed a budget."""
         assert self.last_evaluated is not None
         self.round, self.state, self.record.ledger = self.last_evaluated
-        self.status = "finished"
+        self.status, self.reason = status, reason
+        self.record.remove_checkpoints_after(self.round)
 
     def save(self) -> None:
         """Write a checkpoint."""
-        self.record.save(self.round, self.state)
+        self.record.save(self.round, self.state, self.regular_best)
+
+    def leave_solution(self) -> None:
+        """Write the solution, and the best one if it is kept, for use elsewhere."""
+        best = self.best
+        if self.status != "diverged":
+            solution = self.run.algorithm.solution(self.state)
+            self.record.leave("last", solution, self.variables, self.round)
+        if best is not None:
+            self.record.leave("best", best.solution, self.variables, best.round)
 
     def close(self) -> None:
-        """Write the summary."""
-        self.record.close(self.status, self.round, self.message, async_traces(self.state))
+        """Write the solution and the summary."""
+        self.leave_solution()
+        best = self.best
+        note = {} if best is None else {"best": {"round": best.round, "value": best.value}}
+        self.record.close(self.status, self.round, self.message, async_traces(self.state), note)
 
-    def snapshot(self) -> Snapshot:
-        """The present state, for a callback."""
-        record = self.record
-        return Snapshot(
-            self.run, self.round, self.state, record.ledger, record.history, self.cohorts
-        )
+    def snapshot(self, replay: Callable[[], Cohorts]) -> Snapshot:
+        """The present state, for a callback; ``replay`` finds cohorts that were not recorded."""
+        record, cohorts = self.record, self.cohorts
+        find = replay if cohorts is None else lambda: cohorts
+        return Snapshot(self.run, self.round, self.state, record.ledger, record.history, find)
 
     def result(self) -> Result:
         """The outcome."""
         return Result(
+            run=self.run,
             status=self.status,
             rounds=self.round,
             solution=self.run.algorithm.solution(self.state),
@@ -196,4 +356,17 @@ class RunState:
             events=tuple(self.record.events),
             async_traces=async_traces(self.state),
             per_client=self.record.per_client,
+            kept=self.best,
         )
+
+    def _is_regular(self, row: Row) -> bool:
+        return row["round"] % self.evaluate_every == 0
+
+    def _better(self, row: Row) -> Best | None:
+        """The best so far, or the present solution if this row, its own, is better."""
+        if self.keep is None:
+            return None
+        value, best = value_in(row, self.keep.metric), self.regular_best
+        if not is_better(self.keep.goal, value, math.nan if best is None else best.value):
+            return best
+        return Best(row["round"], value, self.run.algorithm.solution(self.state))

@@ -1,5 +1,6 @@
 """What all runs of a sweep share, and how a run is opened under these settings."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,11 +9,16 @@ from rich.console import Console
 
 from rookery.engines.engine import AbstractEngine, Program
 from rookery.program.algorithm import first_state
-from rookery.program.ledger import Ledger
+from rookery.program.ledger import LEDGER_FIELDS, Ledger
+from rookery.runner.best import KeepBest
+from rookery.runner.checkpoint import Checkpoint
 from rookery.runner.describe import describe, fingerprint
+from rookery.runner.finite import not_finite_in_state
+from rookery.runner.history import Row
 from rookery.runner.metrics import AbstractEvaluation
 from rookery.runner.run_record import RunRecord
 from rookery.runner.run_state import Callback, Run, RunState
+from rookery.runner.stop import AbstractRule, Budget, any_of
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,9 @@ class SweepSettings:
     console: Console
     callback: Callback | None
     callback_every: int
+    stop: tuple[AbstractRule, ...]
+    keep: KeepBest | None
+    growth_limit: float | None
 
     def is_evaluation_due(self, round: int) -> bool:
         """Whether to measure after this many rounds."""
@@ -41,6 +50,14 @@ class SweepSettings:
         is_due = round % self.callback_every == 0 or round == self.rounds
         return self.callback is not None and is_due
 
+    def is_checkpoint_due(self, round: int) -> bool:
+        """Whether to save after this many rounds.
+
+        Within a budget a run ends at an evaluation, and can be resumed from one only.
+        """
+        is_possible = not self.has_budget or self.is_evaluation_due(round)
+        return round % self.checkpoint_every == 0 and is_possible
+
     def next_stop(self, done: int) -> int:
         """The next round after which something is due."""
         periods = [self.evaluate_every, self.checkpoint_every]
@@ -48,9 +65,17 @@ class SweepSettings:
             periods.append(self.callback_every)
         return min(self.rounds, *((done // every + 1) * every for every in periods))
 
-    def is_over_budget(self, ledger: Ledger) -> bool:
-        """Whether a run has used more virtual seconds than it may."""
-        return self.seconds is not None and ledger.seconds > self.seconds
+    @property
+    def has_budget(self) -> bool:
+        """Whether a run may have to return to its last evaluation."""
+        return self.seconds is not None or any(isinstance(rule, Budget) for rule in self.stop)
+
+    def over_budget(self, ledger: Ledger) -> tuple[str, str] | None:
+        """The status and the reason of a run that has spent more than it may; None if it may."""
+        if self.seconds is not None and ledger.seconds > self.seconds:
+            return "finished", ""
+        reasons = [rule.overspent(ledger) for rule in self.stop]
+        return next((("stopped", reason) for reason in reasons if reason), None)
 
     def configuration(self, run: Run) -> dict[str, object]:
         """A JSON-ready description: a run directory is resumed only if it is unchanged."""
@@ -70,6 +95,7 @@ class SweepSettings:
             "seed": run.seed,
             "evaluate": describe(list(self.evaluate)),
             "evaluate_every": self.evaluate_every,
+            "keep": None if self.keep is None else [self.keep.metric, self.keep.goal],
             "float": str(jnp.zeros(()).dtype),
         }
 
@@ -80,23 +106,67 @@ class SweepSettings:
         state = first_state(run.algorithm, self.program.problem, n_clients, run.start)
         with record.locked():
             record.open(run.name, self.configuration(run), self.overwrite)
-            checkpoints = {c.round: c for c in record.checkpoints(state)}
-            self._check_length(run, checkpoints)
-            opened = RunState(run, record, state, checkpoints)
-            diverged = record.diverged_after()
-            if diverged in checkpoints:
-                opened.resume(diverged, lambda _: True)
-                opened.status = record.status = "diverged"
+            checkpoints = record.checkpoints(state, run.algorithm.solution(state))
+            found = {checkpoint.round: checkpoint for checkpoint in checkpoints}
+            rows = record.rows_until(max(found, default=0), self.is_evaluation_due)
+            self._check_length(run, max(found, default=0), rows)
+            opened = RunState(
+                run,
+                record,
+                state,
+                {r: c for r, c in found.items() if self._can_resume(c)},
+                variables=self.program.problem.variables,
+                evaluate_every=self.evaluate_every,
+                keep=self.keep,
+                watch=any_of(self.stop),
+                growth_limit=self.growth_limit,
+            )
+            self._end_again(opened, rows)
             return opened
 
-    def _check_length(self, run: Run, checkpoints: dict) -> None:
-        if max(checkpoints, default=0) > self.rounds:
+    def _can_resume(self, checkpoint: Checkpoint) -> bool:
+        """Whether a run of these settings would come back to this checkpoint."""
+        is_measured = self.is_evaluation_due(checkpoint.round)
+        return not self.has_budget or (is_measured and self.over_budget(checkpoint.ledger) is None)
+
+    def _check_length(self, run: Run, done: int, rows: Sequence[Row]) -> None:
+        """Raise if a directory holds a run that went further than these settings allow."""
+        if done > self.rounds:
             raise ValueError(
-                f"{run.directory} already holds {max(checkpoints)} rounds, more than "
-                f"rounds={self.rounds}. Raise rounds, or choose another directory."
+                f"{run.directory} already holds {done} rounds, more than rounds={self.rounds}. "
+                "Raise rounds, or choose another directory."
             )
-        if any(self.is_over_budget(checkpoint.ledger) for checkpoint in checkpoints.values()):
-            raise ValueError(
-                f"{run.directory} already holds a run of more virtual seconds than "
-                f"seconds={self.seconds}. Raise seconds, or choose another directory."
-            )
+        watch = any_of(self.stop)
+        for row in rows:
+            if self.over_budget(Ledger(**{name: row[name] for name in LEDGER_FIELDS})):
+                raise ValueError(
+                    f"{run.directory} already holds a run that spent more than it may by "
+                    f"seconds={self.seconds} and stop. Raise the budget, or choose another "
+                    "directory."
+                )
+            if (reason := watch(row)) and row["round"] < done:
+                raise ValueError(
+                    f"{run.directory} already holds {done} rounds, and stop ends the run after "
+                    f"{row['round']}. {reason} Change stop, or choose another directory."
+                )
+
+    def _end_again(self, opened: RunState, rows: Sequence[Row]) -> None:
+        """Bring back the end of a run that has diverged or stopped before; there is no work left.
+
+        It is found from the newest checkpoint, so that a kill before the summary does no harm.
+        """
+        done = max(opened.checkpoints, default=None)
+        if done is None:
+            return
+        state = opened.checkpoints[done].state
+        if not_finite_in_state(state):
+            opened.end_again(done, lambda _: True, "diverged")  # with the row of that round
+            return
+        if not rows or rows[-1]["round"] != done:
+            return  # nothing is decided between evaluations
+        watch = any_of(self.stop)
+        reason = [watch(row) for row in rows][-1]
+        if opened.is_out_of_scale(state):
+            opened.end_again(done, self.is_evaluation_due, "diverged")
+        elif reason and done < self.rounds:
+            opened.end_again(done, self.is_evaluation_due, "stopped")

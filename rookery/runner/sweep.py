@@ -13,6 +13,7 @@ from pathlib import Path
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from rich.console import Console
 
 from rookery import check
@@ -22,12 +23,17 @@ from rookery.engines.engine import AbstractEngine, Program
 from rookery.program.aggregate import AbstractRobust, Aggregate, Mean
 from rookery.program.algorithm import AbstractAlgorithm, check_constraints, numbers_to_arrays
 from rookery.program.delays import Clock
+from rookery.program.participation import AbstractParticipation, Uniform, WithReplacement
 from rookery.runner.batch_loop import BatchLoop, exclusive
+from rookery.runner.best import KeepBest
 from rookery.runner.describe import fingerprint
-from rookery.runner.metrics import AbstractEvaluation
+from rookery.runner.finite import GROWTH_LIMIT
+from rookery.runner.metrics import AbstractEvaluation, metric_goals
 from rookery.runner.progress import SILENT, RunProgress
+from rookery.runner.results import Results
 from rookery.runner.run_state import Callback, DivergenceWarning, Result, Run, RunState
 from rookery.runner.settings import SweepSettings
+from rookery.runner.stop import AbstractRule, as_rules
 from rookery.runner.tracker import Tracker
 from rookery.types import Problem, Tree
 
@@ -54,6 +60,9 @@ def run(
     console: Console | None = None,
     callback: Callback | None = None,
     callback_every: int | None = None,
+    stop: AbstractRule | Sequence[AbstractRule] | None = None,
+    keep: str | None = None,
+    growth_limit: float | None = GROWTH_LIMIT,
 ) -> Result:
     """Run an algorithm on a problem.
 
@@ -95,19 +104,29 @@ def run(
             :mod:`rookery.aggregate` for aggregators that tolerate Byzantine clients.
         overwrite: discard the run that ``directory`` holds, whatever it is.
         console: where to show progress; None shows nothing.
-        callback: called with a :class:`Snapshot` (round, state, ledger, history) every
-            ``callback_every`` rounds and at the end. The run ends with the status ``stopped`` if
-            it returns True; the same call with more patience resumes it. On the
-            :class:`Eager` engine a snapshot also has the cohorts of the last round.
+        callback: called with a :class:`rookery.stop.Snapshot` (round, state, cohorts, metrics,
+            ledger, history) every ``callback_every`` rounds and at the end. The run ends with the
+            status ``stopped`` if it returns True or raises :class:`rookery.stop.StopRun`; the same
+            call resumes it.
         callback_every: rounds between calls; ``evaluate_every`` if None. With 1 the callback sees
             the state after every round, at the price of a chunk of rounds for each.
+        stop: a rule of :mod:`rookery.stop`, or several of which the first that holds ends the run,
+            with the status ``stopped``. Rules are asked at evaluations. With a directory, the same
+            call gives the same end without work, and a call with more patience goes on.
+        keep: ``best:METRIC:max`` or ``best:METRIC:min`` keeps the solution of the best evaluation,
+            the start included, as ``Result.best`` and in the directory. The scores and losses of
+            ``OnClients`` need no ``max`` or ``min``.
+        growth_limit: a run has diverged if an evaluation finds an entry of the solution more than
+            this many times as large as the start's largest (or as 1, if the start is smaller). None
+            accepts whatever is finite.
     """
     one = Run(algorithm, start, seed, directory, title, tracker)
     (result,) = _sweep(
         [one], problem, population, rounds=rounds, seconds=seconds, evaluate=evaluate,
         evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, engine=engine,
         clock=clock, aggregate=aggregate, batch=1, overwrite=overwrite, console=console,
-        callback=callback, callback_every=callback_every,
+        callback=callback, callback_every=callback_every, stop=stop, keep=keep,
+        growth_limit=growth_limit,
     )  # fmt: skip
     return result
 
@@ -130,7 +149,10 @@ def sweep(
     console: Console | None = None,
     callback: Callback | None = None,
     callback_every: int | None = None,
-) -> list[Result]:
+    stop: AbstractRule | Sequence[AbstractRule] | None = None,
+    keep: str | None = None,
+    growth_limit: float | None = GROWTH_LIMIT,
+) -> Results:
     """Run several algorithms, seeds or starts on one problem.
 
     Runs whose algorithms differ only in numbers share one compiled program.
@@ -160,12 +182,18 @@ def sweep(
         callback: called for every run, as in :func:`run`; ``snapshot.run`` tells which. Returning
             True ends that run alone.
         callback_every: rounds between calls; ``evaluate_every`` if None.
+        stop: rules that end each run for itself, as in :func:`run`. On the compiled engine the
+            lane of a run that has ended is computed and discarded until the last run of its batch
+            ends; a smaller ``batch`` wastes less of it.
+        keep: which solution to keep of each run, as in :func:`run`.
+        growth_limit: when a run has diverged, as in :func:`run`.
     """
     return _sweep(
         runs, problem, population, rounds=rounds, seconds=seconds, evaluate=evaluate,
         evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, engine=engine,
         clock=clock, aggregate=aggregate, batch=batch, overwrite=overwrite, console=console,
-        callback=callback, callback_every=callback_every,
+        callback=callback, callback_every=callback_every, stop=stop, keep=keep,
+        growth_limit=growth_limit,
     )  # fmt: skip
 
 
@@ -187,7 +215,10 @@ def _sweep(
     console: Console | None,
     callback: Callback | None,
     callback_every: int | None,
-) -> list[Result]:
+    stop: AbstractRule | Sequence[AbstractRule] | None,
+    keep: str | None,
+    growth_limit: float | None,
+) -> Results:
     check.count("rounds", rounds)
     if seconds is not None:
         check.positive("seconds", seconds)
@@ -197,9 +228,16 @@ def _sweep(
     clock.check(population.n_clients)
     if isinstance(aggregate, AbstractRobust):
         aggregate.check(jnp.asarray(population.weights))
+    if growth_limit is not None:
+        check.positive("growth_limit", growth_limit)
     population.check_finite()
     checked = [_checked(one, problem, population) for one in runs]
     _check_not_shared(runs)
+    _warn_of_bias(checked, population)
+    rules = as_rules(stop)
+    # tracing the evaluations takes time, and only these need their names
+    is_judged = bool(rules or keep is not None) and bool(checked)
+    goals = metric_goals(evaluate, checked[0].start, population) if is_judged else {}
     population = jax.device_put(population)
     needs_fingerprint = any((one.directory, one.tracker) != (None, None) for one in runs)
     settings = SweepSettings(
@@ -215,9 +253,12 @@ def _sweep(
         console=console if console is not None else SILENT,
         callback=callback,
         callback_every=_period("callback_every", callback_every, evaluate_every),
+        stop=tuple(rule.resolved(goals) for rule in rules),
+        keep=None if keep is None else KeepBest.parse(keep, goals),
+        growth_limit=growth_limit,
     )
     opened = [settings.open(one) for one in checked]
-    # runs that diverged earlier have nothing left to do, but their trackers must hear of it
+    # runs that have diverged or stopped before need no work, but their trackers must hear of it
     exclusive(settings, [one for one in opened if not one.is_running]).close()
     batches = _batches([one for one in opened if one.is_running], batch)
     with RunProgress(settings.console, len(batches), rounds) as bar:
@@ -228,7 +269,7 @@ def _sweep(
     for one in opened:
         if one.status == "diverged":  # at the line that called run or sweep
             warnings.warn(one.message, DivergenceWarning, stacklevel=3)
-    return [one.result() for one in opened]
+    return Results(one.result() for one in opened)
 
 
 def _period(name: str, value: int | None, default: int) -> int:
@@ -254,6 +295,29 @@ def _check_not_shared(runs: Sequence[Run]) -> None:
     trackers = [id(one.tracker) for one in runs if one.tracker is not None]
     if len(set(trackers)) < len(trackers):
         raise ValueError("two runs cannot share a tracker; create one for each.")
+
+
+def _warn_of_bias(runs: Sequence[Run], population: Population) -> None:
+    """Warn once if clients of unequal weights are drawn with equal probabilities."""
+    weights = np.asarray(population.weights)
+    if np.allclose(weights, weights[0], rtol=1e-6, atol=0):
+        return
+    for one in runs:
+        rules = jax.tree.leaves(one.algorithm, is_leaf=_is_participation)
+        for rule in rules:
+            if isinstance(rule, Uniform | WithReplacement) and rule.n < population.n_clients:
+                warnings.warn(
+                    f"{one.name} draws {rule.n} of {population.n_clients} clients with equal "
+                    "probabilities, but the population's weights differ: its means are biased "
+                    f"towards light clients. Use rk.participation.Proportional({rule.n}), whose "
+                    "means are unbiased.",
+                    stacklevel=4,
+                )
+                return
+
+
+def _is_participation(node: object) -> bool:
+    return isinstance(node, AbstractParticipation)
 
 
 def _batches(runs: Sequence[RunState], most: int) -> list[tuple[int, list[RunState], int]]:

@@ -18,12 +18,11 @@ from rookery.engines.engine import AbstractEngine
 from rookery.program.aggregate import Aggregate
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.delays import Clock
+from rookery.runner.best import GOALS
 from rookery.runner.metrics import AbstractEvaluation, metric_names
 from rookery.runner.run_state import DivergenceWarning, Result, Run
 from rookery.runner.sweep import sweep
 from rookery.types import Problem, Tree
-
-GOALS = ("max", "min")
 
 Setting = dict[str, Any]  # keywords of an algorithm, each of its own type
 """The values at one point of a grid, by name."""
@@ -203,5 +202,5 @@ def grid_points(grid: Mapping[str, Sequence[object]]) -> list[Setting]:
 
 def trial(setting: Setting, results: Sequence[Result], metric: str) -> Trial:
     """The trial of one setting, from its runs, one per seed."""
-    values = [r.history.last(metric) if r.status == "finished" else None for r in results]
+    values = [None if r.status == "diverged" else r.history.last(metric) for r in results]
     return Trial(setting, values)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.remote import Remote
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=4)
 POPULATION = rk.Population.stacked(ZOO.data)
@@ -30,7 +31,7 @@ def test_the_state_and_the_costs_of_every_round():
     assert [s.round for s in seen] == [1, 2, 3, 4, 5, 6]
     exchanges = [s.ledger.exchanges for s in seen]
     assert exchanges == sorted(set(exchanges)) and exchanges[-1] == result.ledger.exchanges
-    assert all(s.run.algorithm is ALGORITHM and s.cohorts is None for s in seen)
+    assert all(s.run.algorithm is ALGORITHM for s in seen)
     for s in seen:  # each is the state of a run of that length
         short = go(rounds=s.round)
         for a, b in zip(*map(jax.tree.leaves, (s.state, short.state)), strict=True):
@@ -65,15 +66,52 @@ def test_one_run_of_a_sweep_is_stopped_alone():
     assert [(r.status, r.rounds) for r in results] == [("finished", 6), ("stopped", 2)]
 
 
-def test_the_eager_engine_tells_the_cohort_of_every_exchange():
+def test_every_engine_tells_the_cohort_of_every_exchange():
+    of_engine = {}
+    for engine in (rk.Eager(), rk.Compiled(), Remote()):
+        seen = []
+        # the first call comes after a chunk of two rounds
+        go(rounds=3, engine=engine, callback=seen.append, callback_every=2)
+        assert [s.round for s in seen] == [2, 3]
+        for s in seen:
+            assert all(len(set(c)) == 2 and set(c) <= {0, 1, 2, 3} for c in s.cohorts)
+        assert len(seen[1].cohorts) == seen[1].ledger.exchanges - seen[0].ledger.exchanges
+        of_engine[type(engine).__name__] = [s.cohorts for s in seen]
+    assert of_engine["Eager"] == of_engine["Compiled"] == of_engine["Remote"]
+    assert of_engine["Eager"][0] != of_engine["Eager"][1]
+
+
+def test_cohorts_of_a_sweep_and_of_polls_are_those_of_each_run():
+    """The clients whose results an asynchronous server took, for each run of a batch."""
+    clock = rk.delays.Clock(rk.delays.UniformDelay(1.0, 2.0))
+    problem = rk.zoo.quadratic_bilevel(n_clients=4).problem
+    algorithm = rk.AFBO(outer_lr=0.05, inner_lr=0.1, wait_for=2)
+
+    def cohorts(engine):
+        seen = {}
+        rk.sweep(
+            [rk.Run(algorithm, ZOO.start, seed) for seed in (0, 1)], problem, POPULATION,
+            rounds=2, clock=clock, engine=engine, callback_every=1,
+            callback=lambda s: seen.update({(s.run.seed, s.round): s.cohorts}),
+        )  # fmt: skip
+        return seen
+
+    assert cohorts(rk.Compiled()) == cohorts(rk.Eager())
+
+
+@pytest.mark.parametrize("engine", [rk.Compiled(), rk.Eager(), Remote()], ids=lambda e: str(e)[:6])
+def test_a_callback_sees_the_round_s_metrics_and_stops_with_a_reason(engine):
     seen = []
-    go(rounds=2, engine=rk.Eager(), callback=seen.append, callback_every=1)
-    before = 0
-    for s in seen:
-        assert len(s.cohorts) == s.ledger.exchanges - before
-        assert all(len(set(c)) == 2 and set(c) <= {0, 1, 2, 3} for c in s.cohorts)
-        before = s.ledger.exchanges
-    assert seen[0].cohorts != seen[1].cohorts
+
+    def callback(snapshot):
+        seen.append((snapshot.round, snapshot.metrics))
+        if snapshot.round == 4:
+            raise rk.stop.StopRun("four is enough")
+
+    result = go(engine=engine, callback=callback, callback_every=1)
+    assert (result.status, result.rounds, result.message) == ("stopped", 4, "four is enough")
+    measured = {"size": result.history["size"][1]}
+    assert seen == [(1, {}), (2, {}), (3, measured), (4, {})]
 
 
 @pytest.mark.parametrize("name", ["run", "sweep", "tune"])

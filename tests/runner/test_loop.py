@@ -107,13 +107,15 @@ def test_divergence_stops_the_run_with_a_status(tmp_path, capsys):
             rounds=500,
             directory=tmp_path,
             console=Console(width=400),
+            growth_limit=None,
         )
     assert [str(w.message) for w in warned] == [result.message]
     assert warned[0].filename == __file__  # the line that called rk.run
     assert result.status == "diverged"
     assert result.rounds < 500
     assert np.isnan(result.history["distance"][-1])
-    assert f"in round {result.rounds - 1}" in result.message and "lipschitz" in result.message
+    assert result.history["round"][-1] == result.rounds
+    assert f"in round {result.rounds}:" in result.message and "lipschitz" in result.message
     assert result.message in capsys.readouterr().out
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["status"], summary["message"]) == ("diverged", result.message)
