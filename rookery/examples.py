@@ -123,8 +123,8 @@ class AllPairs:
     ):
         if largest > MOST_ROWS_IN_PAIRS:
             raise ValueError(
-                f"all pairs of a client with {largest} rows were asked for; the limit is "
-                f"{MOST_ROWS_IN_PAIRS} rows. Set a batch size, the number of pairs to draw."
+                f"all pairs of {largest} rows were asked for; the limit is {MOST_ROWS_IN_PAIRS}. "
+                "Set a batch size, the number of pairs to draw; measure a metric on fewer rows."
             )
         self._rows, self._count, self._key, self._charge = rows, count, key, charge
         self._partners = jnp.maximum(count - 1, 1)
@@ -223,8 +223,9 @@ def check_batch(largest: int) -> None:
     """Raise if a whole client has too many rows for one batch."""
     if largest > MOST_ROWS_IN_BATCH:
         raise ValueError(
-            f"a loss over a batch would see all {largest} rows of the largest client at once; the "
-            f"limit is {MOST_ROWS_IN_BATCH}. Set a batch size."
+            f"a loss or metric over a batch would see all {largest} rows of the largest client at "
+            f"once; the limit is {MOST_ROWS_IN_BATCH}. Set a batch size; measure a metric on fewer "
+            "rows."
         )
 
 

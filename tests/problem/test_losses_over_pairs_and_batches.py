@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +32,19 @@ def clients(*sizes):
 
 def client(population, id=0):
     return LocalClient(population, id, jax.random.key(5), python_loop)
+
+
+def measured(problem, population, batch_size, key=1):
+    """Value and gradient at W on a sample of client 0, and the rows that were evaluated."""
+
+    @jax.jit  # one program compiles much faster than many operations
+    def run(w):
+        one = client(population)
+        sample = one.draw("train", batch_size, jax.random.key(key))
+        return *problem.value_and_gradient(w, sample), one.work[0]
+
+    value, gradient, work = run(W)
+    return value, gradient, uint64.read(work)
 
 
 def ranking(w, first, second):
@@ -63,16 +77,19 @@ def auc_value_and_gradient(w, rows):
 )
 def test_all_pairs_give_the_exact_gradient_of_the_auc_surrogate(sizes, batch_size):
     population = clients(*sizes)
-    problem, one = rk.SingleLevel(OverPairs(ranking)), client(population)
+    problem = rk.SingleLevel(OverPairs(ranking))
     problem.check((W,), population.example)
-    sample = one.draw("train", batch_size, jax.random.key(1))
-    value, gradient = problem.value_and_gradient(W, sample)
+    value, gradient, work = measured(problem, population, batch_size)
     wanted = auc_value_and_gradient(W, population.rows(0, "train"))
     np.testing.assert_allclose(value, wanted[0], rtol=1e-13)
     np.testing.assert_allclose(gradient, wanted[1], rtol=1e-13)
-    assert uint64.read(one.work[0]) == 2 * sizes[0] * (sizes[0] - 1)
-    at_server = problem.gradient(W, Rows(population.rows(0, "train")))
-    np.testing.assert_allclose(at_server, wanted[1], rtol=1e-13)
+    assert work == 2 * sizes[0] * (sizes[0] - 1)
+
+
+def test_rows_at_the_server_have_all_pairs():
+    rows = clients(7).rows(0, "train")
+    got = jax.jit(rk.SingleLevel(OverPairs(ranking)).gradient)(W, Rows(rows))
+    np.testing.assert_allclose(got, auc_value_and_gradient(W, rows)[1], rtol=1e-13)
 
 
 def drawn(n_rows, size):
@@ -105,31 +122,29 @@ def test_a_mini_batch_is_that_many_pairs_and_counts_two_rows_each():
 
 
 def test_a_single_row_is_paired_with_itself():
+    distance = OverPairs(lambda w, a, b: 3.0 + jnp.sum((w * (a["input"] - b["input"])) ** 2))
     for size in (None, 3):
-        sample = client(clients(1, 9)).draw("train", size, jax.random.key(0))
-        distance = OverPairs(lambda w, a, b: 3.0 + jnp.sum((a["input"] - b["input"]) ** 2))
-        assert float(rk.SingleLevel(distance).value(W, sample)) == 3
+        assert float(measured(rk.SingleLevel(distance), clients(1, 9), size)[0]) == 3
 
 
 def test_pairs_that_do_not_count_do_not_spoil_derivatives():
     loss = OverPairs(lambda w, a, b: jnp.sqrt(jnp.sum((w * (a["input"] - b["input"])) ** 2)))
     for size in (None, 10):
-        sample = client(clients(3, 40)).draw("train", size, jax.random.key(0))
-        assert np.all(np.isfinite(rk.SingleLevel(loss).gradient(W, sample)))
+        assert np.all(np.isfinite(measured(rk.SingleLevel(loss), clients(3, 40), size)[1]))
 
 
 def test_pairs_get_keys_of_their_own_and_the_same_however_they_are_listed():
-    loss = OverPairs(lambda w, a, b, *, key: jax.random.normal(key))
-    samples = (client(clients(5, 40)).draw("train", n, jax.random.key(0)) for n in (20, None))
-    listed, tiled = (rk.SingleLevel(loss).value(W, sample) for sample in samples)
+    problem = rk.SingleLevel(OverPairs(lambda w, a, b, *, key: w[0] * jax.random.normal(key)))
+    listed, tiled = (measured(problem, clients(5, 40), n)[0] for n in (20, None))
     np.testing.assert_allclose(listed, tiled, rtol=1e-13)
-    keys = np.asarray(
-        client(clients(5))
-        .draw("train", None, jax.random.key(0))
-        .pairs()
-        .average_with_keys(lambda pairs, weights, keys: jax.random.key_data(keys)[weights > 0])
-    )
-    assert len(np.unique(keys, axis=0)) == 20
+
+    @jax.jit
+    def keys_and_weights():
+        sample = client(clients(5)).draw("train", None, jax.random.key(0)).pairs()
+        return sample.average_with_keys(lambda pairs, w, keys: (jax.random.key_data(keys), w))
+
+    keys, weights = keys_and_weights()
+    assert len(np.unique(keys[weights > 0], axis=0)) == 20
 
 
 def contrast(w, rows, weights):
@@ -148,24 +163,24 @@ def contrast_in_numpy(w, rows):
 @pytest.mark.parametrize("batch_size", [None, 6])
 def test_a_whole_client_is_one_batch_whatever_the_padding(batch_size, differences):
     population = clients(4, 9)
-    problem, one = rk.SingleLevel(OverBatch(contrast)), client(population)
+    problem = rk.SingleLevel(OverBatch(contrast))
     problem.check((W,), population.example)
-    value, gradient = problem.value_and_gradient(W, one.draw("train", batch_size, one.key))
+    value, gradient, work = measured(problem, population, batch_size)
     rows = population.rows(0, "train")
     np.testing.assert_allclose(value, contrast_in_numpy(W, rows), rtol=1e-13)
     slope = differences(lambda w: contrast_in_numpy(w, rows), W)
     np.testing.assert_allclose(gradient, slope, rtol=1e-8)
-    assert uint64.read(one.work[0]) == 4
-    np.testing.assert_allclose(problem.value(W, Rows(rows)), value, rtol=1e-13)
+    assert work == 4
+    np.testing.assert_allclose(jax.jit(problem.value)(W, Rows(rows)), value, rtol=1e-13)
 
 
 def test_a_mini_batch_is_one_batch_of_the_drawn_rows():
-    one = client(clients(9))
-    sample = one.draw("train", 5, jax.random.key(3))
+    population = clients(9)
+    sample = client(population).draw("train", 5, jax.random.key(3))
     rows = sample.average(lambda rows, weights: jax.tree.map(np.asarray, rows))
-    value, _ = rk.SingleLevel(OverBatch(contrast)).value_and_gradient(W, sample)
+    value, _, work = measured(rk.SingleLevel(OverBatch(contrast)), population, 5, key=3)
     np.testing.assert_allclose(value, contrast_in_numpy(W, rows), rtol=1e-13)
-    assert uint64.read(one.work[0]) == 5
+    assert work == 5
 
 
 def test_a_batch_has_one_key():
@@ -197,12 +212,12 @@ def test_metrics_over_pairs_and_batches():
 
     metrics = {"half": OverPairs(correct), "contrast": OverBatch(contrast)}
     on = rk.metrics.OnClients(losses=metrics, split="train")
-    got = on((W,), population, jax.random.key(0))
+    got = eqx.filter_jit(on)((W,), population, jax.random.key(0))
     assert float(got["half/mean"]) == pytest.approx(0.5)
     each = [contrast_in_numpy(W, population.rows(i, "train")) for i in range(2)]
     assert float(got["contrast/worst"]) == pytest.approx(max(each))
     server = rk.metrics.OnServer(metrics, population.rows(1, "train"))
-    got = server((W,), population, jax.random.key(0))
+    got = eqx.filter_jit(server)((W,), population, jax.random.key(0))
     assert (float(got["half"]), float(got["contrast"])) == pytest.approx((0.5, each[1]))
 
 
