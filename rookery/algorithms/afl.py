@@ -4,9 +4,9 @@ H. Yang, X. Zhang, P. Khanduri, J. Liu. Anarchic federated learning. ICML 2022, 
 
     paper   code                        meaning
     x       w; y, and x                 what is learnt; on bilevel problems the inner and the outer
-    η       server_lr; inner_lr, outer_lr   step sizes of the server
+    η       server_lr; inner_lr, outer_lr   step rules of the server
     K_i     local_steps; inner_steps    local steps of a job, given or random
-    η_L     lr; local_lr              their size
+    η_L     lr; local_lr              their rule
     G_i     jobs.results                a job's mean gradient, whatever the number of its steps
     m       wait_for                    results that the server waits for
     τ       staleness                   largest staleness, 0 for a fresh result
@@ -43,6 +43,13 @@ from rookery.algorithms.afbo.aphe import AbstractAPHE, APHESum
 from rookery.algorithms.afbo.hessians import LocalHessians
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.model import AsyncModelState
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    first_opt,
+    move,
+    move_by_sum,
+    step_rule,
+)
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import PolledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
@@ -51,31 +58,37 @@ from rookery.types import Key, Tree
 
 
 class AFACSState(NamedTuple):
-    """The model, the mean of all clients' latest results, and the jobs that bring them."""
+    """The model, the mean of all clients' latest results, the jobs that bring them, and opt.
+
+    The last is the state of the server's rule.
+    """
 
     w: Tree
     g: Tree
     jobs: InFlight
+    opt: Tree = ()
 
 
 class AbstractAFA(PolledAlgorithm):
     """Jobs of local steps; the server's step, a subclass says.
 
     Args:
-        lr: η_L, of every local step, or of a whole job (:class:`PerCall`).
-        server_lr: η.
+        lr: η_L, the rule of every local step, or a size for a whole job (:class:`PerCall`); no
+            schedule, since a job spans several rounds. An optimiser starts afresh in every job, and
+            only decides where the gradients of a job are taken.
+        server_lr: η, the step rule of the server.
         local_steps: K_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.
         staleness: the largest staleness of a result, in steps of the server; None is no bound.
     """
 
     _: KW_ONLY
-    lr: local.LearningRate = eqx.field(converter=local.number)
-    server_lr: float = eqx.field(converter=local.number)
+    lr: StepRule = eqx.field(converter=step_rule)
+    server_lr: StepRule = eqx.field(converter=step_rule)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     staleness: int | None = None
 
     def __check_init__(self):
-        local.check_fields(self, may_be_drawn=True)
+        local.check_fields(self, place="job", may_be_drawn=True)
         if self.staleness is not None:
             check.count("staleness", self.staleness, least=0)
 
@@ -86,7 +99,7 @@ class AbstractAFA(PolledAlgorithm):
     def check(self, problem: SingleLevel, n_clients: int) -> None:
         """Raise unless the problem is single-level and the settings fit the clients."""
         check_kind(self, problem, SingleLevel)
-        local.check_fields(self, n_clients, may_be_drawn=True)
+        local.check_fields(self, n_clients, place="job", may_be_drawn=True)
         self.rules(n_clients).check(n_clients)
 
 
@@ -104,18 +117,20 @@ class AFACD(AbstractAFA):
 
     def init(self, problem: SingleLevel, w: Tree) -> AsyncModelState:
         """The given model; no job has started."""
-        return AsyncModelState(w, InFlight.of("inner", (w,), tree.zeros_like(w)))
+        jobs = InFlight.of("inner", (w,), tree.zeros_like(w))
+        return AsyncModelState(w, jobs, first_opt(self.server_lr, w))
 
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: AsyncModelState, key: Key
     ) -> AsyncModelState:
         """One step of the server."""
-        w, jobs = state
+        w, jobs, opt = state
         settings = {"problem": problem, "algorithm": self}
         rules = self.rules(fed.n_clients)
         arrived = fed.poll(jobs, local_steps, w, rules=rules, key=key, settings=settings)
-        w = tree.axpy(-self.server_lr / arrived.weight, arrived.sum, w)  # -- down  w  up  G_i
-        return AsyncModelState(w, arrived.jobs)
+        g, n = arrived.sum, arrived.weight  # ------------------------------- down  w  up  G_i
+        w, opt = move_by_sum(self.server_lr, g, n, opt, w, fed.round)
+        return AsyncModelState(w, arrived.jobs, opt)
 
     def solution(self, state: AsyncModelState) -> tuple[Tree]:
         """(w,)."""
@@ -149,18 +164,19 @@ class AFACS(AbstractAFA):
     def init(self, problem: SingleLevel, w: Tree) -> AFACSState:
         """The given model; no result has arrived, no job has started."""
         g = tree.zeros_like(w)
-        return AFACSState(w, g, InFlight.of("inner", (w,), g))
+        return AFACSState(w, g, InFlight.of("inner", (w,), g), first_opt(self.server_lr, w))
 
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: AFACSState, key: Key
     ) -> AFACSState:
         """One step of the server."""
-        w, g, jobs = state
+        w, g, jobs, opt = state
         settings = {"problem": problem, "algorithm": self}
         rules = self.rules(fed.n_clients)
         arrived = fed.poll(jobs, local_steps, w, rules=rules, key=key, settings=settings)
         g = tree.add(g, arrived.change)  # ---------------------------------- down  w  up  G_i
-        return AFACSState(tree.axpy(-self.server_lr, g, w), g, arrived.jobs)
+        w, opt = move(self.server_lr, g, opt, w, fed.round)
+        return AFACSState(w, g, arrived.jobs, opt)
 
     def solution(self, state: AFACSState) -> tuple[Tree]:
         """(w,)."""
@@ -171,22 +187,21 @@ def local_steps(client: Client, w: Tree, *, problem: SingleLevel, algorithm: Abs
     """G_i, the mean of the gradients along the client's local steps from w."""
     count_key, key = jax.random.split(client.key)
     steps = local.steps_of(client, algorithm.local_steps, count_key)
-    size = local.step_size(algorithm.lr, steps)
 
     def gradient(w, key):
         return problem.gradient(w, client.draw(problem.split, algorithm.batch_size, key))
 
-    return local.mean_gradient(client, gradient, w, size, steps, key)
+    return local.mean_gradient(client, gradient, w, algorithm.lr, steps, key)
 
 
 def AFLBilevel(
     *,
-    outer_lr: float,
-    inner_lr: float,
+    outer_lr: StepRule,
+    inner_lr: StepRule,
     inner_rounds: int = 1,
     series: AbstractAPHE | None = None,
     inner_steps: local.LocalSteps = 1,
-    local_lr: float | None = None,
+    local_lr: StepRule | None = None,
     wait_for: int | Literal["all"] | None = None,
     first_wait_for: int | None = None,
     inner_staleness: int | None = None,

@@ -5,7 +5,7 @@ M. Mohri, G. Sivek, A. T. Suresh. Agnostic federated learning. ICML 2019, arXiv:
     paper       code            meaning
     w           w               the model
     λ           shares          weights of the clients in the simplex
-    γ_w, γ_λ    lr, ascent_lr   step sizes
+    γ_w, γ_λ    lr, ascent_lr   step rule of w, and step size of λ
     L_k         losses          the clients' losses
 
 A round sets  w <- w - γ_w Σ λ_k grad L_k(w)  and, with the losses at the old w, projects
@@ -20,9 +20,19 @@ from dataclasses import KW_ONLY
 import equinox as eqx
 import jax
 
-from rookery import check, tree
-from rookery.algorithms.shared import local, simplex
+from rookery.algorithms.shared import simplex
 from rookery.algorithms.shared.model import RobustState
+from rookery.algorithms.shared.simplex import PROJECTED
+from rookery.algorithms.shared.step_rule import (
+    Size,
+    StepRule,
+    check_size,
+    check_step_rule,
+    first_opt,
+    move,
+    size_of,
+    step_rule,
+)
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import BatchedAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
@@ -39,17 +49,17 @@ class AgnosticFL(BatchedAlgorithm):
     0.01
 
     Args:
-        lr: γ_w.
-        ascent_lr: γ_λ.
+        lr: γ_w, the step rule of w.
+        ascent_lr: γ_λ, a number or a schedule; no optimiser, since λ is projected.
     """
 
     _: KW_ONLY
-    lr: float = eqx.field(converter=local.number)
-    ascent_lr: float = eqx.field(converter=local.number)
+    lr: StepRule = eqx.field(converter=step_rule)
+    ascent_lr: Size = eqx.field(converter=step_rule)
 
     def __check_init__(self):
-        check.positive("lr", self.lr)
-        check.positive("ascent_lr", self.ascent_lr)
+        check_step_rule("lr", self.lr)
+        check_size("AgnosticFL", "ascent_lr", self.ascent_lr, PROJECTED)
 
     def check(self, problem: SingleLevel, n_clients: int) -> None:
         """Raise unless the problem is single-level."""
@@ -57,7 +67,7 @@ class AgnosticFL(BatchedAlgorithm):
 
     def init(self, problem: SingleLevel, w: Tree) -> RobustState:
         """The given model; λ is equal for all."""
-        return RobustState(w, Probabilities())
+        return RobustState(w, Probabilities(), first_opt(self.lr, w))
 
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: RobustState, key: Key
@@ -69,11 +79,9 @@ class AgnosticFL(BatchedAlgorithm):
         both = fed.map(loss_and_gradient, w, key=key, problem=problem, algorithm=self)
         losses, gradients = fed.stack(both)  # ------------------------------- up    f_i, grad f_i
         descent = fed.aggregate(gradients, lam)
-        ascent = self.ascent_lr * losses.astype(float)
-        return RobustState(
-            w=tree.axpy(-self.lr, descent, state.w),
-            shares=Probabilities(simplex.project(lam + ascent)),
-        )
+        ascent = size_of(self.ascent_lr, fed.round) * losses.astype(float)
+        w, opt = move(self.lr, descent, state.opt, state.w, fed.round)
+        return RobustState(w, Probabilities(simplex.project(lam + ascent)), opt)
 
     def solution(self, state: RobustState) -> tuple[Tree]:
         """(w,)."""

@@ -24,6 +24,7 @@ from rookery import check
 from rookery.algorithms.fednest.fedihgp import FedIHGP
 from rookery.algorithms.nested import Nested, server_steps
 from rookery.algorithms.shared.lipschitz import Lipschitz, PowerIteration
+from rookery.algorithms.shared.step_rule import check_number
 from rookery.algorithms.shared.two_level import TwoLevelAlgorithm, TwoLevelSettings
 from rookery.signature import expands
 
@@ -49,8 +50,8 @@ def ALSET(
     'ALSET'
     """
     check.count("horizon", horizon)
-    check.positive("outer_lr", outer_lr)
-    check.positive("inner_lr", inner_lr)
+    for name, lr in (("outer_lr", outer_lr), ("inner_lr", inner_lr)):
+        check_number("ALSET", name, lr, "It divides the sizes by the root of the horizon.")
     estimate = PowerIteration() if lipschitz is None else lipschitz
     return server_steps(
         "ALSET",

@@ -14,10 +14,10 @@ step earlier; every exchange has clients and samples of its own.
 
 import jax
 
-from rookery import tree
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.field import ascent_field, descent_field, mean_field
 from rookery.algorithms.shared.saddle import AbstractDescentAscent, SaddleState
+from rookery.algorithms.shared.step_rule import move
 from rookery.problem.minimax import Minimax
 from rookery.program.federation import AbstractFederation
 from rookery.types import Key
@@ -35,8 +35,10 @@ class AlternatingGDA(AbstractDescentAscent):
     ) -> SaddleState:
         """Two exchanges: f_y, then f_x."""
         y_key, x_key = jax.random.split(key)
-        context, (x, y) = Context(fed, problem, self.clients, self.batch_size), state
+        context = Context(fed, problem, self.clients, self.batch_size)
+        x, y, (x_opt, y_opt) = state
         back_y = mean_field(context, ascent_field, (x, y), y_key)
-        y = tree.axpy(-self.inner_lr, back_y, y)
+        y, y_opt = move(self.inner_lr, back_y, y_opt, y, fed.round)
         back_x = mean_field(context, descent_field, (x, y), x_key)
-        return SaddleState(tree.axpy(-self.outer_lr, back_x, x), y)
+        x, x_opt = move(self.outer_lr, back_x, x_opt, x, fed.round)
+        return SaddleState(x, y, (x_opt, y_opt))

@@ -5,7 +5,7 @@ one batch throughout.
 
     code        meaning
     x           the variable
-    outer_lr    its step size
+    outer_lr    its step rule
 
 Cost of a round: 2 N + 1 exchanges for N + 1 layers. A function of a batch's mean is not the mean of
 the function, so it is biased unless the batch is everything. The released program of FedMSA divides
@@ -18,11 +18,15 @@ from dataclasses import KW_ONLY
 import equinox as eqx
 import jax
 
-from rookery import tree
 from rookery.algorithms.shared.chain import backward, forward
-from rookery.algorithms.shared.composed import AbstractCompositional, TrackedState, check_step_sizes
-from rookery.algorithms.shared.local import number
-from rookery.algorithms.shared.schedule import Rate, size_at
+from rookery.algorithms.shared.composed import AbstractCompositional, TrackedState
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    check_step_rule,
+    first_opt,
+    move,
+    step_rule,
+)
 from rookery.problem.composition import Composition
 from rookery.program.algorithm import check_kind
 from rookery.program.federation import AbstractFederation
@@ -33,14 +37,14 @@ class ComposedSGD(AbstractCompositional):
     """Steps along the gradient of the whole composition on one batch, which is not divided.
 
     Args:
-        outer_lr: of x, a number or a schedule.
+        outer_lr: step rule of x.
     """
 
     _: KW_ONLY
-    outer_lr: Rate = eqx.field(converter=number)
+    outer_lr: StepRule = eqx.field(converter=step_rule)
 
     def __check_init__(self):
-        check_step_sizes(self)
+        check_step_rule("outer_lr", self.outer_lr)
 
     def check(self, problem: Composition, n_clients: int) -> None:
         """Raise unless the problem is a composition."""
@@ -49,7 +53,7 @@ class ComposedSGD(AbstractCompositional):
 
     def init(self, problem: Composition, x: Tree) -> TrackedState:
         """x as given; no value is followed."""
-        return TrackedState(x, ())
+        return TrackedState(x, (), first_opt(self.outer_lr, x))
 
     def round(
         self, fed: AbstractFederation, problem: Composition, state: TrackedState, key: Key
@@ -59,4 +63,5 @@ class ComposedSGD(AbstractCompositional):
         N, turn = len(problem.layers) - 1, (fed.sample(self.clients, who), sample_key)
         z = forward(fed, problem, [turn] * N, state.x, self.batch_size)
         g = backward(fed, problem, [turn] * (N + 1), z, self.batch_size)[0]
-        return TrackedState(tree.axpy(-size_at(self.outer_lr, fed.round), g, state.x), ())
+        x, opt = move(self.outer_lr, g, state.opt, state.x, fed.round)
+        return TrackedState(x, (), opt)

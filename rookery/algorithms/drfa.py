@@ -6,7 +6,7 @@ arXiv:2102.12660.
     paper   code            meaning
     w       w               the model
     λ       shares          weights of the clients, in the simplex; they grow where losses are large
-    η, γ    lr, ascent_lr   step sizes of w and of λ
+    η, γ    lr, ascent_lr   rule of the local steps of w, and step size of λ
     τ       local_steps     local steps between two averages
     t'      at              the local step whose iterate the losses are taken at, uniform on 1 .. τ
     m       clients         how many are drawn in each of the two exchanges
@@ -34,16 +34,28 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.shared import local, simplex
+from rookery.algorithms.shared import simplex
 from rookery.algorithms.shared.model import RobustState
-from rookery.algorithms.shared.schedule import Rate, check_rates, size_at
+from rookery.algorithms.shared.schedule import number
+from rookery.algorithms.shared.simplex import PROJECTED
+from rookery.algorithms.shared.step_rule import (
+    Size,
+    StepRule,
+    check_keeping,
+    check_size,
+    check_step_rule,
+    first_opt,
+    move,
+    size_of,
+    step_rule,
+)
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import BatchedAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Probabilities
 from rookery.program.participation import Uniform, Weighted
 from rookery.rng import below
-from rookery.types import Key, Tree
+from rookery.types import Count, Key, Tree
 
 
 class DRFA(BatchedAlgorithm):
@@ -54,7 +66,8 @@ class DRFA(BatchedAlgorithm):
     10
 
     Args:
-        lr: η, of every local step.
+        lr: η, the rule of every local step. An optimiser starts afresh in every round: clients are
+            drawn with replacement, so they cannot keep its state.
         ascent_lr: γ, a number or a schedule such as :class:`Decay`; a step of λ has size τ γ.
         local_steps: τ, the same for all clients.
         clients: m, how many are drawn in each exchange; None is as many as there are.
@@ -64,16 +77,17 @@ class DRFA(BatchedAlgorithm):
     """
 
     _: KW_ONLY
-    lr: float = eqx.field(converter=local.number)
-    ascent_lr: Rate = eqx.field(converter=local.number)
+    lr: StepRule = eqx.field(converter=step_rule)
+    ascent_lr: Size = eqx.field(converter=step_rule)
     local_steps: int = 1
     clients: int | None = None
     loss_batch_size: int | None = None
-    floor: float = eqx.field(converter=local.number, default=0.0)
+    floor: float = eqx.field(converter=number, default=0.0)
 
     def __check_init__(self):
-        check.positive("lr", self.lr)
-        check_rates("ascent_lr", self.ascent_lr)
+        check_step_rule("lr", self.lr, "local")
+        check_keeping("DRFA", Weighted(1), self.lr)
+        check_size("DRFA", "ascent_lr", self.ascent_lr, PROJECTED)
         check.count("local_steps", self.local_steps)
         check.not_negative("floor", self.floor)
         for name in ("clients", "loss_batch_size"):
@@ -106,14 +120,14 @@ class DRFA(BatchedAlgorithm):
         drawn = fed.sample(Weighted(m), who, lam)
         t = below(at_key, (), tau) + 1
         w, at = fed.broadcast(drawn, state.w, t)  # -------------------------- down  w, t'
-        both = fed.map(steps_with_snapshot, w, at, key=local_key, **settings)
+        both = fed.map(steps_with_snapshot, w, at, key=local_key, round=fed.round, **settings)
         w, snapshot = fed.mean(both)  # -------------------------------------- up    w, w'
 
         asked = fed.sample(Uniform(m), others)
         w_t = fed.broadcast(asked, snapshot)  # ------------------------------ down  w'
         losses = fed.stack(fed.map(own_loss, w_t, key=loss_key, **settings))  # up   f_i(w')
         u = jnp.zeros(N).at[asked.ids].set(N / m * losses.astype(float))
-        lam = simplex.project(lam + tau * size_at(self.ascent_lr, fed.round) * u)
+        lam = simplex.project(lam + tau * size_of(self.ascent_lr, fed.round) * u)
         return RobustState(w, Probabilities(simplex.raise_to(self.floor, lam)))
 
     def solution(self, state: RobustState) -> tuple[Tree]:
@@ -122,18 +136,26 @@ class DRFA(BatchedAlgorithm):
 
 
 def steps_with_snapshot(
-    client: Client, w: Tree, at: jax.Array, *, problem: SingleLevel, algorithm: DRFA
+    client: Client,
+    w: Tree,
+    at: jax.Array,
+    *,
+    problem: SingleLevel,
+    algorithm: DRFA,
+    round: Count,
 ) -> tuple[Tree, Tree]:
     """The client's model after all its local steps, and after ``at`` of them."""
+    rule, steps = algorithm.lr, algorithm.local_steps
 
-    def step(nu, both):
-        w, snapshot = both
+    def step(nu, carry):
+        w, snapshot, opt = carry
         key = jax.random.fold_in(client.key, nu)
         sample = client.draw(problem.split, algorithm.batch_size, key)
-        w = tree.axpy(-algorithm.lr, problem.gradient(w, sample), w)
-        return w, tree.where(nu + 1 == at, w, snapshot)
+        w, opt = move(rule, problem.gradient(w, sample), opt, w, round, steps)
+        return w, tree.where(nu + 1 == at, w, snapshot), opt
 
-    return client.repeat(algorithm.local_steps, step, (w, w))
+    w, snapshot, _ = client.repeat(steps, step, (w, w, first_opt(rule, w)))
+    return w, snapshot
 
 
 def own_loss(client: Client, w: Tree, *, problem: SingleLevel, algorithm: DRFA) -> jax.Array:

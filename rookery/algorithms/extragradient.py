@@ -9,7 +9,8 @@ G. M. Korpelevich. The extragradient method for finding saddle points and other 
 A round takes GDA's step from (x, y), but along the gradients at the point that GDA would have moved
 to, and costs 2 exchanges. On a bilinear payoff it converges where GDA moves away. Departures from
 the paper: every exchange has clients and samples of its own, so the two gradients of a stochastic
-round are independent.
+round are independent. Looking ahead leaves no trace in an optimiser's state: both steps of a round
+start from the state that the last round left, and the second one's is kept.
 """
 
 import jax
@@ -36,6 +37,6 @@ class Extragradient(AbstractDescentAscent):
         here_key, ahead_key = jax.random.split(key)
         context = Context(fed, problem, self.clients, self.batch_size)
         here = mean_field(context, saddle_field, (state.x, state.y), here_key)
-        ahead = self.step(here, state)
+        ahead = self.step(here, state, fed.round)
         there = mean_field(context, saddle_field, (ahead.x, ahead.y), ahead_key)
-        return self.step(there, state)
+        return self.step(there, state, fed.round)

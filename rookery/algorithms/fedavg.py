@@ -5,19 +5,18 @@ deep networks from decentralized data. AISTATS 2017, arXiv:1602.05629.
 
     paper   code            meaning
     w       w               the model
-    η       lr              step size
+    η       lr              step rule of the local steps
     n_k/n   -               weights of the clients: those of the population, equal or by rows
     E, B    local_steps     local steps between two averages; the paper counts epochs of batches
     C       clients         who takes part in an exchange
 
 Cost of a round: 1 exchange, w down and w up. With several local steps and heterogeneous clients it
 converges to a biased point, not to the minimiser. Departures from the paper: batches are drawn with
-replacement, and steps are counted, not epochs.
+replacement, and steps are counted, not epochs; with a ``server_lr`` the server does not take the
+mean of the models, but a step towards it.
 """
 
 from typing import ClassVar
-
-import jax
 
 from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState, gradient_steps
 from rookery.problem.single_level import SingleLevel
@@ -39,8 +38,5 @@ class FedAvg(AbstractLocalSGD):
         self, fed: AbstractFederation, problem: SingleLevel, state: ModelState, key: Key
     ) -> ModelState:
         """One exchange."""
-        who, local_key = jax.random.split(key)
-        cohort = fed.sample(self.clients, who)
-        w = fed.broadcast(cohort, state.w)  # -------------------------------- down  w
-        own = fed.map(gradient_steps, w, key=local_key, problem=problem, algorithm=self)
-        return ModelState(fed.mean(own))  # ---------------------------------- up    w
+        mean, state = self.mean_of(gradient_steps, fed, problem, state, key)  # down  w  up  w
+        return self.server_step(fed, state, mean)

@@ -5,8 +5,8 @@ buffered asynchronous aggregation. AISTATS 2022, arXiv:2106.06639.
 
     paper   code            meaning
     w       w               the model
-    η_ℓ     lr              step size of a local step
-    η_g     server_lr       step size of the server
+    η_ℓ     lr              rule of a local step
+    η_g     server_lr       step rule of the server
     Q       local_steps     local steps of a job
     K       buffer_size     results that the server waits for
     Δ_i     jobs.results    how a job has moved its model; here w_i - w, the paper's is w - w_i
@@ -34,6 +34,8 @@ import jax.numpy as jnp
 from rookery import check, tree
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.model import AsyncModelState, gradient_steps
+from rookery.algorithms.shared.schedule import number
+from rookery.algorithms.shared.step_rule import StepRule, first_opt, move_by_sum, step_rule
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import BatchedAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
@@ -49,24 +51,26 @@ class FedBuff(BatchedAlgorithm):
     0.5
 
     Args:
-        lr: η_ℓ, of every local step, or of a whole job (:class:`PerCall`).
+        lr: η_ℓ, the rule of every local step, or a size for a whole job (:class:`PerCall`); no
+            schedule, since a job spans several rounds. An optimiser starts afresh in every job.
         buffer_size: K.
         local_steps: Q, one number or one per client.
-        server_lr: η_g.
+        server_lr: η_g, the step rule of the server, for which minus the mean of the buffer is the
+            gradient.
         discount: the power in s(τ); a half is the paper's, 0 counts all results alike.
         staleness: the largest staleness of a result, in steps of the server; None is no bound.
     """
 
     _: KW_ONLY
-    lr: local.LearningRate = eqx.field(converter=local.number)
+    lr: StepRule = eqx.field(converter=step_rule)
     buffer_size: int
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    server_lr: float = eqx.field(converter=local.number, default=1.0)
-    discount: float = eqx.field(converter=local.number, default=0.5)
+    server_lr: StepRule = eqx.field(converter=step_rule, default=1.0)
+    discount: float = eqx.field(converter=number, default=0.5)
     staleness: int | None = None
 
     def __check_init__(self):
-        local.check_fields(self)
+        local.check_fields(self, place="job")
         check.count("buffer_size", self.buffer_size)
         check.not_negative("discount", self.discount)
         if self.staleness is not None:
@@ -75,7 +79,7 @@ class FedBuff(BatchedAlgorithm):
     def check(self, problem: SingleLevel, n_clients: int) -> None:
         """Raise unless the problem is single-level and the clients can fill the buffer."""
         check_kind(self, problem, SingleLevel)
-        local.check_fields(self, n_clients)
+        local.check_fields(self, n_clients, place="job")
         if self.buffer_size > n_clients:
             raise ValueError(
                 f"{n_clients} clients cannot fill a buffer_size of {self.buffer_size}: each is in "
@@ -84,18 +88,20 @@ class FedBuff(BatchedAlgorithm):
 
     def init(self, problem: SingleLevel, w: Tree) -> AsyncModelState:
         """The given model; no job has begun."""
-        return AsyncModelState(w, InFlight.of("inner", (w,), tree.zeros_like(w)))
+        jobs = InFlight.of("inner", (w,), tree.zeros_like(w))
+        return AsyncModelState(w, jobs, first_opt(self.server_lr, w))
 
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: AsyncModelState, key: Key
     ) -> AsyncModelState:
         """One step of the server."""
-        w, jobs = state
+        w, jobs, opt = state
         settings = {"problem": problem, "algorithm": self}
         rules = PollRules(self.buffer_size, staleness=self.staleness, discount=self.factor)
         arrived = fed.poll(jobs, model_change, w, rules=rules, key=key, settings=settings)
-        w = tree.axpy(self.server_lr / arrived.weight, arrived.sum, w)  # --------- down  w  up  Δ_i
-        return AsyncModelState(w, arrived.jobs)
+        back, n = tree.scale(-1, arrived.sum), arrived.weight  # ------------ down  w  up  Δ_i
+        w, opt = move_by_sum(self.server_lr, back, n, opt, w, fed.round)
+        return AsyncModelState(w, arrived.jobs, opt)
 
     def factor(self, staleness: jax.Array) -> jax.Array:
         """s(τ)."""
@@ -108,5 +114,5 @@ class FedBuff(BatchedAlgorithm):
 
 def model_change(client: Client, w: Tree, *, problem: SingleLevel, algorithm: FedBuff) -> Tree:
     """Δ_i, how the client's local steps move w."""
-    own = gradient_steps(client, w, problem=problem, algorithm=algorithm)
+    own, _ = gradient_steps(client, w, problem=problem, algorithm=algorithm)
     return tree.sub(own, w)

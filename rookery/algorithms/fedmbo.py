@@ -5,7 +5,7 @@ ICML 2023, arXiv:2302.05412.
 
     paper   code                            meaning
     x, y    x, y                            outer and inner variable
-    α, β    outer_lr, inner_lr              step sizes, both taken by the server, or schedules
+    α, β    outer_lr, inner_lr              step rules of the server
     T       inner_rounds                    inner steps per round
     n       clients, hypergradient.chains   who takes part in an exchange; chains side by side
     S       batch_size                      rows per evaluation on a client
@@ -28,14 +28,24 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.shared import local
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.lipschitz import NeumannSettings, lipschitz
-from rookery.algorithms.shared.schedule import Rate, check_rates, size_at
 from rookery.algorithms.shared.server import mean_inner_gradient
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    check_step_rule,
+    first_opt,
+    move,
+    step_rule,
+)
 from rookery.algorithms.shared.system import hessian_vector
-from rookery.algorithms.shared.two_level import AbstractHypergradient, State, TwoLevelAlgorithm
+from rookery.algorithms.shared.two_level import (
+    AbstractHypergradient,
+    Opts,
+    State,
+    TwoLevelAlgorithm,
+)
 from rookery.problem.bilevel import Bilevel
 from rookery.program.federation import AbstractFederation, Cached, Client
 from rookery.program.participation import AbstractParticipation, Cohort, Weighted
@@ -47,7 +57,7 @@ class FedMBO(TwoLevelAlgorithm):
     """The server takes all steps, along mini-batch gradients of sampled clients (algorithm 1).
 
     Args:
-        outer_lr: α, or a schedule (:class:`Decay`, :class:`PowerDecay`).
+        outer_lr: α, the step rule of x.
         inner_lr: β, likewise.
         inner_rounds: T.
         hypergradient: the estimator of the outer gradient, :class:`PHESum` or :class:`PHE`.
@@ -57,14 +67,14 @@ class FedMBO(TwoLevelAlgorithm):
     """
 
     _: KW_ONLY
-    outer_lr: Rate = eqx.field(converter=local.number)
-    inner_lr: Rate = eqx.field(converter=local.number)
+    outer_lr: StepRule = eqx.field(converter=step_rule)
+    inner_lr: StepRule = eqx.field(converter=step_rule)
     inner_rounds: int = 1
     hypergradient: AbstractHypergradient = eqx.field(default_factory=lambda: PHESum())
 
     def __check_init__(self):
-        check_rates("outer_lr", self.outer_lr)
-        check_rates("inner_lr", self.inner_lr)
+        check_step_rule("outer_lr", self.outer_lr)
+        check_step_rule("inner_lr", self.inner_lr)
         check.count("inner_rounds", self.inner_rounds)
 
     def check(self, problem: TwoLevel, n_clients: int) -> None:
@@ -72,20 +82,25 @@ class FedMBO(TwoLevelAlgorithm):
         self.check_problem(problem, n_clients)
         self.hypergradient.check(problem, n_clients)
 
+    def first_opts(self, x: Tree, y: Tree) -> Opts:
+        """The states of the server's optimisers, if it has any."""
+        return Opts(first_opt(self.inner_lr, y), first_opt(self.outer_lr, x))
+
     def round(self, fed: AbstractFederation, problem: TwoLevel, state: State, key: Key) -> State:
         """T inner steps, then PHE and one outer step."""
         context = Context(fed, problem, self.clients, self.batch_size)
         inner_key, outer_key = jax.random.split(key)
-        alpha, beta = size_at(self.outer_lr, fed.round), size_at(self.inner_lr, fed.round)
+        y_opt, x_opt = state.opts
 
-        def inner_step(t, y):
+        def inner_step(t, carry):
+            y, opt = carry
             q = mean_inner_gradient(context, state.x, y, jax.random.fold_in(inner_key, t))
-            return tree.axpy(-beta, q, y)
+            return move(self.inner_lr, q, opt, y, fed.round)
 
-        state = state._replace(y=fed.repeat(self.inner_rounds, inner_step, state.y))  # y^{k+1}
-        h, L = self.hypergradient(context, state, outer_key)  # -------------- PHE
-        x = tree.axpy(-alpha, h, state.x)  # --------------------------------- x^{k+1}
-        return state._replace(x=x, lipschitz=L)
+        y, y_opt = fed.repeat(self.inner_rounds, inner_step, (state.y, y_opt))  # y^{k+1}
+        h, L = self.hypergradient(context, state._replace(y=y), outer_key)  # PHE
+        x, x_opt = move(self.outer_lr, h, x_opt, state.x, fed.round)  # ------ x^{k+1}
+        return state._replace(x=x, y=y, lipschitz=L, opts=Opts(y_opt, x_opt))
 
 
 def chain_rule(value: AbstractParticipation | int | None) -> AbstractParticipation | None:

@@ -6,7 +6,7 @@ heterogeneous networks. MLSys 2020, arXiv:1812.06127.
     paper   code            meaning
     w, w^t  w, centre       the client's and the server's model
     μ       mu              strength of the proximal term
-    η       lr              step size
+    η       lr              step rule of the local steps
     γ_k     local_steps     how exactly a client solves its problem, here in steps
 
 A client descends on  f_i(w) + μ/2 |w - w^t|².  With μ = 0 it is FedAvg. Cost of a round: 1
@@ -22,9 +22,10 @@ import equinox as eqx
 from rookery import check, tree
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState
+from rookery.algorithms.shared.schedule import number
 from rookery.problem.single_level import SingleLevel
 from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Key, Tree
+from rookery.types import Count, Key, Tree
 
 
 class FedProx(AbstractLocalSGD):
@@ -41,7 +42,7 @@ class FedProx(AbstractLocalSGD):
     kind: ClassVar[type] = SingleLevel
 
     _: KW_ONLY
-    mu: float = eqx.field(converter=local.number)
+    mu: float = eqx.field(converter=number)
 
     def __check_init__(self):
         check.not_negative("mu", self.mu)
@@ -50,18 +51,26 @@ class FedProx(AbstractLocalSGD):
         self, fed: AbstractFederation, problem: SingleLevel, state: ModelState, key: Key
     ) -> ModelState:
         """One exchange: local steps from w, and the mean of the models."""
-        w = self.mean_of(proximal_steps, fed, problem, state.w, key)  # -- down  w  up  w
-        return ModelState(w)
+        mean, state = self.mean_of(proximal_steps, fed, problem, state, key)  # down  w  up  w
+        return self.server_step(fed, state, mean)
 
 
 def proximal_steps(
-    client: Client, centre: Tree, *, problem: SingleLevel, algorithm: FedProx
-) -> Tree:
-    """The client's model after its local steps from ``centre``."""
+    client: Client,
+    centre: Tree,
+    opt: Tree | None = None,
+    *,
+    problem: SingleLevel,
+    algorithm: FedProx,
+    round: Count,
+) -> tuple[Tree, Tree]:
+    """The client's model after its local steps from ``centre``, and the state of its rule."""
 
     def gradient(w, key):
         sample = client.draw(problem.split, algorithm.batch_size, key)
         return tree.axpy(algorithm.mu, tree.sub(w, centre), problem.gradient(w, sample))
 
-    lr, steps = algorithm.lr, algorithm.local_steps
-    return local.plain_steps(client, gradient, centre, lr, steps, client.key)
+    rule, steps = algorithm.lr, algorithm.local_steps
+    return local.plain_steps(
+        client, gradient, centre, rule, steps, client.key, round=round, opt=opt
+    )

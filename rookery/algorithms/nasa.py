@@ -29,11 +29,10 @@ from rookery.algorithms.shared.chain import own_gradient
 from rookery.algorithms.shared.composed import (
     AbstractCompositional,
     check_share,
-    check_step_sizes,
     mixed,
 )
-from rookery.algorithms.shared.local import number
-from rookery.algorithms.shared.schedule import Rate, size_at
+from rookery.algorithms.shared.schedule import number
+from rookery.algorithms.shared.step_rule import Size, check_size, size_of, step_rule
 from rookery.algorithms.shared.views import initial_values
 from rookery.problem.composition import Composition
 from rookery.program.algorithm import check_kind
@@ -53,20 +52,22 @@ class NASA(AbstractCompositional):
     """Averages the gradient as well as the value, with one step size for all three sequences.
 
     Args:
-        lr: t, a number or a schedule; the paper's is one over the root of the number of rounds.
+        lr: t, a number or a schedule; the paper's is one over the root of the number of rounds. It
+            is no optimiser, since it is also the share of new values; d is momentum already.
         proximity: B, which divides the step of x.
         gradient_share: a, the share of a new gradient is a t.
         value_share: b, the share of a new value is b t.
     """
 
     _: KW_ONLY
-    lr: Rate = eqx.field(converter=number)
+    lr: Size = eqx.field(converter=step_rule)
     proximity: float = eqx.field(converter=number, default=1.0)
     gradient_share: float = eqx.field(converter=number, default=1.0)
     value_share: float = eqx.field(converter=number, default=1.0)
 
     def __check_init__(self):
-        check_step_sizes(self)
+        why = "It is also the share of a new value and of a new gradient, which is NASA's momentum."
+        check_size("NASA", "lr", self.lr, why)
         for name in ("proximity", "gradient_share", "value_share"):
             check.positive(name, getattr(self, name))
         for name in ("gradient_share", "value_share"):
@@ -93,7 +94,7 @@ class NASA(AbstractCompositional):
         x, z, d = state
         keys = jax.random.split(key, 4)
         settings = {"problem": problem, "batch_size": self.batch_size}
-        t = size_at(self.lr, fed.round)
+        t = size_of(self.lr, fed.round)
         x = tree.axpy(-t / self.proximity, d, x)
 
         cohort = fed.sample(self.clients, keys[0])

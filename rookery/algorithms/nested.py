@@ -21,19 +21,21 @@ from rookery import check
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
-from rookery.algorithms.shared.schedule import Rate, check_rates
 from rookery.algorithms.shared.server import ServerSGD, ServerStep
+from rookery.algorithms.shared.step_rule import StepRule, step_rule
 from rookery.algorithms.shared.two_level import (
     AbstractHypergradient,
     AbstractInner,
     AbstractOuter,
+    Opts,
     State,
     TwoLevelAlgorithm,
     TwoLevelSettings,
 )
 from rookery.program.federation import AbstractFederation
+from rookery.program.memory import check_rule
 from rookery.signature import expands
-from rookery.types import Key
+from rookery.types import Key, Tree
 
 
 class Nested(TwoLevelAlgorithm):
@@ -57,6 +59,8 @@ class Nested(TwoLevelAlgorithm):
 
     def __check_init__(self):
         check.count("inner_rounds", self.inner_rounds)
+        if self.inner.is_keeping or self.outer.is_keeping:
+            check_rule(f"{self.name} with keep=True", self.clients)
 
     def check(self, problem: TwoLevel, n_clients: int) -> None:
         """Raise unless the problem has two levels and all parts fit it and the clients."""
@@ -64,23 +68,29 @@ class Nested(TwoLevelAlgorithm):
         self.inner.check(n_clients)
         self.outer.check(problem, n_clients)
 
+    def first_opts(self, x: Tree, y: Tree) -> Opts:
+        """What the two parts carry from round to round."""
+        return Opts(self.inner.first_opt(y), self.outer.first_opt(x))
+
     def round(self, fed: AbstractFederation, problem: TwoLevel, state: State, key: Key) -> State:
         """T calls of the inner solver, then the outer step."""
         context = Context(fed, problem, self.clients, self.batch_size)
         inner_key, outer_key = jax.random.split(key)
 
-        def inner_round(t, y):
-            return self.inner(context, state.x, y, jax.random.fold_in(inner_key, t))
+        def inner_round(t, carry):
+            y, opt = carry
+            return self.inner(context, state.x, y, opt, jax.random.fold_in(inner_key, t))
 
-        y = fed.repeat(self.inner_rounds, inner_round, state.y)
-        return self.outer(context, state._replace(y=y), outer_key)
+        y, opt = fed.repeat(self.inner_rounds, inner_round, (state.y, state.opts.inner))
+        state = state._replace(y=y, opts=state.opts._replace(inner=opt))
+        return self.outer(context, state, outer_key)
 
 
 class LocalRoundsSettings(TwoLevelSettings, total=False):
     """The settings of :func:`local_rounds`."""
 
-    outer_lr: Required[local.LearningRate]
-    inner_lr: Required[local.LearningRate]
+    outer_lr: Required[StepRule]
+    inner_lr: Required[StepRule]
     inner_rounds: int
     inner_steps: local.LocalSteps
     outer_steps: local.LocalSteps
@@ -93,15 +103,15 @@ def local_rounds(
     outer: Callable[..., AbstractOuter],
     /,
     *,
-    outer_lr: local.LearningRate,
-    inner_lr: local.LearningRate,
+    outer_lr: StepRule,
+    inner_lr: StepRule,
     inner_rounds: int = 1,
     inner_steps: local.LocalSteps = 1,
     outer_steps: local.LocalSteps = 1,
     **shared: Unpack[TwoLevelSettings],
 ) -> Nested:
     """T rounds of local inner steps, then one round of local outer steps, as ``label``."""
-    local.check_settings({"outer_lr": outer_lr, "inner_lr": inner_lr})
+    local.check_settings({"outer_lr": step_rule(outer_lr), "inner_lr": step_rule(inner_lr)})
     local.check_settings({"inner_steps": inner_steps, "outer_steps": outer_steps})
     return Nested(
         label=label,
@@ -115,8 +125,8 @@ def local_rounds(
 class ServerStepsSettings(TwoLevelSettings, total=False):
     """The settings of :func:`server_steps`."""
 
-    outer_lr: Rate
-    inner_lr: Rate
+    outer_lr: StepRule
+    inner_lr: StepRule
     inner_rounds: int
 
 
@@ -126,14 +136,14 @@ def server_steps(
     adjoint: AbstractHypergradient,
     /,
     *,
-    outer_lr: Rate = 0.01,
-    inner_lr: Rate = 0.1,
+    outer_lr: StepRule = 0.01,
+    inner_lr: StepRule = 0.1,
     inner_rounds: int = 10,
     **shared: Unpack[TwoLevelSettings],
 ) -> Nested:
     """T steps of :class:`ServerSGD`, then one :class:`ServerStep`, as the algorithm ``label``."""
-    check_rates("outer_lr", outer_lr)
-    check_rates("inner_lr", inner_lr)
+    local.check_settings({"outer_lr": step_rule(outer_lr)}, place="server")
+    local.check_settings({"inner_lr": step_rule(inner_lr)}, place="server")
     return Nested(
         label=label,
         inner=ServerSGD(lr=inner_lr),

@@ -29,18 +29,20 @@ from rookery.algorithms.prometheus.mixing import RingGraph as RingGraph
 from rookery.algorithms.sgda import Alternating as Alternating
 from rookery.algorithms.sgda import Simultaneous as Simultaneous
 from rookery.algorithms.shared.lipschitz import PowerIteration as PowerIteration
-from rookery.algorithms.shared.local import PerCall as PerCall
 from rookery.algorithms.shared.local import RandomSteps as RandomSteps
 from rookery.algorithms.shared.local_adjoint import LocalNeumann as LocalNeumann
 from rookery.algorithms.shared.local_adjoint import LocalNeumannSum as LocalNeumannSum
 from rookery.algorithms.shared.meta_hessian import ExactHessian as ExactHessian
 from rookery.algorithms.shared.meta_hessian import FirstOrder as FirstOrder
 from rookery.algorithms.shared.meta_hessian import HessianFree as HessianFree
+from rookery.algorithms.shared.schedule import ByRound as ByRound
 from rookery.algorithms.shared.schedule import Decay as Decay
 from rookery.algorithms.shared.schedule import PowerDecay as PowerDecay
 from rookery.algorithms.shared.server import FrozenOuter as FrozenOuter
 from rookery.algorithms.shared.server import ServerSGD as ServerSGD
 from rookery.algorithms.shared.server import ServerStep as ServerStep
+from rookery.algorithms.shared.step_rule import Optimiser as Optimiser
+from rookery.algorithms.shared.step_rule import PerCall as PerCall
 from rookery.algorithms.shared.views import AdjointView as AdjointView
 from rookery.algorithms.shared.views import BilevelView as BilevelView
 from rookery.algorithms.shared.views import MinimaxView as MinimaxView
@@ -58,6 +60,7 @@ __all__ = [
     "Alternating",
     "BilevelView",
     "BilevelWarmUp",
+    "ByRound",
     "CompleteGraph",
     "CompositionWarmUp",
     "Decay",
@@ -79,6 +82,7 @@ __all__ = [
     "MinimaxView",
     "MixingMatrix",
     "NormalisedWeights",
+    "Optimiser",
     "PHESum",
     "PerCall",
     "PowerDecay",

@@ -6,7 +6,7 @@ model-agnostic meta-learning approach. NeurIPS 2020, arXiv:2002.07948.
     paper       code            meaning
     w           w               the model that clients adapt
     α           adapt_lr        step size of the adaptation, which belongs to the problem
-    β           lr              step size of a local step
+    β           lr              step rule of the local steps
     τ           local_steps     local steps between two averages
     D, D', D''  three draws     batches for the adaptation, the adapted gradient and the Hessian
     FO, HF      hessian         first-order and Hessian-free variants
@@ -28,7 +28,7 @@ from rookery.algorithms.shared.meta_hessian import AbstractHessian, ExactHessian
 from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState
 from rookery.problem.meta import Meta
 from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Key, Tree
+from rookery.types import Count, Key, Tree
 
 
 class PerFedAvg(AbstractLocalSGD):
@@ -53,12 +53,20 @@ class PerFedAvg(AbstractLocalSGD):
         self, fed: AbstractFederation, problem: Meta, state: ModelState, key: Key
     ) -> ModelState:
         """One exchange: local steps from w, and the mean of the models."""
-        w = self.mean_of(adapted_steps, fed, problem, state.w, key)  # -- down  w  up  w
-        return ModelState(w)
+        mean, state = self.mean_of(adapted_steps, fed, problem, state, key)  # down  w  up  w
+        return self.server_step(fed, state, mean)
 
 
-def adapted_steps(client: Client, w: Tree, *, problem: Meta, algorithm: PerFedAvg) -> Tree:
-    """The client's model after its local steps."""
+def adapted_steps(
+    client: Client,
+    w: Tree,
+    opt: Tree | None = None,
+    *,
+    problem: Meta,
+    algorithm: PerFedAvg,
+    round: Count,
+) -> tuple[Tree, Tree]:
+    """The client's model after its local steps, and the state of its rule."""
     splits = (problem.inner_split, problem.outer_split, problem.inner_split)  # of D, D', D''
 
     def gradient(w, key):
@@ -66,5 +74,5 @@ def adapted_steps(client: Client, w: Tree, *, problem: Meta, algorithm: PerFedAv
         batches = (client.draw(splits[i], algorithm.batch_size, keys[i]) for i in range(3))
         return meta_gradient(problem, algorithm.hessian, w, *batches)[1]
 
-    lr, steps = algorithm.lr, algorithm.local_steps
-    return local.plain_steps(client, gradient, w, lr, steps, client.key)
+    rule, steps = algorithm.lr, algorithm.local_steps
+    return local.plain_steps(client, gradient, w, rule, steps, client.key, round=round, opt=opt)

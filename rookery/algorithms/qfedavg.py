@@ -11,7 +11,8 @@ ICLR 2020, arXiv:1905.10497.
     Δ_k     push            F_k^q D,   D = L (w̄ - w_k),   w_k the model after the local steps
     h_k     weight          q F_k^(q-1) |D|² + L F_k^q
 
-The server's step is  w̄ - Σ Δ_k / Σ h_k.  Cost of a round: 1 exchange, w down, w and a number up.
+The server's step is  w̄ - Σ Δ_k / Σ h_k,  or with a ``server_lr`` a step along that quotient. Cost
+of a round: 1 exchange, w down, w and a number up.
 Departures from the paper: both sums are weighted means, in which the clients' weights take the
 place of drawing clients by weight; 1e-10 is added to losses, as in the released code, since
 0^(q-1) is not finite.
@@ -25,11 +26,12 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.shared import local
 from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState, gradient_steps
+from rookery.algorithms.shared.schedule import number
+from rookery.algorithms.shared.step_rule import Optimiser, check_size, move, size_of
 from rookery.problem.single_level import SingleLevel
 from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Key, Tree
+from rookery.types import Count, Key, Tree
 
 
 class QFedAvg(AbstractLocalSGD):
@@ -48,17 +50,23 @@ class QFedAvg(AbstractLocalSGD):
     kind: ClassVar[type] = SingleLevel
 
     _: KW_ONLY
-    q: float = eqx.field(converter=local.number)
+    q: float = eqx.field(converter=number)
 
     def __check_init__(self):
         check.not_negative("q", self.q)
+        check_size("QFedAvg", "lr", self.lr, "It stands for 1 / L in Δ_k and h_k.", "local")
 
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: ModelState, key: Key
     ) -> ModelState:
         """One exchange: Δ_k and h_k of the cohort; a step by the quotient of their means."""
-        push, weight = self.mean_of(fair_push, fed, problem, state.w, key)  # down  w  up  Δ, h
-        return ModelState(tree.axpy(-1 / weight, push, state.w))
+        both, state = self.mean_of(fair_push, fed, problem, state, key)  # -- down  w  up  Δ, h
+        push, weight = both
+        if self.server_lr is None:
+            return state._replace(w=tree.axpy(-1 / weight, push, state.w))
+        push = tree.scale(1 / weight, push)
+        w, opt = move(self.server_lr, push, state.opt, state.w, fed.round)
+        return state._replace(w=w, opt=opt)
 
     def remedy(self) -> str:
         """Losses of the right sign, or a smaller step."""
@@ -69,16 +77,17 @@ class QFedAvg(AbstractLocalSGD):
 
 
 def fair_push(
-    client: Client, centre: Tree, *, problem: SingleLevel, algorithm: QFedAvg
-) -> tuple[Tree, jax.Array]:
-    """Δ_k and h_k."""
-    w = gradient_steps(client, centre, problem=problem, algorithm=algorithm)
+    client: Client, centre: Tree, *, problem: SingleLevel, algorithm: QFedAvg, round: Count
+) -> tuple[tuple[Tree, jax.Array], Tree]:
+    """Δ_k and h_k, and the empty state of a step size."""
+    w, opt = gradient_steps(client, centre, problem=problem, algorithm=algorithm, round=round)
     loss = problem.value(centre, client.draw(problem.split, None, client.key)) + 1e-10
+    assert not isinstance(algorithm.lr, Optimiser), "QFedAvg refuses it"
     # L is the same for all clients, also when a step size is shared out over their steps
     L, q = (
         jnp.asarray(value).astype(loss.dtype)
-        for value in (1 / local.step_size(algorithm.lr, 1), algorithm.q)
+        for value in (1 / size_of(algorithm.lr, round), algorithm.q)
     )
     D = tree.scale(L, tree.sub(centre, w))
     push = tree.scale(loss**q, D)
-    return push, q * loss ** (q - 1) * tree.dot(D, D) + L * loss**q
+    return (push, q * loss ** (q - 1) * tree.dot(D, D) + L * loss**q), opt

@@ -7,8 +7,8 @@ controlled averaging for federated learning. ICML 2020, arXiv:1910.06378.
     x       blocks          all variables of the problem
     g_i     field           what a client would subtract: its gradient, or another vector field
     c, c_i  c, own          control variates of the server and of the clients
-    η_l     lr              local step size
-    η_g     server_lr       step size of the server
+    η_l     lr              local step size, or a schedule
+    η_g     server_lr       step rule of the server
     K       local_steps     local steps between two averages
     S       clients         who takes part in an exchange
 
@@ -31,23 +31,44 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import check, tree
+from rookery import tree
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.field import Blocks
+from rookery.algorithms.shared.step_rule import (
+    Size,
+    StepRule,
+    check_size,
+    first_opt,
+    move,
+    size_of,
+    step_rule,
+)
 from rookery.problem.single_level import SingleLevel
 from rookery.problem.splits import AbstractOneLoss
 from rookery.program.algorithm import SampledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory, check_rule
-from rookery.types import Key, Sample, Tree
+from rookery.types import Count, Key, Sample, Tree
 
 
 class ScaffoldState(NamedTuple):
-    """The iterates, and the control variates of the server and of every client."""
+    """The iterates, the control variates of the server and of every client, and the server's opt.
+
+    The last is the state of the server's rule for all blocks.
+    """
 
     blocks: Blocks
     c: Blocks
     own: Memory
+    opt: Tree = ()
+
+
+OPTION_II = (
+    "The new control variate is the client's move divided by K lr, which is the mean of its local "
+    "gradients for plain steps alone. Use a number, a schedule or PerCall; server_lr may be an "
+    "optimiser."
+)
+"""Why local steps of SCAFFOLD are plain."""
 
 
 class AbstractScaffold(SampledAlgorithm):
@@ -55,17 +76,18 @@ class AbstractScaffold(SampledAlgorithm):
 
     Args:
         local_steps: K, one number or one per client.
-        server_lr: η_g.
+        server_lr: η_g, the server's step rule, for which minus the mean of the clients' moves is
+            the gradient; one for all blocks together.
     """
 
     kind: ClassVar[type]  # of the problems that a subclass solves
 
     _: KW_ONLY
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    server_lr: float = eqx.field(converter=local.number, default=1.0)
+    server_lr: StepRule = eqx.field(converter=step_rule, default=1.0)
 
     @abc.abstractmethod
-    def rates(self) -> tuple[local.LearningRate, ...]:
+    def rates(self) -> tuple[Size, ...]:
         """The local step size of each block."""
 
     @abc.abstractmethod
@@ -74,7 +96,9 @@ class AbstractScaffold(SampledAlgorithm):
 
     def __check_init__(self):
         local.check_fields(self)
-        check.positive("server_lr", self.server_lr)
+        for name, value in vars(self).items():
+            if name.endswith("lr") and name != "server_lr":
+                check_size(self.name, name, value, OPTION_II, "local")
         check_rule(self.name, self.clients)
 
     def check(self, problem: AbstractOneLoss, n_clients: int) -> None:
@@ -86,7 +110,7 @@ class AbstractScaffold(SampledAlgorithm):
     def init(self, problem: AbstractOneLoss, *blocks: Tree) -> ScaffoldState:
         """The given iterates; all control variates are zero."""
         zeros = tree.zeros_like(blocks)
-        return ScaffoldState(blocks, zeros, Memory.of(zeros))
+        return ScaffoldState(blocks, zeros, Memory.of(zeros), first_opt(self.server_lr, blocks))
 
     def round(
         self, fed: AbstractFederation, problem: AbstractOneLoss, state: ScaffoldState, key: Key
@@ -96,15 +120,17 @@ class AbstractScaffold(SampledAlgorithm):
         cohort = fed.sample(self.clients, who)
         blocks, c = fed.broadcast(cohort, state.blocks, state.c)  # ---------- down  w, c
         c_i = fed.recall(cohort, state.own)
-        changes, c_i = fed.map(
-            controlled_steps, blocks, c, c_i, key=local_key, problem=problem, algorithm=self
-        )
+        settings = {"problem": problem, "algorithm": self, "round": fed.round}
+        changes, c_i = fed.map(controlled_steps, blocks, c, c_i, key=local_key, **settings)
         moved, turned = fed.mean(changes)  # --------------------------------- up    changes of both
         share = jnp.sum(jnp.where(cohort.active, fed.weights[cohort.ids], 0.0))
+        back = tree.scale(-1, moved)
+        blocks, opt = move(self.server_lr, back, state.opt, state.blocks, fed.round)
         return ScaffoldState(
-            blocks=tree.axpy(self.server_lr, moved, state.blocks),
+            blocks=blocks,
             c=tree.axpy(share, turned, state.c),
             own=fed.keep(state.own, c_i),
+            opt=opt,
         )
 
     def solution(self, state: ScaffoldState) -> tuple[Tree, ...]:
@@ -120,15 +146,15 @@ class Scaffold(AbstractScaffold):
     5
 
     Args:
-        lr: η_l, of every local step, or of the whole round (:class:`PerCall`).
+        lr: η_l, of every local step, or of the whole round (:class:`PerCall`); no optimiser.
     """
 
     kind: ClassVar[type] = SingleLevel
 
     _: KW_ONLY
-    lr: local.LearningRate = eqx.field(converter=local.number)
+    lr: Size = eqx.field(converter=step_rule)
 
-    def rates(self) -> tuple[local.LearningRate, ...]:
+    def rates(self) -> tuple[Size, ...]:
         """One block, one step size."""
         return (self.lr,)
 
@@ -146,10 +172,11 @@ def controlled_steps(
     *,
     problem: AbstractOneLoss,
     algorithm: AbstractScaffold,
+    round: Count,
 ) -> tuple[tuple[Blocks, Blocks], Blocks]:
     """How far the blocks and the client's variate moved, and the new variate itself."""
     steps = local.steps_of(client, algorithm.local_steps)
-    sizes = tuple(local.step_size(lr, steps) for lr in algorithm.rates())
+    sizes = tuple(size_of(lr, round, steps) for lr in algorithm.rates())
     correction = tree.sub(c, c_i)
 
     def step(nu, blocks):

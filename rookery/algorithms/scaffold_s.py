@@ -17,8 +17,8 @@ from typing import ClassVar
 import equinox as eqx
 
 from rookery.algorithms.scaffold import AbstractScaffold
-from rookery.algorithms.shared import local
 from rookery.algorithms.shared.field import Blocks, saddle_field
+from rookery.algorithms.shared.step_rule import Size, step_rule
 from rookery.problem.minimax import Minimax
 from rookery.types import Sample
 
@@ -38,10 +38,10 @@ class ScaffoldS(AbstractScaffold):
     kind: ClassVar[type] = Minimax
 
     _: KW_ONLY
-    outer_lr: local.LearningRate = eqx.field(converter=local.number)
-    inner_lr: local.LearningRate = eqx.field(converter=local.number)
+    outer_lr: Size = eqx.field(converter=step_rule)
+    inner_lr: Size = eqx.field(converter=step_rule)
 
-    def rates(self) -> tuple[local.LearningRate, ...]:
+    def rates(self) -> tuple[Size, ...]:
         """One step size for x and one for y."""
         return self.outer_lr, self.inner_lr
 

@@ -6,7 +6,7 @@ compositions of expected-value functions. 2014, arXiv:1411.3803, which has two l
     paper   code            meaning
     x       x               the variable
     y_k     z               the followed values z_1 .. z_N between the layers F_0 .. F_N
-    α_k     outer_lr        step size of x
+    α_k     outer_lr        step rule of x
     β_k     inner_lr        share b of a new value
 
 A round follows  z_{n+1} <- (1 - b) z_{n+1} + b F_n(z_n),  from the first layer to the last, then
@@ -23,17 +23,23 @@ from dataclasses import KW_ONLY
 import equinox as eqx
 import jax
 
-from rookery import tree
 from rookery.algorithms.shared.chain import backward, forward
 from rookery.algorithms.shared.composed import (
     AbstractCompositional,
     TrackedState,
     check_share,
-    check_step_sizes,
     mixed,
 )
-from rookery.algorithms.shared.local import number
-from rookery.algorithms.shared.schedule import Rate, size_at
+from rookery.algorithms.shared.step_rule import (
+    Size,
+    StepRule,
+    check_size,
+    check_step_rule,
+    first_opt,
+    move,
+    size_of,
+    step_rule,
+)
 from rookery.algorithms.shared.views import initial_values
 from rookery.problem.composition import Composition
 from rookery.program.algorithm import check_kind
@@ -52,11 +58,12 @@ class SCGD(AbstractCompositional):
     """
 
     _: KW_ONLY
-    outer_lr: Rate = eqx.field(converter=number)
-    inner_lr: Rate = eqx.field(converter=number)
+    outer_lr: StepRule = eqx.field(converter=step_rule)
+    inner_lr: Size = eqx.field(converter=step_rule)
 
     def __check_init__(self):
-        check_step_sizes(self)
+        check_step_rule("outer_lr", self.outer_lr)
+        check_size("SCGD", "inner_lr", self.inner_lr, "It is the share of a new value in a mean.")
         check_share("inner_lr", self.inner_lr)
 
     def check(self, problem: Composition, n_clients: int) -> None:
@@ -66,14 +73,14 @@ class SCGD(AbstractCompositional):
         self.clients.check(n_clients)
 
     def init(self, problem: Composition, x: Tree) -> TrackedState:
-        """x as given, the values as the problem says."""
-        return TrackedState(x, initial_values(problem))
+        """x as given, the values as the problem says; no optimiser has taken a step."""
+        return TrackedState(x, initial_values(problem), first_opt(self.outer_lr, x))
 
     def round(
         self, fed: AbstractFederation, problem: Composition, state: TrackedState, key: Key
     ) -> TrackedState:
         """The values from the first layer to the last, then the product from the last back."""
-        N, share = len(problem.layers) - 1, size_at(self.inner_lr, fed.round)
+        N, share = len(problem.layers) - 1, size_of(self.inner_lr, fed.round)
         pairs = [jax.random.split(k) for k in jax.random.split(key, 2 * N + 1)]
         turns = [(fed.sample(self.clients, who), sample_key) for who, sample_key in pairs]
 
@@ -82,5 +89,5 @@ class SCGD(AbstractCompositional):
 
         z = forward(fed, problem, turns[:N], state.x, self.batch_size, follow)
         g = backward(fed, problem, turns[N:], z, self.batch_size)[0]
-        x = tree.axpy(-size_at(self.outer_lr, fed.round), g, state.x)
-        return TrackedState(x, tuple(value.value for value in z[1:]))
+        x, opt = move(self.outer_lr, g, state.opt, state.x, fed.round)
+        return TrackedState(x, tuple(value.value for value in z[1:]), opt)

@@ -19,41 +19,46 @@ from dataclasses import KW_ONLY
 import equinox as eqx
 import jax
 
-from rookery import tree
 from rookery.algorithms.shared import local
+from rookery.algorithms.shared.field import ascent_field
 from rookery.algorithms.shared.saddle import SaddleState
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    check_keeping,
+    kept_opts,
+    move,
+    opts_to_keep,
+    starting_opts,
+    step_rule,
+)
 from rookery.problem.minimax import Minimax
 from rookery.program.algorithm import SampledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Key, Sample, Tree
+from rookery.types import Count, Key, Tree
 
 
 class AbstractOrder(eqx.Module):
     """Which of the two variables of a local step moves first."""
 
     @abc.abstractmethod
-    def __call__(
-        self, problem: Minimax, x: Tree, y: Tree, sample: Sample, x_size, y_size
-    ) -> tuple[Tree, Tree]:
-        """The pair (x, y) after one step."""
+    def __call__(self, y: Tree, new_y: Tree) -> Tree:
+        """The y at which the gradient of x is taken: that before its step, or the one after."""
 
 
 class Simultaneous(AbstractOrder):
-    """Both move along their gradients at the old pair."""
+    """Both move along their gradients at the old pair: x - α f_x(x, y) and y + β f_y(x, y)."""
 
-    def __call__(self, problem, x, y, sample, x_size, y_size):
-        """x - α f_x(x, y) and y + β f_y(x, y)."""
-        f_x, f_y = problem.grad_x(x, y, sample), problem.grad_y(x, y, sample)
-        return tree.axpy(-x_size, f_x, x), tree.axpy(y_size, f_y, y)
+    def __call__(self, y, new_y):
+        """The old y."""
+        return y
 
 
 class Alternating(AbstractOrder):
-    """First y moves, then x along its gradient at the new y."""
+    """First y moves, then x: y+ = y + β f_y(x, y) and x - α f_x(x, y+)."""
 
-    def __call__(self, problem, x, y, sample, x_size, y_size):
-        """y+ = y + β f_y(x, y) and x - α f_x(x, y+)."""
-        y = tree.axpy(y_size, problem.grad_y(x, y, sample), y)
-        return tree.axpy(-x_size, problem.grad_x(x, y, sample), x), y
+    def __call__(self, y, new_y):
+        """The new y."""
+        return new_y
 
 
 class FedAvgS(SampledAlgorithm):
@@ -64,21 +69,23 @@ class FedAvgS(SampledAlgorithm):
     Alternating()
 
     Args:
-        outer_lr: α, of every local step, or of the whole round (:class:`PerCall`), which lets
-            clients with unequal numbers of local steps move equally far.
+        outer_lr: α, the rule of every local step, or a size for the whole round
+            (:class:`PerCall`), which lets clients with unequal numbers of local steps move equally
+            far.
         inner_lr: β, likewise.
         local_steps: τ, one number or one per client.
         order: which variable moves first.
     """
 
     _: KW_ONLY
-    outer_lr: local.LearningRate = eqx.field(converter=local.number)
-    inner_lr: local.LearningRate = eqx.field(converter=local.number)
+    outer_lr: StepRule = eqx.field(converter=step_rule)
+    inner_lr: StepRule = eqx.field(converter=step_rule)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     order: AbstractOrder = eqx.field(default_factory=Simultaneous)
 
     def __check_init__(self):
         local.check_fields(self)
+        check_keeping(self.name, self.clients, self.outer_lr, self.inner_lr)
 
     def check(self, problem: Minimax, n_clients: int) -> None:
         """Raise unless the problem is minimax and the settings fit the clients."""
@@ -87,8 +94,8 @@ class FedAvgS(SampledAlgorithm):
         self.clients.check(n_clients)
 
     def init(self, problem: Minimax, x: Tree, y: Tree) -> SaddleState:
-        """The given iterates."""
-        return SaddleState(x, y)
+        """The given iterates; no optimiser has taken a step."""
+        return SaddleState(x, y, kept_opts((self.outer_lr, self.inner_lr), (x, y)))
 
     def round(
         self, fed: AbstractFederation, problem: Minimax, state: SaddleState, key: Key
@@ -96,11 +103,12 @@ class FedAvgS(SampledAlgorithm):
         """One exchange."""
         who, local_key = jax.random.split(key)
         cohort = fed.sample(self.clients, who)
-        x, y = fed.broadcast(cohort, *state)  # ------------------------------ down  x, y
-        both = fed.map(saddle_steps, x, y, key=local_key, problem=problem, algorithm=self)
+        x, y = fed.broadcast(cohort, state.x, state.y)  # -------------------- down  x, y
+        how, kept = {"key": local_key, "problem": problem, "algorithm": self}, state.opts
+        both, kept = local.map_steps(fed, cohort, kept, saddle_steps, x, y, **how)
         with fed.outer():
             x, y = fed.mean(both)  # ----------------------------------------- up    x, y
-        return SaddleState(x, y)
+        return SaddleState(x, y, kept)
 
     def solution(self, state: SaddleState) -> tuple[Tree, Tree]:
         """(x, y)."""
@@ -108,17 +116,29 @@ class FedAvgS(SampledAlgorithm):
 
 
 def saddle_steps(
-    client: Client, x: Tree, y: Tree, *, problem: Minimax, algorithm: FedAvgS
-) -> tuple[Tree, Tree]:
-    """The client's pair after its local steps."""
+    client: Client,
+    x: Tree,
+    y: Tree,
+    kept: tuple[Tree, Tree] | None = None,
+    *,
+    problem: Minimax,
+    algorithm: FedAvgS,
+    round: Count,
+) -> tuple[tuple[Tree, Tree], tuple[Tree, ...]]:
+    """The client's pair after its local steps, and what it keeps."""
     steps = local.steps_of(client, algorithm.local_steps)
-    x_size = local.step_size(algorithm.outer_lr, steps)
-    y_size = local.step_size(algorithm.inner_lr, steps)
+    rules = algorithm.outer_lr, algorithm.inner_lr
 
-    def step(nu, pair):
-        x, y = pair
+    def step(nu, carry):
+        (x, y), (x_opt, y_opt) = carry
         key = jax.random.fold_in(client.key, nu)
         sample = client.draw(problem.split, algorithm.batch_size, key)
-        return algorithm.order(problem, x, y, sample, x_size, y_size)
+        back_y = ascent_field(problem, (x, y), sample)
+        new_y, y_opt = move(rules[1], back_y, y_opt, y, round, steps)
+        f_x = problem.grad_x(x, algorithm.order(y, new_y), sample)
+        x, x_opt = move(rules[0], f_x, x_opt, x, round, steps)
+        return (x, new_y), (x_opt, y_opt)
 
-    return client.repeat(steps, step, (x, y))
+    first = (x, y), starting_opts(rules, (x, y), kept)
+    pair, opts = client.repeat(steps, step, first)
+    return pair, opts_to_keep(rules, opts)

@@ -10,7 +10,7 @@ over clients. FedMSA with one client, K = 1 and ρ = 1 takes the same steps. Cos
     paper           code                meaning
     x, z, v         x, y, v             outer and inner variable, adjoint
     D_x, D_z, D_v   d_x, d_y, d_v       their directions
-    γ, ρ            outer_lr, inner_lr  step sizes of x, and of y and v
+    γ, ρ            outer_lr, inner_lr  step rules of x, and of y and v
 
 Departures from the paper: v has the opposite sign, g_yy v = f_y; outer and inner rows are drawn
 independently.
@@ -23,8 +23,18 @@ import equinox as eqx
 import jax
 
 from rookery import tree
-from rookery.algorithms.shared.local import number
-from rookery.algorithms.shared.schedule import Rate, Rates, check_rates, rates, sizes_at
+from rookery.algorithms.shared.blocks import descend
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    StepRules,
+    check_step_rule,
+    check_step_rules,
+    each_rule,
+    first_opt,
+    step_rule,
+    step_rules,
+)
+from rookery.algorithms.shared.views import Blocks
 from rookery.problem.bilevel import Bilevel
 from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Client
@@ -32,18 +42,19 @@ from rookery.types import Key, Tree
 
 
 class SOBAState(NamedTuple):
-    """The iterates and the adjoint."""
+    """The iterates, the adjoint, and the states of their step rules."""
 
     x: Tree
     y: Tree
     v: Tree
+    opts: tuple[Tree, ...] = ((), (), ())
 
 
 class SOBA(SampledAlgorithm):
     """One step of x, y and v at once, along the means of the clients' directions.
 
     Args:
-        outer_lr: of x, a number or a schedule (:class:`Decay`, :class:`PowerDecay`).
+        outer_lr: step rule of x.
         inner_lr: of y and v, or a tuple with one each.
 
     >>> SOBA(outer_lr=0.05, inner_lr=(0.1, 0.05), batch_size=8).inner_lr
@@ -51,12 +62,12 @@ class SOBA(SampledAlgorithm):
     """
 
     _: KW_ONLY
-    outer_lr: Rate = eqx.field(converter=number)
-    inner_lr: Rates = eqx.field(converter=rates)
+    outer_lr: StepRule = eqx.field(converter=step_rule)
+    inner_lr: StepRules = eqx.field(converter=step_rules)
 
     def __check_init__(self):
-        check_rates("outer_lr", self.outer_lr)
-        check_rates("inner_lr", self.inner_lr, n_blocks=2)
+        check_step_rule("outer_lr", self.outer_lr)
+        check_step_rules("inner_lr", self.inner_lr, n_blocks=2)
 
     def check(self, problem: Bilevel, n_clients: int) -> None:
         """Raise unless the problem is bilevel and a cohort can be drawn."""
@@ -65,35 +76,35 @@ class SOBA(SampledAlgorithm):
         self.clients.check(n_clients)
 
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> SOBAState:
-        """The given variables, and v = 0."""
-        return SOBAState(x, y, tree.zeros_like(y))
+        """The given variables, and v = 0; no optimiser has taken a step."""
+        blocks = x, y, tree.zeros_like(y)
+        return SOBAState(*blocks, tuple(map(first_opt, self._rules(), blocks)))
 
     def round(
         self, fed: AbstractFederation, problem: Bilevel, state: SOBAState, key: Key
     ) -> SOBAState:
         """One exchange, and a step of all three variables."""
-        x, y, v = state
+        blocks = state.x, state.y, state.v
         who, sample_key = jax.random.split(key)
         cohort = fed.sample(self.clients, who)
-        at = fed.broadcast(cohort, state)  # -------------------------------- down  x, y, v
+        at = fed.broadcast(cohort, blocks)  # ------------------------------- down  x, y, v
         settings = {"problem": problem, "batch_size": self.batch_size}
         d_i = fed.map(directions, at, key=sample_key, **settings)
         with fed.outer():
-            d_x, d_y, d_v = fed.mean(d_i)  # -------------------------------- up    d_x, d_y, d_v
-        x_lr, y_lr, v_lr = sizes_at(self.outer_lr, self.inner_lr, 3, fed.round)
-        y = tree.axpy(-y_lr, d_y, y)
-        v = tree.axpy(-v_lr, d_v, v)
-        x = tree.axpy(-x_lr, d_x, x)
-        return SOBAState(x, y, v)
+            d = fed.mean(d_i)  # -------------------------------------------- up    d_x, d_y, d_v
+        (x, y, v), opts = descend(self._rules(), d, state.opts, blocks, fed.round)
+        return SOBAState(x, y, v, opts)
 
     def solution(self, state: SOBAState) -> tuple[Tree, ...]:
         """(x, y)."""
         return state.x, state.y
 
+    def _rules(self) -> tuple[StepRule, ...]:
+        """Of x, y and v."""
+        return each_rule(self.outer_lr, self.inner_lr, 3)
 
-def directions(
-    client: Client, at: SOBAState, *, problem: Bilevel, batch_size: int | None
-) -> SOBAState:
+
+def directions(client: Client, at: Blocks, *, problem: Bilevel, batch_size: int | None) -> Blocks:
     """d_x = f_x - g_xy v,  d_y = g_y,  d_v = g_yy v - f_y."""
     x, y, v = at
     outer_key, inner_key = jax.random.split(client.key)
@@ -102,4 +113,4 @@ def directions(
     d_x = tree.sub(problem.outer_grad_x(x, y, outer), problem.inner_cross(x, y, v, inner))
     d_y = problem.inner_grad_y(x, y, inner)
     d_v = tree.sub(problem.inner_hvp(x, y, v, inner), problem.outer_grad_y(x, y, outer))
-    return SOBAState(d_x, d_y, d_v)
+    return d_x, d_y, d_v

@@ -18,9 +18,9 @@ from the paper: all batches have one size, and f_x has rows of its own.
 
 from typing import Unpack
 
-from rookery import check
 from rookery.algorithms.fednest.fedihgp import FedIHGPSum
 from rookery.algorithms.nested import Nested, ServerStepsSettings, server_steps
+from rookery.algorithms.shared.step_rule import check_number
 from rookery.signature import expands
 
 
@@ -36,6 +36,6 @@ def StocBiO(
     >>> StocBiO(outer_lr=0.05, inner_lr=0.1, terms=5, adjoint_lr=0.2).name
     'StocBiO'
     """
-    check.positive("adjoint_lr", adjoint_lr)
+    check_number("StocBiO", "adjoint_lr", adjoint_lr, "It is the step of a Neumann series.")
     series = FedIHGPSum(terms=terms, lipschitz=1 / adjoint_lr)
     return server_steps("StocBiO", series, **settings)

@@ -10,7 +10,7 @@ the clients' maps. FedMSA with one client, K = 1 and ρ = 1 takes the same steps
     paper           code                meaning
     x, y^1 .. y^N   u, the blocks       what is sought; those of a problem follow from its view
     v, h^n          view.maps           one map per block
-    α, β_n          outer_lr, inner_lr  step sizes of x and of the other blocks
+    α, β_n          outer_lr, inner_lr  step rules of x and of the other blocks
 
 Departure from the paper: one sample serves all maps of a step, where STSA draws one per block; the
 maps of bilevel problems draw outer and inner rows independently.
@@ -24,8 +24,16 @@ import equinox as eqx
 import jax
 
 from rookery.algorithms.shared.blocks import descend, evaluate
-from rookery.algorithms.shared.local import number
-from rookery.algorithms.shared.schedule import Rate, Rates, check_rates, rates, sizes_at
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    StepRules,
+    check_step_rule,
+    check_step_rules,
+    each_rule,
+    first_opt,
+    step_rule,
+    step_rules,
+)
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Client
@@ -33,17 +41,18 @@ from rookery.types import Key, Problem, Tree
 
 
 class BlocksState(NamedTuple):
-    """The problem's own variables, and the blocks that its view adds."""
+    """The problem's own variables, the blocks that its view adds, and the states of their rules."""
 
     variables: Blocks
     added: Blocks
+    opts: tuple[Tree, ...]
 
 
 class STSA(SampledAlgorithm):
     """One step of all blocks at once, along the mean of the clients' maps.
 
     Args:
-        outer_lr: of x, a number or a schedule (:class:`Decay`, :class:`PowerDecay`).
+        outer_lr: step rule of x.
         inner_lr: of all other blocks, one for all or a tuple with one each.
         view: how the problem is seen as blocks; by its class if None.
 
@@ -52,17 +61,18 @@ class STSA(SampledAlgorithm):
     """
 
     _: KW_ONLY
-    outer_lr: Rate = eqx.field(converter=number)
-    inner_lr: Rates = eqx.field(converter=rates)
+    outer_lr: StepRule = eqx.field(converter=step_rule)
+    inner_lr: StepRules = eqx.field(converter=step_rules)
     view: AbstractView | None = None
 
     def __check_init__(self):
-        check_rates("outer_lr", self.outer_lr)
-        check_rates("inner_lr", self.inner_lr)
+        check_step_rule("outer_lr", self.outer_lr)
+        check_step_rules("inner_lr", self.inner_lr)
 
     def check(self, problem: Problem, n_clients: int) -> None:
         """Raise unless the problem has blocks and the settings fit them and the clients."""
-        check_rates("inner_lr", self.inner_lr, view_of(problem, self.view).n_blocks(problem) - 1)
+        others = view_of(problem, self.view).n_blocks(problem) - 1
+        check_step_rules("inner_lr", self.inner_lr, others)
         self.clients.check(n_clients)
 
     def check_start(
@@ -72,8 +82,11 @@ class STSA(SampledAlgorithm):
         view_of(problem, self.view).check_start(problem, start, example)
 
     def init(self, problem: Problem, *variables: Tree) -> BlocksState:
-        """The given variables, and what the view adds to them."""
-        return BlocksState(variables, view_of(problem, self.view).added(problem, *variables))
+        """The given variables, and what the view adds to them; no optimiser has taken a step."""
+        added = view_of(problem, self.view).added(problem, *variables)
+        u = (*variables, *added)
+        rules = each_rule(self.outer_lr, self.inner_lr, len(u))
+        return BlocksState(variables, added, tuple(map(first_opt, rules, u)))
 
     def round(
         self, fed: AbstractFederation, problem: Problem, state: BlocksState, key: Key
@@ -86,9 +99,9 @@ class STSA(SampledAlgorithm):
         s_i = fed.map(own_maps, at, key=sample_key, problem=problem, algorithm=self)
         with fed.outer():
             s = fed.mean(s_i)  # -------------------------------------------- up    s_i(u)
-        u = descend(u, sizes_at(self.outer_lr, self.inner_lr, len(u), fed.round), s)
-        n = len(state.variables)
-        return BlocksState(u[:n], u[n:])
+        rules, n = each_rule(self.outer_lr, self.inner_lr, len(u)), len(state.variables)
+        u, opts = descend(rules, s, state.opts, u, fed.round)
+        return BlocksState(u[:n], u[n:], opts)
 
     def solution(self, state: BlocksState) -> tuple[Tree, ...]:
         """The problem's own variables."""

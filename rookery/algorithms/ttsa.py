@@ -20,7 +20,8 @@ from typing import Unpack
 from rookery.algorithms.fednest.fedihgp import FedIHGP
 from rookery.algorithms.nested import Nested, server_steps
 from rookery.algorithms.shared.lipschitz import Lipschitz, PowerIteration
-from rookery.algorithms.shared.schedule import PowerDecay, check_rates
+from rookery.algorithms.shared.schedule import PowerDecay
+from rookery.algorithms.shared.step_rule import check_number
 from rookery.algorithms.shared.two_level import TwoLevelAlgorithm, TwoLevelSettings
 from rookery.signature import expands
 
@@ -42,8 +43,8 @@ def TTSA(
     >>> TTSA(outer_lr=0.05, inner_lr=0.1, terms=5).name
     'TTSA'
     """
-    check_rates("outer_lr", outer_lr)
-    check_rates("inner_lr", inner_lr)
+    for name, lr in (("outer_lr", outer_lr), ("inner_lr", inner_lr)):
+        check_number("TTSA", name, lr, "Its two speeds are the method.")
     estimate = PowerIteration() if lipschitz is None else lipschitz
     return server_steps(
         "TTSA",

@@ -226,11 +226,6 @@ PER_CALL: Any = rk.parts.PerCall(0.1)  # which these do not take
             "outer_lr must be a number",
         ),
         (lambda: rk.parts.PowerDecay(0.1, -1.0), ValueError, "PowerDecay.exponent must be"),
-        (
-            lambda: rk.parts.FedInn(lr=rk.parts.PowerDecay(0.1, 0.5)),
-            TypeError,
-            "FedInn.lr must be a number",
-        ),
     ],
 )
 def test_bad_settings_are_refused_at_construction(build, error, message):

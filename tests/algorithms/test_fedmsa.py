@@ -155,9 +155,11 @@ def test_a_schedule_a_radius_and_a_step():
     assert float(rk.parts.PowerDecay(0.1, 0.5)(3)) == pytest.approx(0.05)
     x, y, v = (jnp.array([3.0, 4.0]) for _ in range(3))
     zero = (jnp.zeros(2),) * 3
-    new = descend((x, y, v), (0.1, 0.1, 0.1), zero, (np.inf, 1.0))
+    none = ((), (), ())
+    new, _ = descend((0.1, 0.1, 0.1), zero, none, (x, y, v), 0, (np.inf, 1.0))
     assert_close(new, (x, y, v / 5), rtol=1e-14)
-    assert_close(descend((x, y, v), (0.1, 0.2, 0.3), (x, y, v)), (0.9 * x, 0.8 * y, 0.7 * v))
+    new, _ = descend((0.1, 0.2, 0.3), (x, y, v), none, (x, y, v), 0)
+    assert_close(new, (0.9 * x, 0.8 * y, 0.7 * v))
 
 
 def test_a_bound_on_v_holds_and_a_warm_up_starts_near_the_adjoint():

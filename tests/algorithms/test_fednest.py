@@ -143,7 +143,7 @@ def test_identical_clients_do_not_drift():
 
 def inner_call(inner, x, y):
     x, y = jnp.asarray(x), jnp.asarray(y)
-    return inner(context(ZOO), x, y, jax.random.key(0))
+    return inner(context(ZOO), x, y, inner.first_opt(y), jax.random.key(0))[0]
 
 
 @pytest.mark.parametrize("steps", [1, 4, (1, 2, 3, 4, 5)])

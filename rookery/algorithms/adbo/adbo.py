@@ -51,7 +51,8 @@ import jax.numpy as jnp
 from rookery import check, tree
 from rookery.algorithms.adbo.admm import ADMM, Setting, minus, total
 from rookery.algorithms.adbo.cuts import Cuts, linear_part
-from rookery.algorithms.shared import local
+from rookery.algorithms.shared.schedule import number
+from rookery.algorithms.shared.step_rule import check_number
 from rookery.problem.bilevel import Bilevel
 from rookery.program.algorithm import PolledAlgorithm, check_kind, with_settings_of
 from rookery.program.federation import AbstractFederation, Client
@@ -64,6 +65,13 @@ REMEDY = (
     "Use smaller server_outer_lr, server_inner_lr and ADMM.server_lr first, since these steps go "
     "along sums over clients; then a smaller cut_lr."
 )
+
+
+PRIMAL_DUAL = (
+    "Primal steps descend and dual steps ascend on one Lagrangian, and an optimiser on one of them "
+    "moves their balance, which is the solution."
+)
+"""Why the step sizes of ADBO are numbers."""
 
 
 class ADBOState(NamedTuple):
@@ -101,15 +109,15 @@ class ADBO(PolledAlgorithm):
     """
 
     _: KW_ONLY
-    outer_lr: float = eqx.field(converter=local.number)
-    inner_lr: float = eqx.field(converter=local.number)
-    server_outer_lr: float | None = eqx.field(converter=local.number, default=None)
-    server_inner_lr: float | None = eqx.field(converter=local.number, default=None)
-    consensus_lr: float = eqx.field(converter=local.number, default=1e-3)
-    cut_lr: float = eqx.field(converter=local.number, default=0.1)
-    consensus_damping: float = eqx.field(converter=local.number, default=2e-3)
-    cut_damping: float = eqx.field(converter=local.number, default=0.04)
-    tolerance: float = eqx.field(converter=local.number, default=0.0)
+    outer_lr: float = eqx.field(converter=number)
+    inner_lr: float = eqx.field(converter=number)
+    server_outer_lr: float | None = eqx.field(converter=number, default=None)
+    server_inner_lr: float | None = eqx.field(converter=number, default=None)
+    consensus_lr: float = eqx.field(converter=number, default=1e-3)
+    cut_lr: float = eqx.field(converter=number, default=0.1)
+    consensus_damping: float = eqx.field(converter=number, default=2e-3)
+    cut_damping: float = eqx.field(converter=number, default=0.04)
+    tolerance: float = eqx.field(converter=number, default=0.0)
     admm: ADMM = eqx.field(default_factory=ADMM)
     cut_every: int = 50
     cuts_until: int | None = None
@@ -117,10 +125,10 @@ class ADBO(PolledAlgorithm):
     staleness: int | None = 14
 
     def __check_init__(self):
-        local.check_fields(self, except_for=("server_outer_lr", "server_inner_lr"))
-        for name in ("server_outer_lr", "server_inner_lr"):
-            if getattr(self, name) is not None:
-                check.positive(name, getattr(self, name))
+        for name, value in vars(self).items():
+            is_optional = name in ("server_outer_lr", "server_inner_lr")
+            if name.endswith("_lr") and not (is_optional and value is None):
+                check_number(self.name, name, value, PRIMAL_DUAL)
         for name in ("consensus_damping", "cut_damping", "tolerance"):
             check.not_negative(name, getattr(self, name))
         for name in ("cut_every", "max_cuts"):

@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.shared import local
+from rookery.algorithms.shared.schedule import number
+from rookery.algorithms.shared.step_rule import check_number
 from rookery.problem.bilevel import Bilevel
 from rookery.program.federation import AbstractFederation, Client, Placed
 from rookery.program.participation import Cohort
@@ -73,15 +74,17 @@ class ADMM(eqx.Module):
 
     _: KW_ONLY
     rounds: int = 30
-    lr: float = eqx.field(converter=local.number, default=0.02)
-    server_lr: float = eqx.field(converter=local.number, default=0.02)
-    multiplier_lr: float = eqx.field(converter=local.number, default=0.02)
-    penalty: float = eqx.field(converter=local.number, default=1.0)
+    lr: float = eqx.field(converter=number, default=0.02)
+    server_lr: float = eqx.field(converter=number, default=0.02)
+    multiplier_lr: float = eqx.field(converter=number, default=0.02)
+    penalty: float = eqx.field(converter=number, default=1.0)
 
     def __check_init__(self):
         check.count("ADMM.rounds", self.rounds)
         for name in ("lr", "server_lr", "multiplier_lr"):
-            check.positive(f"ADMM.{name}", getattr(self, name))
+            check_number(
+                "ADMM", f"ADMM.{name}", getattr(self, name), "Its steps are differentiated."
+            )
         check.not_negative("ADMM.penalty", self.penalty)
 
     def solve(self, setting: Setting, y: Tree, z: Tree) -> tuple[Tree, Tree, Tree]:

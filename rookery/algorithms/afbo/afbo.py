@@ -4,10 +4,10 @@ D. Li, Y. Zhu, X. Gong, S. Mao, Y. Zhou. Anarchic federated bilevel optimization
 
     paper       code                        meaning
     x, y        x, y                        outer and inner variable
-    η, β        outer_lr, inner_lr          step sizes of the server
+    η, β        outer_lr, inner_lr          step rules of the server
     K^t         inner_rounds                inner steps of the server per round
     E_i         inner_steps                 local iterations of a job, given or random
-    -           local_lr                  step size of the local iterations; 0: all at one point
+    -           local_lr                    rule of the local iterations; 0: all at one point
     G_i, H_i    inner, outer (results)      the latest averaged gradient and hypergradient piece
     ρ, τ        inner_ and outer_staleness  largest staleness, here 0 for a fresh result (theirs: 1)
     U           aphe.terms                  hops of APHE
@@ -38,8 +38,15 @@ from rookery.algorithms.afbo.hessians import AbstractHessians, ActiveHessians, P
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import own_piece
 from rookery.algorithms.shared.lipschitz import own_lipschitz
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    check_step_rule,
+    first_opt,
+    move,
+    step_rule,
+)
 from rookery.algorithms.shared.system import LocalSystem
-from rookery.algorithms.shared.two_level import REMEDY
+from rookery.algorithms.shared.two_level import REMEDY, Opts
 from rookery.problem.bilevel import Bilevel
 from rookery.program.algorithm import PolledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
@@ -48,7 +55,10 @@ from rookery.types import Key, Tree
 
 
 class AFBOState(NamedTuple):
-    """The iterates, L, the means of all clients' latest results, and the jobs that bring them."""
+    """The iterates, L, the means of all clients' latest results, and the jobs that bring them.
+
+    ``opts`` are the states of the server's rules.
+    """
 
     x: Tree
     y: Tree
@@ -57,6 +67,7 @@ class AFBOState(NamedTuple):
     h: Tree
     inner: InFlight
     outer: InFlight
+    opts: Opts = Opts()
 
 
 class AFBO(PolledAlgorithm):
@@ -68,16 +79,17 @@ class AFBO(PolledAlgorithm):
     APHESum(terms=10, lipschitz=5.0)
 
     Args:
-        outer_lr: η.
-        inner_lr: β.
+        outer_lr: η, the server's step rule of x.
+        inner_lr: β, that of y.
         inner_rounds: K.
         aphe: how the adjoint is estimated: :class:`APHESum`, :class:`APHERandom`,
             :class:`APHEPaper`.
         hessians: whose Hessians its hops use: :class:`ActiveHessians`, :class:`StaleHessians`,
             :class:`LocalHessians`.
         inner_steps: E_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.
-        local_lr: step size of the local iterations; None is ``inner_lr``, and 0 takes all their
-            gradients at the values received.
+        local_lr: rule of the local iterations; no schedule, since a job spans several rounds. None
+            is ``inner_lr``, started afresh in every job, and 0 takes all gradients at the values
+            received.
         first_wait_for: how many results the server waits for before its first steps; None is one
             from every client. A result that has not arrived by then counts as zero.
         inner_staleness: the largest staleness of an inner result, in inner steps of the server;
@@ -86,22 +98,26 @@ class AFBO(PolledAlgorithm):
     """
 
     _: KW_ONLY
-    outer_lr: float = eqx.field(converter=local.number)
-    inner_lr: float = eqx.field(converter=local.number)
+    outer_lr: StepRule = eqx.field(converter=step_rule)
+    inner_lr: StepRule = eqx.field(converter=step_rule)
     inner_rounds: int = 1
     aphe: AbstractAPHE = eqx.field(default_factory=APHESum)
     hessians: AbstractHessians = eqx.field(default_factory=ActiveHessians)
     inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    local_lr: float | None = eqx.field(converter=local.number, default=None)
+    local_lr: StepRule | None = eqx.field(converter=step_rule, default=None)
     first_wait_for: int | None = None
     inner_staleness: int | None = 9
     outer_staleness: int | None = 9
 
     def __check_init__(self):
-        local.check_fields(self, may_be_drawn=True, except_for=("local_lr",))
+        local.check_fields(self, place="server", may_be_drawn=True, except_for=("local_lr",))
         check.count("inner_rounds", self.inner_rounds)
-        if self.local_lr is not None:
+        if self.local_lr is None:
+            check_step_rule("local_lr, which is inner_lr if not given,", self.inner_lr, "job")
+        elif isinstance(self.local_lr, float):
             check.not_negative("local_lr", self.local_lr)
+        else:
+            check_step_rule("local_lr", self.local_lr, "job")
         if self.first_wait_for is not None:
             check.count("first_wait_for", self.first_wait_for)
         for name in ("inner_staleness", "outer_staleness"):
@@ -111,35 +127,38 @@ class AFBO(PolledAlgorithm):
     def check(self, problem: Bilevel, n_clients: int) -> None:
         """Raise unless the problem is bilevel and the settings fit the clients."""
         check_kind(self, problem, Bilevel)
-        local.check_fields(self, n_clients, may_be_drawn=True, except_for=("local_lr",))
+        but = ("local_lr",)
+        local.check_fields(self, n_clients, place="server", may_be_drawn=True, except_for=but)
         self._rules(n_clients, None).check(n_clients)
 
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> AFBOState:
         """The given iterates; no result has arrived, no job has started."""
         g, h = tree.zeros_like(y), tree.zeros_like(x)
         L = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
-        return AFBOState(x, y, L, g, h, InFlight.of("inner", (x, y), g), self.hessians.jobs(x, y))
+        inner, outer = InFlight.of("inner", (x, y), g), self.hessians.jobs(x, y)
+        opts = Opts(first_opt(self.inner_lr, y), first_opt(self.outer_lr, x))
+        return AFBOState(x, y, L, g, h, inner, outer, opts)
 
     def round(
         self, fed: AbstractFederation, problem: Bilevel, state: AFBOState, key: Key
     ) -> AFBOState:
         """K inner steps, then an outer one."""
-        x, y, L, g, h, inner, outer = state
+        x, y, L, g, h, inner, outer, (y_opt, x_opt) = state
         inner_key, outer_key = jax.random.split(key)
         inner_rules = self._rules(fed.n_clients, self.inner_staleness)
         outer_rules = self._rules(fed.n_clients, self.outer_staleness)
 
         def inner_step(k, carry):
-            y, g, jobs = carry
+            (y, opt), g, jobs = carry
             key = jax.random.fold_in(inner_key, k)
             settings = {"problem": problem, "algorithm": self}
             arrived = fed.poll(
                 jobs, inner_iterations, x, y, rules=inner_rules, key=key, settings=settings
             )
             g = tree.add(g, arrived.change)  # ------------------------------ down  x, y  up  G_i
-            return tree.axpy(-self.inner_lr, g, y), g, arrived.jobs
+            return move(self.inner_lr, g, opt, y, fed.round), g, arrived.jobs
 
-        y, g, inner = fed.repeat(self.inner_rounds, inner_step, (y, g, inner))
+        (y, y_opt), g, inner = fed.repeat(self.inner_rounds, inner_step, ((y, y_opt), g, inner))
 
         # algorithm 2: the adjoint v by hops, then each client's piece of the hypergradient
         here = {"problem": problem, "batch_size": self.batch_size}
@@ -158,8 +177,8 @@ class AFBO(PolledAlgorithm):
             )  # ------------------------------------------------------------ down  v  up  H_i
 
         h = tree.add(h, arrived.change)
-        x = tree.axpy(-self.outer_lr, h, x)
-        return AFBOState(x, y, L, g, h, inner, arrived.jobs)
+        x, x_opt = move(self.outer_lr, h, x_opt, x, fed.round)
+        return AFBOState(x, y, L, g, h, inner, arrived.jobs, Opts(y_opt, x_opt))
 
     def solution(self, state: AFBOState) -> tuple[Tree, Tree]:
         """(x, y)."""
@@ -181,13 +200,13 @@ def inner_iterations(
     """G_i, the mean of the gradients along the client's local iterations from y."""
     count_key, key = jax.random.split(client.key)
     steps = local.steps_of(client, algorithm.inner_steps, count_key)
-    size = algorithm.inner_lr if algorithm.local_lr is None else algorithm.local_lr
+    rule = algorithm.inner_lr if algorithm.local_lr is None else algorithm.local_lr
 
     def gradient(y, key):
         sample = client.draw(problem.inner_split, algorithm.batch_size, key)
         return problem.inner_grad_y(x, y, sample)
 
-    return local.mean_gradient(client, gradient, y, size, steps, key)
+    return local.mean_gradient(client, gradient, y, rule, steps, key)
 
 
 def piece(

@@ -19,8 +19,8 @@ import equinox as eqx
 import jax
 
 from rookery import check
-from rookery.algorithms.shared import local
 from rookery.algorithms.shared.lipschitz import Lipschitz, PowerIteration, check_lipschitz
+from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.system import AbstractSystem, product_of_series, sum_of_series
 from rookery.rng import below
 from rookery.types import Key, Tree
@@ -35,9 +35,7 @@ class AbstractAPHE(eqx.Module):
     """
 
     terms: int | None = eqx.field(default=None, kw_only=True)
-    lipschitz: Lipschitz = eqx.field(
-        converter=local.number, default_factory=PowerIteration, kw_only=True
-    )
+    lipschitz: Lipschitz = eqx.field(converter=number, default_factory=PowerIteration, kw_only=True)
 
     @abc.abstractmethod
     def solve(self, system: AbstractSystem, n_clients: int, L: jax.Array, key: Key) -> Tree:

@@ -6,7 +6,7 @@ and meta learning. 2021, arXiv:2106.11264.
     paper       code                    meaning
     w, w̄        w                       a client's model, and the server's
     f^i, g^i    problem                 inner and outer function of a client
-    η           lr                      step size
+    η           lr                      rule of the local steps
     τ           local_steps             local steps between two averages
     b, b_1      batch_size,             rows for the inner and for the outer function
                 outer_batch_size
@@ -56,22 +56,36 @@ from rookery import tree
 from rookery.algorithms.comfedl.weighting import AbstractWeighting, NormalisedWeights
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.meta_hessian import AbstractHessian, ExactHessian, meta_gradient
+from rookery.algorithms.shared.model import check_server_rule, move_to_mean
+from rookery.algorithms.shared.schedule import number
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    check_keeping,
+    first_opt,
+    kept_opt,
+    step_rule,
+)
 from rookery.problem.composition import LocalComposition
 from rookery.problem.meta import Meta
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import SMALLER_STEP, SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Key, Problem, Sample, Tree
+from rookery.types import Count, Key, Problem, Sample, Tree
 
 Solved = SingleLevel | Meta | LocalComposition
 """The problems of ComFedL."""
 
 
 class ComFedLState(NamedTuple):
-    """The model, and what the weighting keeps from round to round."""
+    """The model, what the weighting keeps from round to round, and the states of the step rules.
+
+    ``opt`` is that of the server's, ``own_opt`` what the clients keep of their own, if anything.
+    """
 
     w: Tree
     kept: Tree
+    opt: Tree = ()
+    own_opt: Tree = ()
 
 
 class ComFedL(SampledAlgorithm):
@@ -84,8 +98,12 @@ class ComFedL(SampledAlgorithm):
     0.5
 
     Args:
-        lr: η, of every local step, or of the whole round (:class:`PerCall`).
+        lr: η, the rule of every local step, or a size for the whole round (:class:`PerCall`). An
+            optimiser such as Adam takes out the scale of a client's gradient, and with it what
+            ``gamma`` does to the client's weight within the round.
         local_steps: τ, one number or one per client.
+        server_lr: step rule of the server, which takes  w - (mean of the clients' models)  for a
+            gradient; None makes the mean the new model.
         gamma: γ of distributionally robust learning, on SingleLevel and Meta problems; None, on
             LocalComposition and Meta problems, counts all clients alike. ``inf`` does so too, on
             SingleLevel problems as well, where the steps are then those of FedAvg; it needs
@@ -101,16 +119,19 @@ class ComFedL(SampledAlgorithm):
     """
 
     _: KW_ONLY
-    lr: local.LearningRate = eqx.field(converter=local.number)
+    lr: StepRule = eqx.field(converter=step_rule)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    gamma: float | None = eqx.field(converter=local.number, default=None)
+    gamma: float | None = eqx.field(converter=number, default=None)
     weighting: AbstractWeighting | None = None
     hessian: AbstractHessian | None = None
     outer_batch_size: int | None = None
     shared_batch: bool = False
+    server_lr: StepRule | None = eqx.field(converter=step_rule, default=None)
 
     def __check_init__(self):
-        local.check_fields(self)
+        local.check_fields(self, except_for=("server_lr",))
+        check_server_rule(self.server_lr)
+        check_keeping(self.name, self.clients, self.lr)
         if self.gamma is not None:
             self.weights.check_gamma(self.gamma)
         elif self.weighting is not None:
@@ -120,7 +141,7 @@ class ComFedL(SampledAlgorithm):
 
     def check(self, problem: Problem, n_clients: int) -> None:
         """Raise unless the problem, with or without gamma, is one of the four in the table."""
-        local.check_fields(self, n_clients)
+        local.check_fields(self, n_clients, except_for=("server_lr",))
         self.clients.check(n_clients)
         match problem:
             case SingleLevel() | LocalComposition() if self.hessian is not None:
@@ -157,29 +178,32 @@ class ComFedL(SampledAlgorithm):
         )
 
     def init(self, problem: Solved, w: Tree) -> ComFedLState:
-        """The given model."""
-        return ComFedLState(w, None if self.gamma is None else self.weights.init(w))
+        """The given model; no optimiser has taken a step."""
+        kept = None if self.gamma is None else self.weights.init(w)
+        return ComFedLState(w, kept, first_opt(self.server_lr, w), kept_opt(self.lr, w))
 
     def round(
         self, fed: AbstractFederation, problem: Solved, state: ComFedLState, key: Key
     ) -> ComFedLState:
         """One exchange, or two if the weighting needs the losses of this round first."""
         who, local_key = jax.random.split(key)
-        settings = {"problem": problem, "algorithm": self}
+        settings = {"key": local_key, "problem": problem, "algorithm": self}
         cohort = fed.sample(self.clients, who)
-        w = fed.broadcast(cohort, state.w)  # -------------------------------- down  w
+        w, opt = fed.broadcast(cohort, state.w), state.own_opt  # ------------ down  w
         if self.gamma is None:
-            own = fed.map(composed_steps, w, key=local_key, **settings)
-            return ComFedLState(fed.mean(own), None)  # ---------------------- up    w
+            own, opt = local.map_steps(fed, cohort, opt, composed_steps, w, **settings)
+            mean = fed.mean(own)  # ------------------------------------------ up    w
+            return self._server_step(fed, state._replace(own_opt=opt), mean)
 
         def losses():
-            return fed.map(first_loss, w, key=local_key, **settings)
+            return fed.map(first_loss, w, **settings)
 
         level, kept = self.weights.level(fed, cohort, losses, self.gamma, state.kept)
         level = fed.broadcast(cohort, level)  # ------------------------------ down  level, if any
-        both = fed.map(weighted_steps, w, level, key=local_key, **settings)
-        w, report = fed.mean(both)  # ---------------------------------------- up    w, any report
-        return ComFedLState(w, self.weights.after(report, self.gamma, kept))
+        both, opt = local.map_steps(fed, cohort, opt, weighted_steps, w, level, **settings)
+        mean, report = fed.mean(both)  # ------------------------------------- up    w, any report
+        kept = self.weights.after(report, self.gamma, kept)
+        return self._server_step(fed, state._replace(kept=kept, own_opt=opt), mean)
 
     def solution(self, state: ComFedLState) -> tuple[Tree]:
         """(w,)."""
@@ -190,6 +214,11 @@ class ComFedL(SampledAlgorithm):
         if self.gamma is None:
             return SMALLER_STEP
         return self.weights.remedy()
+
+    def _server_step(self, fed, state: ComFedLState, mean: Tree) -> ComFedLState:
+        """The state after the server's step towards the mean of the clients' models."""
+        w, opt = move_to_mean(self.server_lr, mean, state.opt, state.w, fed.round)
+        return state._replace(w=w, opt=opt)
 
     @property
     def weights(self) -> AbstractWeighting:
@@ -214,28 +243,39 @@ class ComFedL(SampledAlgorithm):
 
 
 def composed_steps(
-    client: Client, w: Tree, *, problem: Meta | LocalComposition, algorithm: ComFedL
-) -> Tree:
-    """The client's model after local steps along its composed gradient."""
+    client: Client,
+    w: Tree,
+    opt: Tree | None = None,
+    *,
+    problem: Meta | LocalComposition,
+    algorithm: ComFedL,
+    round: Count,
+) -> tuple[Tree, Tree]:
+    """The client's model after local steps along its composed gradient, and its rule's state."""
 
     def direction(w, key):
         if isinstance(problem, Meta):
             return value_and_gradient(client, problem, algorithm, w, key)[1]
         return problem.gradient(w, *algorithm.batches(client, problem, key))
 
-    lr, steps = algorithm.lr, algorithm.local_steps
-    return local.plain_steps(client, direction, w, lr, steps, client.key)
+    rule, steps = algorithm.lr, algorithm.local_steps
+    return local.plain_steps(client, direction, w, rule, steps, client.key, round=round, opt=opt)
 
 
 def weighted_steps(
     client: Client,
     w: Tree,
     level: jax.Array | None,
+    opt: Tree | None = None,
     *,
     problem: SingleLevel | Meta,
     algorithm: ComFedL,
-) -> tuple[Tree, jax.Array | None]:
-    """The client's model after local steps along its weighted gradient, and what it reports."""
+    round: Count,
+) -> tuple[tuple[Tree, jax.Array | None], Tree]:
+    """The client's model after local steps along its weighted gradient, and what it reports.
+
+    The last is the state of its step rule.
+    """
     weights = algorithm.weights
     gamma = algorithm.gamma
     assert gamma is not None
@@ -247,9 +287,10 @@ def weighted_steps(
         value, gradient = value_and_gradient(client, problem, algorithm, w, key)
         return tree.scale(weights.weight(value, level, gamma), gradient)
 
-    lr, steps = algorithm.lr, algorithm.local_steps
-    report = weights.report(ask, level, gamma)
-    return local.plain_steps(client, direction, w, lr, steps, client.key), report
+    rule, steps = algorithm.lr, algorithm.local_steps
+    report, how = weights.report(ask, level, gamma), {"round": round, "opt": opt}
+    own, opt = local.plain_steps(client, direction, w, rule, steps, client.key, **how)
+    return (own, report), opt
 
 
 def value_and_gradient(

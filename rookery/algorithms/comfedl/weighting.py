@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check
-from rookery.algorithms.shared.local import number
+from rookery.algorithms.shared.schedule import number
 from rookery.program.federation import AbstractFederation, Placed
 from rookery.program.participation import Cohort
 from rookery.types import Number, Tree

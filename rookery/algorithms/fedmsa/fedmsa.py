@@ -6,7 +6,7 @@ local hypergradient estimation. 2023, arXiv:2306.01648.
     paper           code                meaning
     x, z^1 .. z^N   u, the blocks       what is sought; those of a problem follow from its view
     P, S^n          view.maps           one map per block, zero in the mean at the solution
-    α, β_n          outer_lr, inner_lr  step sizes of x and of the other blocks
+    α, β_n          outer_lr, inner_lr  step rules of x and of the other blocks
     ρ               renewal             how much of the direction is new in a round
     K               local_steps         local steps of a round
     b_0             first_batch         rows per client in round 0
@@ -44,8 +44,21 @@ from rookery.algorithms.fedmsa.output import AbstractOutput, Kept, LastIterate
 from rookery.algorithms.fedmsa.warmup import AbstractWarmUp
 from rookery.algorithms.shared.blocks import Radius, check_radius, descend, evaluate
 from rookery.algorithms.shared.context import Context
-from rookery.algorithms.shared.local import number
-from rookery.algorithms.shared.schedule import Rate, Rates, check_rates, rates, sizes_at
+from rookery.algorithms.shared.local import map_steps
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    StepRules,
+    check_keeping,
+    check_step_rule,
+    check_step_rules,
+    each_rule,
+    is_keeping,
+    kept_opts,
+    opts_to_keep,
+    starting_opts,
+    step_rule,
+    step_rules,
+)
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Cached, Client
@@ -55,22 +68,27 @@ from rookery.types import Count, Key, Problem, Tree
 
 
 class MSAState(NamedTuple):
-    """The blocks u_r, first the problem's own variables; u_{r-1}, h_{r-1}, and the output kept."""
+    """The blocks u_r, first the problem's own variables; u_{r-1}, h_{r-1}, and the output kept.
+
+    ``own_opts`` is what the clients keep of their optimisers' states, if anything.
+    """
 
     variables: Blocks
     added: Blocks
     previous: Blocks
     h: Blocks
     kept: Kept | None
+    own_opts: Tree = ()
 
 
 class FedMSA(SampledAlgorithm):
     """Moves all blocks at once, along a global direction that local differences keep fresh.
 
     Args:
-        outer_lr: α, a number or a schedule (:class:`Decay`, :class:`PowerDecay`).
-        inner_lr: the step sizes of all other blocks, one for all or a tuple with one each; in a
-            bilevel problem those of y and v, of which v's should not be the larger.
+        outer_lr: α, the rule of the local steps of x. With an optimiser the local differences still
+            keep the direction fresh, but the steps are no longer along its mean over clients.
+        inner_lr: the rules of all other blocks, one for all or a tuple with one each; in a bilevel
+            problem those of y and v, of which v's should not be the larger.
         local_steps: K.
         renewal: ρ, above 0 and at most 1. At 1 the direction is that of the round alone.
         clients: who takes the local steps; one client as in the theorem if not given.
@@ -92,8 +110,8 @@ class FedMSA(SampledAlgorithm):
     """
 
     _: KW_ONLY
-    outer_lr: Rate = eqx.field(converter=number)
-    inner_lr: Rates = eqx.field(converter=rates)
+    outer_lr: StepRule = eqx.field(converter=step_rule)
+    inner_lr: StepRules = eqx.field(converter=step_rules)
     local_steps: int = 1
     renewal: float = 0.5
     clients: AbstractParticipation = eqx.field(
@@ -104,13 +122,20 @@ class FedMSA(SampledAlgorithm):
     )
     first_batch: int | None = None
     view: AbstractView | None = None
-    inner_radius: Radius = eqx.field(converter=rates, default=None)
+    inner_radius: Radius = eqx.field(converter=step_rules, default=None)
     warm_up: AbstractWarmUp | None = None
     output: AbstractOutput = eqx.field(default_factory=LastIterate)
 
     def __check_init__(self):
-        check_rates("outer_lr", self.outer_lr)
-        check_rates("inner_lr", self.inner_lr)
+        check_step_rule("outer_lr", self.outer_lr, "local")
+        check_step_rules("inner_lr", self.inner_lr, place="local")
+        check_keeping(self.name, self.clients, self.outer_lr, self.inner_lr)
+        if not isinstance(self.output, LastIterate) and self._is_keeping():
+            raise ValueError(
+                f"{type(self.output).__name__} asks a client to take its steps again, from the "
+                "state that its optimiser began with, and keep=True replaces that state. Leave "
+                "keep out, or use LastIterate."
+            )
         check.count("local_steps", self.local_steps)
         check.fraction("renewal", self.renewal)
         check_radius("inner_radius", self.inner_radius)
@@ -120,7 +145,7 @@ class FedMSA(SampledAlgorithm):
     def check(self, problem: Problem, n_clients: int) -> None:
         """Raise unless the problem has blocks and the settings fit them and the clients."""
         others = view_of(problem, self.view).n_blocks(problem) - 1
-        check_rates("inner_lr", self.inner_lr, others)
+        check_step_rules("inner_lr", self.inner_lr, others, "local")
         check_radius("inner_radius", self.inner_radius, others)
         self.clients.check(n_clients)
         self.momentum_clients.check(n_clients)
@@ -136,8 +161,8 @@ class FedMSA(SampledAlgorithm):
     def init(self, problem: Problem, *variables: Tree) -> MSAState:
         """The given variables, and what the view adds to them; no direction yet."""
         u = (*variables, *view_of(problem, self.view).added(problem, *variables))
-        n = len(variables)
-        return MSAState(variables, u[n:], u, tree.zeros_like(u), self.output.init(variables))
+        n, own = len(variables), kept_opts(each_rule(self.outer_lr, self.inner_lr, len(u)), u)
+        return MSAState(variables, u[n:], u, tree.zeros_like(u), self.output.init(variables), own)
 
     def round(
         self, fed: AbstractFederation, problem: Problem, state: MSAState, key: Key
@@ -154,10 +179,11 @@ class FedMSA(SampledAlgorithm):
         along_h = fed.cache(h)
 
         who, sample_key = jax.random.split(local_key)
-        settings = {"problem": problem, "algorithm": self, "round": fed.round}
+        settings = {"key": sample_key, "problem": problem, "algorithm": self}
         cohort = fed.sample(self.clients, who)
         start = fed.broadcast(cohort, at_u, along_h)  # --------------------- down  h (and u)
-        w_i = fed.map(local_steps, *start, key=sample_key, steps=steps, **settings)
+        settings["steps"], own = steps, state.own_opts
+        w_i, own = map_steps(fed, cohort, own, local_steps, *start, **settings)
         with fed.outer():
             w = fed.mean(w_i)  # -------------------------------------------- up    w
 
@@ -168,16 +194,21 @@ class FedMSA(SampledAlgorithm):
             """The k-th iterate of one client, which repeats its steps up to k."""
             alone = cohort.where(jnp.arange(len(cohort), dtype=jnp.int32) == slot)
             start = fed.broadcast(alone, at_u, along_h)  # ------------------ down  nothing new
-            w_i = fed.map(local_steps, *start, key=sample_key, steps=k - 1, **settings)
+            w_i, _ = map_steps(fed, alone, (), local_steps, *start, **{**settings, "steps": k - 1})
             with fed.outer():
                 return fed.sum(w_i)[:n]  # ---------------------------------- up    w^k
 
         kept = self.output.renew(fed, state.kept, u[:n], steps, ask, which)
-        return MSAState(w[:n], w[n:], u, h, kept)
+        return MSAState(w[:n], w[n:], u, h, kept, own)
 
     def solution(self, state: MSAState) -> tuple[Tree, ...]:
         """The problem's own variables."""
         return state.variables if state.kept is None else state.kept.iterate
+
+    def _is_keeping(self) -> bool:
+        """Whether clients keep the state of an optimiser."""
+        others = self.inner_lr if isinstance(self.inner_lr, tuple) else (self.inner_lr,)
+        return any(map(is_keeping, (self.outer_lr, *others)))
 
     def _warmed_up(self, fed, problem, u: Blocks, is_first, key: Key) -> Blocks:
         """The blocks after the warm-up in round 0; the same blocks in later rounds."""
@@ -229,24 +260,27 @@ def local_steps(
     client: Client,
     u: Blocks,
     h: Blocks,
+    kept: tuple[Tree, ...] | None = None,
     *,
     problem: Problem,
     algorithm: FedMSA,
     round: Count,
     steps: Count,
-) -> Blocks:
+) -> tuple[Blocks, tuple[Tree, ...]]:
     """w^1 = u, d^1 = h;  w^{k+1} = w^k - a d^k,  d^k = d^{k-1} + s_i(w^k; ξ) - s_i(w^{k-1}; ξ)."""
-    sizes = sizes_at(algorithm.outer_lr, algorithm.inner_lr, len(u), round)
+    rules = each_rule(algorithm.outer_lr, algorithm.inner_lr, len(u))
 
-    def move(w, d):
-        return descend(w, sizes, d, algorithm.inner_radius)
+    def move(w, opts, d):
+        return descend(rules, d, opts, w, round, algorithm.inner_radius)
 
     def step(k, carry):
-        w, before, d = carry
+        (w, opts), before, d = carry
         key = jax.random.fold_in(client.key, k)
         view, batch_size = algorithm.view, algorithm.batch_size
         new, old = evaluate(client, problem, view, batch_size, key, w, before)
         d = tree.add(d, tree.sub(new, old))
-        return move(w, d), w, d
+        return move(w, opts, d), w, d
 
-    return client.repeat(steps - 1, step, (move(u, h), u, h))[0]
+    first = move(u, starting_opts(rules, u, kept), h)
+    (w, opts), *_ = client.repeat(steps - 1, step, (first, u, h))
+    return w, opts_to_keep(rules, opts)

@@ -57,18 +57,25 @@ class BilevelWarmUp(AbstractWarmUp):
                 f"BilevelWarmUp got inner={self.inner!r}, inner_rounds={self.inner_rounds}. "
                 "Give both, or neither to leave y as it is."
             )
+        if self.inner is not None and self.inner.is_keeping:
+            raise ValueError(
+                "BilevelWarmUp got an inner solver with keep=True. It runs in round 0 only, so "
+                "there is no round to keep the optimisers' states for; leave keep out."
+            )
 
     def __call__(self, context, blocks, key):
         """x as it is, y after the inner rounds, and v at both."""
         x, y, _ = blocks
         inner_key, adjoint_key = jax.random.split(key)
 
-        def inner_round(t, y):
+        def inner_round(t, carry):
             assert self.inner is not None
-            return self.inner(context, x, y, jax.random.fold_in(inner_key, t))
+            y, opt = carry
+            return self.inner(context, x, y, opt, jax.random.fold_in(inner_key, t))
 
         if self.inner is not None:
-            y = context.fed.repeat(self.inner_rounds, inner_round, y)
+            first = y, self.inner.first_opt(y)
+            y, _ = context.fed.repeat(self.inner_rounds, inner_round, first)
         state = initial_state(context.problem, x, y)
         v, _ = self.adjoint.estimate(context, state, adjoint_key)
         return x, y, v

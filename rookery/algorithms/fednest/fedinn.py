@@ -1,7 +1,9 @@
 """FedInn: one inner round of local steps, drift-free or plain (FedNest, algorithms 4 and 6).
 
 In FedInn, q is the global gradient at y. It corrects every local step, so the zero of the mean
-inner gradient stays a fixed point, whatever the clients' own zeros are. FedInnSGD saves the
+inner gradient stays a fixed point, whatever the clients' own zeros are. With an optimiser that is
+not linear in the direction, such as Adam, it is still a fixed point, but on the way there the mean
+of the clients' steps is no longer the step along the mean direction. FedInnSGD saves the
 exchange for q and pays with a bias that grows with the number of local steps.
 """
 
@@ -15,48 +17,62 @@ from rookery.algorithms.shared import levels, local
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.server import inner_gradient
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    check_step_rule,
+    is_keeping,
+    kept_opt,
+    step_rule,
+)
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import AbstractInner
 from rookery.program.federation import Client
-from rookery.types import Key, Tree
+from rookery.types import Count, Key, Tree
 
 
 def fedinn(
     context: Context,
     x: Tree,
     y: Tree,
+    opt: Tree,
     key: Key,
     *,
-    lr: local.LearningRate,
+    lr: StepRule,
     local_steps: local.LocalSteps,
     anchor_batch: int | None,
-) -> Tree:
-    """Two exchanges with one cohort: the global gradient q at y, then local steps along it."""
+) -> tuple[Tree, Tree]:
+    """Two exchanges with one cohort: the global gradient q at y, then local steps along it.
+
+    ``opt`` is what the clients keep of their optimisers' states, if anything.
+    """
     who, anchor_key, local_key = jax.random.split(key, 3)
     fed, cohort = context.fed, context.sample(who)
     x, y = fed.broadcast(cohort, x, y)  # ----------------------------------- down  x, y
     q_i = context.map(inner_gradient, x, y, key=anchor_key, batch_size=anchor_batch)
     q = fed.mean(q_i)  # ---------------------------------------------------- up    q
     q = fed.broadcast(cohort, q)  # ----------------------------------------- down  q
-    y_i = context.map(corrected_inner_steps, x, y, q, key=local_key, lr=lr, steps=local_steps)
-    return fed.mean(y_i)  # ------------------------------------------------- up    y
+    how = {"key": local_key, "lr": lr, "steps": local_steps}
+    y_i, opt = context.map_steps(cohort, opt, corrected_inner_steps, x, y, q, **how)
+    return fed.mean(y_i), opt  # -------------------------------------------- up    y
 
 
 def fedinn_sgd(
     context: Context,
     x: Tree,
     y: Tree,
+    opt: Tree,
     key: Key,
     *,
-    lr: local.LearningRate,
+    lr: StepRule,
     local_steps: local.LocalSteps,
-) -> Tree:
+) -> tuple[Tree, Tree]:
     """One exchange: the mean of the clients' plain local steps."""
     who, local_key = jax.random.split(key)
     fed, cohort = context.fed, context.sample(who)
     x, y = fed.broadcast(cohort, x, y)  # ----------------------------------- down  x, y
-    y_i = context.map(plain_inner_steps, x, y, key=local_key, lr=lr, steps=local_steps)
-    return fed.mean(y_i)  # ------------------------------------------------- up    y
+    how = {"key": local_key, "lr": lr, "steps": local_steps}
+    y_i, opt = context.map_steps(cohort, opt, plain_inner_steps, x, y, **how)
+    return fed.mean(y_i), opt  # -------------------------------------------- up    y
 
 
 def corrected_inner_steps(
@@ -64,12 +80,14 @@ def corrected_inner_steps(
     x: Tree,
     y: Tree,
     q: Tree,
+    opt: Tree | None = None,
     *,
     problem: TwoLevel,
     batch_size: int | None,
-    lr: local.LearningRate,
+    lr: StepRule,
     steps: local.LocalSteps,
-) -> Tree:
+    round: Count,
+) -> tuple[Tree, Tree]:
     """y_{i,ν+1} = y_{i,ν} - β_i [ G_i(y_{i,ν}; ζ) - G_i(y; ζ) + q ]."""
     return local.corrected_steps(
         client,
@@ -77,8 +95,10 @@ def corrected_inner_steps(
         gradient=lambda y_i, sample: levels.inner_gradient(problem, x, y_i, sample),
         anchor=y,
         correction=q,
-        lr=lr,
+        rule=lr,
         steps=steps,
+        round=round,
+        opt=opt,
     )
 
 
@@ -86,33 +106,41 @@ def plain_inner_steps(
     client: Client,
     x: Tree,
     y: Tree,
+    opt: Tree | None = None,
     *,
     problem: TwoLevel,
     batch_size: int | None,
-    lr: local.LearningRate,
+    lr: StepRule,
     steps: local.LocalSteps,
-) -> Tree:
+    round: Count,
+) -> tuple[Tree, Tree]:
     """y_{i,ν+1} = y_{i,ν} - β_i G_i(y_{i,ν}; ζ)."""
     at = LocalSystem(client, problem, x, y, batch_size)
-    return own_inner_steps(at, client.key, lr=lr, steps=steps)
+    return own_inner_steps(at, client.key, lr=lr, steps=steps, round=round, opt=opt)
 
 
 def own_inner_steps(
-    at: LocalSystem, key: Key, *, lr: local.LearningRate, steps: local.LocalSteps
-) -> Tree:
-    """The client's inner variable after its plain local steps from y."""
+    at: LocalSystem,
+    key: Key,
+    *,
+    lr: StepRule,
+    steps: local.LocalSteps,
+    round: Count,
+    opt: Tree | None,
+) -> tuple[Tree, Tree]:
+    """The client's inner variable after its plain local steps from y, and its rule's state."""
 
     def gradient(y_i, key):
         return levels.inner_gradient(at.problem, at.x, y_i, at.inner_sample(key))
 
-    return local.plain_steps(at.client, gradient, at.y, lr, steps, key)
+    return local.plain_steps(at.client, gradient, at.y, lr, steps, key, round=round, opt=opt)
 
 
 class FedInn(AbstractInner):
     """:func:`fedinn` as a part: two exchanges give a new y.
 
     Args:
-        lr: β, of every local step, or of the whole call (:class:`PerCall`).
+        lr: β, the rule of every local step, or a size for the whole call (:class:`PerCall`).
         local_steps: τ, one number or one per client.
         anchor_batch: rows of the gradient q; None is all.
 
@@ -121,22 +149,32 @@ class FedInn(AbstractInner):
     """
 
     _: KW_ONLY
-    lr: local.LearningRate = eqx.field(converter=local.number)
+    lr: StepRule = eqx.field(converter=step_rule)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     anchor_batch: int | None = None
 
     def __check_init__(self):
-        local.check_learning_rate("FedInn.lr", self.lr)
+        check_step_rule("FedInn.lr", self.lr, "local")
         local.check_local_steps("FedInn.local_steps", self.local_steps)
         if self.anchor_batch is not None:
             check.count("anchor_batch", self.anchor_batch)
 
-    def __call__(self, context, x, y, key):
-        """The inner variable y after one round."""
+    def first_opt(self, y):
+        """What the clients keep of their optimisers' states, if anything."""
+        return kept_opt(self.lr, y)
+
+    @property
+    def is_keeping(self):
+        """Whether that is anything."""
+        return is_keeping(self.lr)
+
+    def __call__(self, context, x, y, opt, key):
+        """The inner variable y after one round, and what the clients keep."""
         return fedinn(
             context,
             x,
             y,
+            opt,
             key,
             lr=self.lr,
             local_steps=self.local_steps,
@@ -152,7 +190,7 @@ class FedInnSGD(AbstractInner):
     """:func:`fedinn_sgd` as a part: one exchange gives a new y.
 
     Args:
-        lr: β, of every local step, or of the whole call (:class:`PerCall`).
+        lr: β, the rule of every local step, or a size for the whole call (:class:`PerCall`).
         local_steps: τ, one number or one per client.
 
     >>> FedInnSGD(lr=0.1, local_steps=[1, 2, 3]).local_steps
@@ -160,16 +198,25 @@ class FedInnSGD(AbstractInner):
     """
 
     _: KW_ONLY
-    lr: local.LearningRate = eqx.field(converter=local.number)
+    lr: StepRule = eqx.field(converter=step_rule)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
 
     def __check_init__(self):
-        local.check_learning_rate("FedInnSGD.lr", self.lr)
+        check_step_rule("FedInnSGD.lr", self.lr, "local")
         local.check_local_steps("FedInnSGD.local_steps", self.local_steps)
 
-    def __call__(self, context, x, y, key):
-        """The inner variable y after one round."""
-        return fedinn_sgd(context, x, y, key, lr=self.lr, local_steps=self.local_steps)
+    def first_opt(self, y):
+        """What the clients keep of their optimisers' states, if anything."""
+        return kept_opt(self.lr, y)
+
+    @property
+    def is_keeping(self):
+        """Whether that is anything."""
+        return is_keeping(self.lr)
+
+    def __call__(self, context, x, y, opt, key):
+        """The inner variable y after one round, and what the clients keep."""
+        return fedinn_sgd(context, x, y, opt, key, lr=self.lr, local_steps=self.local_steps)
 
     def check(self, n_clients):
         """Numbers of local steps must fit the clients."""

@@ -20,7 +20,8 @@ Cost of a round in exchanges, N' the hops drawn by FedIHGP:
 and one more in a round that estimates L. Table 2 of the paper counts N for N'; see
 :mod:`rookery.algorithms.fednest.accounting`. Departures from the paper: FedIHGPSum is the default,
 since a random length is noise that no batch size removes; the first local step is taken without its
-two cancelling gradients; in a composition v is the mean of f_y (the paper's N = 1).
+two cancelling gradients; in a composition v is the mean of f_y (the paper's N = 1). Step rules may
+be optimisers, on the clients; :mod:`~rookery.algorithms.fednest.fedinn` says what is then lost.
 """
 
 from dataclasses import KW_ONLY
@@ -39,17 +40,18 @@ from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import AbstractAdjoint
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
-from rookery.algorithms.shared.two_level import State, TwoLevelAlgorithm
+from rookery.algorithms.shared.step_rule import StepRule, check_keeping, kept_opt, step_rule
+from rookery.algorithms.shared.two_level import Opts, State, TwoLevelAlgorithm
 from rookery.program.federation import AbstractFederation
 from rookery.signature import expands
-from rookery.types import Key
+from rookery.types import Key, Tree
 
 
 class FedNest(TwoLevelAlgorithm):
     """Alternates drift-free inner rounds with one step along the global hypergradient.
 
     Args:
-        outer_lr: α, of every local step, or of the whole call (:class:`PerCall`).
+        outer_lr: α, the rule of every local step, or a size for the whole call (:class:`PerCall`).
         inner_lr: β, likewise.
         inner_rounds: T.
         inner_steps: τ of FedInn, one number or one per client.
@@ -62,8 +64,8 @@ class FedNest(TwoLevelAlgorithm):
     """
 
     _: KW_ONLY
-    outer_lr: local.LearningRate = eqx.field(converter=local.number)
-    inner_lr: local.LearningRate = eqx.field(converter=local.number)
+    outer_lr: StepRule = eqx.field(converter=step_rule)
+    inner_lr: StepRule = eqx.field(converter=step_rule)
     inner_rounds: int = 1
     inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     outer_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
@@ -72,6 +74,7 @@ class FedNest(TwoLevelAlgorithm):
 
     def __check_init__(self):
         local.check_fields(self)
+        check_keeping(self.name, self.clients, self.inner_lr, self.outer_lr)
         check.count("inner_rounds", self.inner_rounds)
         if self.anchor_batch is not None:
             check.count("anchor_batch", self.anchor_batch)
@@ -82,23 +85,29 @@ class FedNest(TwoLevelAlgorithm):
         local.check_fields(self, n_clients)
         self.ihgp.check(problem, n_clients)
 
+    def first_opts(self, x: Tree, y: Tree) -> Opts:
+        """What the clients keep of their optimisers' states, if anything."""
+        return Opts(kept_opt(self.inner_lr, y), kept_opt(self.outer_lr, x))
+
     def round(self, fed: AbstractFederation, problem: TwoLevel, state: State, key: Key) -> State:
         """T times FedInn; then FedIHGP and FedOut."""
         context = Context(fed, problem, self.clients, self.batch_size)
         inner_key, outer_key = jax.random.split(key)
         who, ihgp_key, hyper_key, local_key = jax.random.split(outer_key, 4)
-        inner = {"lr": self.inner_lr, "local_steps": self.inner_steps}
+        anchor = {"anchor_batch": self.anchor_batch}
+        inner = {"lr": self.inner_lr, "local_steps": self.inner_steps, **anchor}
         outer = {"lr": self.outer_lr, "local_steps": self.outer_steps}
+        inner_opt, outer_opt = state.opts
 
-        def inner_round(t, y):
-            t_key = jax.random.fold_in(inner_key, t)
-            return fedinn(context, state.x, y, t_key, anchor_batch=self.anchor_batch, **inner)
+        def inner_round(t, carry):
+            (y, opt), t_key = carry, jax.random.fold_in(inner_key, t)
+            return fedinn(context, state.x, y, opt, t_key, **inner)
 
-        y = fed.repeat(self.inner_rounds, inner_round, state.y)  # ----------- y^{k+1}
-        state = state._replace(y=y)
-        v, L = self.ihgp.estimate(context, state, ihgp_key)  # --------------- FedIHGP
-        x = fedout(context, state.x, y, v, (who, hyper_key, local_key), **outer)  # x^{k+1}
-        return state._replace(x=x, lipschitz=L)
+        y, inner_opt = fed.repeat(self.inner_rounds, inner_round, (state.y, inner_opt))  # y^{k+1}
+        v, L = self.ihgp.estimate(context, state._replace(y=y), ihgp_key)  # - FedIHGP
+        keys = (who, hyper_key, local_key)
+        x, outer_opt = fedout(context, state.x, y, v, outer_opt, keys, **outer)  # x^{k+1}
+        return state._replace(x=x, y=y, lipschitz=L, opts=Opts(inner_opt, outer_opt))
 
 
 @expands(local_rounds)

@@ -14,9 +14,16 @@ from rookery.algorithms.shared import levels, local
 from rookery.algorithms.shared.adjoint import AbstractAdjoint, mean_hypergradient
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    check_step_rule,
+    is_keeping,
+    kept_opt,
+    step_rule,
+)
 from rookery.algorithms.shared.two_level import AbstractOuter
 from rookery.program.federation import Client
-from rookery.types import Key, Tree
+from rookery.types import Count, Key, Tree
 
 
 def fedout(
@@ -24,23 +31,26 @@ def fedout(
     x: Tree,
     y: Tree,
     v: Tree,
+    opt: Tree,
     keys: tuple[Key, Key, Key],
     *,
-    lr: local.LearningRate,
+    lr: StepRule,
     local_steps: local.LocalSteps,
-) -> Tree:
+) -> tuple[Tree, Tree]:
     """Two exchanges with one cohort: the hypergradient h at (x, y, v), then local steps along it.
 
-    The keys are those of the cohort, of h and of the local steps.
+    ``opt`` is what the clients keep of their optimisers' states, if anything; the keys are those of
+    the cohort, of h and of the local steps.
     """
     who, hyper_key, local_key = keys
     fed, cohort = context.fed, context.sample(who)
     x, y, v = fed.broadcast(cohort, x, y, v)  # ----------------------------- down  x, y, v
     h = mean_hypergradient(context, x, y, v, hyper_key)  # ------------------ up    h
     h = fed.broadcast(cohort, h)  # ----------------------------------------- down  h
-    x_i = context.map(corrected_outer_steps, x, y, h, key=local_key, lr=lr, steps=local_steps)
+    how = {"key": local_key, "lr": lr, "steps": local_steps}
+    x_i, opt = context.map_steps(cohort, opt, corrected_outer_steps, x, y, h, **how)
     with fed.outer():
-        return fed.mean(x_i)  # --------------------------------------------- up    x
+        return fed.mean(x_i), opt  # ---------------------------------------- up    x
 
 
 def corrected_outer_steps(
@@ -48,12 +58,14 @@ def corrected_outer_steps(
     x: Tree,
     y: Tree,
     h: Tree,
+    opt: Tree | None = None,
     *,
     problem: TwoLevel,
     batch_size: int | None,
-    lr: local.LearningRate,
+    lr: StepRule,
     steps: local.LocalSteps,
-) -> Tree:
+    round: Count,
+) -> tuple[Tree, Tree]:
     """x_{i,ν+1} = x_{i,ν} - α_i [ f_x(x_{i,ν}, y; ξ) - f_x(x, y; ξ) + h ]."""
     return local.corrected_steps(
         client,
@@ -61,8 +73,10 @@ def corrected_outer_steps(
         gradient=lambda x_i, sample: levels.outer_gradient_x(problem, x_i, y, sample),
         anchor=x,
         correction=h,
-        lr=lr,
+        rule=lr,
         steps=steps,
+        round=round,
+        opt=opt,
     )
 
 
@@ -70,7 +84,7 @@ class FedOut(AbstractOuter):
     """An adjoint and :func:`fedout` as a part.
 
     Args:
-        lr: α, of every local step, or of the whole call (:class:`PerCall`).
+        lr: α, the rule of every local step, or a size for the whole call (:class:`PerCall`).
         local_steps: τ, one number or one per client.
         adjoint: how the inverse Hessian times the outer gradient is estimated.
 
@@ -79,21 +93,30 @@ class FedOut(AbstractOuter):
     """
 
     _: KW_ONLY
-    lr: local.LearningRate = eqx.field(converter=local.number)
+    lr: StepRule = eqx.field(converter=step_rule)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     adjoint: AbstractAdjoint = eqx.field(default_factory=FedIHGPSum)
 
     def __check_init__(self):
-        local.check_learning_rate("FedOut.lr", self.lr)
+        check_step_rule("FedOut.lr", self.lr, "local")
         local.check_local_steps("FedOut.local_steps", self.local_steps)
+
+    def first_opt(self, x):
+        """What the clients keep of their optimisers' states, if anything."""
+        return kept_opt(self.lr, x)
+
+    @property
+    def is_keeping(self):
+        """Whether that is anything."""
+        return is_keeping(self.lr)
 
     def __call__(self, context, state, key):
         """The state with the x of one round."""
         who, adjoint_key, hyper_key, local_key = jax.random.split(key, 4)
         v, L = self.adjoint.estimate(context, state, adjoint_key)
-        x, y, keys = state.x, state.y, (who, hyper_key, local_key)
-        x = fedout(context, x, y, v, keys, lr=self.lr, local_steps=self.local_steps)
-        return state._replace(x=x, lipschitz=L)
+        keys, how = (who, hyper_key, local_key), {"lr": self.lr, "local_steps": self.local_steps}
+        x, opt = fedout(context, state.x, state.y, v, state.opts.outer, keys, **how)
+        return state._replace(x=x, lipschitz=L, opts=state.opts._replace(outer=opt))
 
     def check(self, problem, n_clients):
         """Numbers of local steps must fit the clients, and the adjoint the problem."""

@@ -34,15 +34,27 @@ from rookery.algorithms.shared.local_adjoint import (
     LocalNeumannSum,
     own_adjoint,
 )
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    check_keeping,
+    check_step_rule,
+    is_keeping,
+    kept_opt,
+    kept_opts,
+    opts_to_keep,
+    starting_opts,
+    step_rule,
+)
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import (
     AbstractOuter,
+    Opts,
     State,
     TwoLevelAlgorithm,
 )
 from rookery.program.federation import AbstractFederation, Client
 from rookery.signature import expands
-from rookery.types import Key, Tree
+from rookery.types import Count, Key, Tree
 
 
 class LFedOut(AbstractOuter):
@@ -52,7 +64,7 @@ class LFedOut(AbstractOuter):
     differ, LFedOut converges to a biased point.
 
     Args:
-        lr: α, of every local step, or of the whole call (:class:`PerCall`).
+        lr: α, the rule of every local step, or a size for the whole call (:class:`PerCall`).
         local_steps: τ, one number or one per client.
         adjoint: how a client estimates its own inverse Hessian times its own outer gradient.
 
@@ -61,22 +73,33 @@ class LFedOut(AbstractOuter):
     """
 
     _: KW_ONLY
-    lr: local.LearningRate = eqx.field(converter=local.number)
+    lr: StepRule = eqx.field(converter=step_rule)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)
 
     def __check_init__(self):
-        local.check_learning_rate("LFedOut.lr", self.lr)
+        check_step_rule("LFedOut.lr", self.lr, "local")
         local.check_local_steps("LFedOut.local_steps", self.local_steps)
+
+    def first_opt(self, x):
+        """What the clients keep of their optimisers' states, if anything."""
+        return kept_opt(self.lr, x)
+
+    @property
+    def is_keeping(self):
+        """Whether that is anything."""
+        return is_keeping(self.lr)
 
     def __call__(self, context, state, key):
         """The state with the x of one round."""
         who, local_key = jax.random.split(key)
         fed, cohort = context.fed, context.sample(who)
         x, y = fed.broadcast(cohort, state.x, state.y)  # -------------------- down  x, y
-        x_i = context.map(local_outer_steps, x, y, key=local_key, lfedout=self)
+        how, opt = {"key": local_key, "lfedout": self}, state.opts.outer
+        x_i, opt = context.map_steps(cohort, opt, local_outer_steps, x, y, **how)
         with fed.outer():
-            return state._replace(x=fed.mean(x_i))  # ------------------------ up    x
+            x = fed.mean(x_i)  # --------------------------------------------- up    x
+        return state._replace(x=x, opts=state.opts._replace(outer=opt))
 
     def check(self, problem, n_clients):
         """Numbers of local steps must fit the clients."""
@@ -84,14 +107,25 @@ class LFedOut(AbstractOuter):
 
 
 def local_outer_steps(
-    client: Client, x: Tree, y: Tree, *, problem: TwoLevel, batch_size: int | None, lfedout: LFedOut
-) -> Tree:
+    client: Client,
+    x: Tree,
+    y: Tree,
+    opt: Tree | None = None,
+    *,
+    problem: TwoLevel,
+    batch_size: int | None,
+    lfedout: LFedOut,
+    round: Count,
+) -> tuple[Tree, Tree]:
     """x_{i,ν+1} = x_{i,ν} - α_i h_i(x_{i,ν}, y)  with the client's own adjoint at x_{i,ν}."""
-    return own_outer_steps(LocalSystem(client, problem, x, y, batch_size), lfedout, client.key)
+    at = LocalSystem(client, problem, x, y, batch_size)
+    return own_outer_steps(at, lfedout, client.key, round, opt)
 
 
-def own_outer_steps(at: LocalSystem, lfedout: LFedOut, key: Key) -> Tree:
-    """The client's outer variable after its local steps from x."""
+def own_outer_steps(
+    at: LocalSystem, lfedout: LFedOut, key: Key, round: Count, opt: Tree | None
+) -> tuple[Tree, Tree]:
+    """The client's outer variable after its local steps from x, and its rule's state."""
     steps_key, adjoint_key = jax.random.split(key)
     adjoint = own_adjoint(at, lfedout.adjoint, adjoint_key)
 
@@ -100,8 +134,10 @@ def own_outer_steps(at: LocalSystem, lfedout: LFedOut, key: Key) -> Tree:
         v = adjoint(x_i, adjoint_key)
         return own_piece(at.moved_to(x_i), v, piece_key)
 
-    lr, steps = lfedout.lr, lfedout.local_steps
-    return local.plain_steps(at.client, hypergradient, at.x, lr, steps, steps_key)
+    rule, steps = lfedout.lr, lfedout.local_steps
+    return local.plain_steps(
+        at.client, hypergradient, at.x, rule, steps, steps_key, round=round, opt=opt
+    )
 
 
 @expands(local_rounds)
@@ -146,7 +182,7 @@ class LFedNestNonAlt(TwoLevelAlgorithm):
     """Both levels in one exchange: a client's outer steps start from its own inner steps.
 
     Args:
-        outer_lr: α, of every local step, or of the whole call (:class:`PerCall`).
+        outer_lr: α, the rule of every local step, or a size for the whole call (:class:`PerCall`).
         inner_lr: β, likewise.
         inner_steps: T τ, all inner steps of a round, one number or one per client.
         outer_steps: τ of the outer steps, likewise.
@@ -157,40 +193,54 @@ class LFedNestNonAlt(TwoLevelAlgorithm):
     """
 
     _: KW_ONLY
-    outer_lr: local.LearningRate = eqx.field(converter=local.number)
-    inner_lr: local.LearningRate = eqx.field(converter=local.number)
+    outer_lr: StepRule = eqx.field(converter=step_rule)
+    inner_lr: StepRule = eqx.field(converter=step_rule)
     inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     outer_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)
 
     def __check_init__(self):
         local.check_fields(self)
+        check_keeping(self.name, self.clients, self.inner_lr, self.outer_lr)
 
     def check(self, problem: TwoLevel, n_clients: int) -> None:
         """Raise unless the problem has two levels and the settings fit the clients."""
         self.check_problem(problem, n_clients)
         local.check_fields(self, n_clients)
 
+    def first_opts(self, x: Tree, y: Tree) -> Opts:
+        """What the clients keep of both optimisers' states together, if anything."""
+        return Opts(kept_opts((self.inner_lr, self.outer_lr), (y, x)), ())
+
     def round(self, fed: AbstractFederation, problem: TwoLevel, state: State, key: Key) -> State:
         """One exchange, with all the work on the clients."""
         who, local_key = jax.random.split(key)
         cohort = fed.sample(self.clients, who)
         x, y = fed.broadcast(cohort, state.x, state.y)  # -------------------- down  x, y
-        both = fed.map(joint_steps, x, y, key=local_key, problem=problem, algorithm=self)
+        how, kept = {"key": local_key, "problem": problem, "algorithm": self}, state.opts.inner
+        both, kept = local.map_steps(fed, cohort, kept, joint_steps, x, y, **how)
         with fed.outer():
             x, y = fed.mean(both)  # ----------------------------------------- up    x, y
-        return state._replace(x=x, y=y)
+        return state._replace(x=x, y=y, opts=Opts(kept, ()))
 
 
 def joint_steps(
-    client: Client, x: Tree, y: Tree, *, problem: TwoLevel, algorithm: LFedNestNonAlt
-) -> tuple[Tree, Tree]:
-    """The client's own y_i by plain steps, then its own x_i at that y_i."""
+    client: Client,
+    x: Tree,
+    y: Tree,
+    kept: tuple[Tree, Tree] | None = None,
+    *,
+    problem: TwoLevel,
+    algorithm: LFedNestNonAlt,
+    round: Count,
+) -> tuple[tuple[Tree, Tree], tuple[Tree, ...]]:
+    """The client's own y_i by plain steps, then its own x_i at that y_i; and what it keeps."""
     inner_key, outer_key = jax.random.split(client.key)
+    rules, steps = (algorithm.inner_lr, algorithm.outer_lr), algorithm.inner_steps
+    y_opt, x_opt = starting_opts(rules, (y, x), kept)
     at = LocalSystem(client, problem, x, y, algorithm.batch_size)
-    y_i = own_inner_steps(at, inner_key, lr=algorithm.inner_lr, steps=algorithm.inner_steps)
-    outer = LFedOut(
-        lr=algorithm.outer_lr, local_steps=algorithm.outer_steps, adjoint=algorithm.adjoint
-    )
+    y_i, y_opt = own_inner_steps(at, inner_key, lr=rules[0], steps=steps, round=round, opt=y_opt)
+    outer = LFedOut(lr=rules[1], local_steps=algorithm.outer_steps, adjoint=algorithm.adjoint)
     at = LocalSystem(client, problem, x, y_i, algorithm.batch_size)
-    return own_outer_steps(at, outer, outer_key), y_i
+    x_i, x_opt = own_outer_steps(at, outer, outer_key, round, x_opt)
+    return (x_i, y_i), opts_to_keep(rules, (y_opt, x_opt))

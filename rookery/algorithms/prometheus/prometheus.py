@@ -40,13 +40,14 @@ import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.prometheus.mixing import AbstractMixing, RingGraph
-from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import own_piece
 from rookery.algorithms.shared.local_adjoint import (
     AbstractLocalAdjoint,
     LocalNeumannSum,
     own_adjoint,
 )
+from rookery.algorithms.shared.schedule import number
+from rookery.algorithms.shared.step_rule import check_number
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import REMEDY
 from rookery.problem.bilevel import Bilevel
@@ -55,6 +56,12 @@ from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory, PerClient
 from rookery.program.participation import Everyone
 from rookery.types import Count, Key, Tree
+
+TRACKING = (
+    "Agents agree on x because each subtracts the same multiple of its tracked mean gradient; with "
+    "optimisers of their own the mean of x would move along another direction."
+)
+"""Why the step sizes of Prometheus are numbers."""
 
 
 class Agent(NamedTuple):
@@ -90,14 +97,15 @@ class Prometheus(BatchedAlgorithm):
     """
 
     _: KW_ONLY
-    outer_lr: float = eqx.field(converter=local.number)
-    inner_lr: float = eqx.field(converter=local.number)
+    outer_lr: float = eqx.field(converter=number)
+    inner_lr: float = eqx.field(converter=number)
     mixing: AbstractMixing = eqx.field(default_factory=RingGraph)
     adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)
     renew_every: int | None = None
 
     def __check_init__(self):
-        local.check_fields(self)
+        for name in ("outer_lr", "inner_lr"):
+            check_number("Prometheus", name, getattr(self, name), TRACKING)
         if self.renew_every is not None:
             check.count("renew_every", self.renew_every)
             if self.batch_size is None:

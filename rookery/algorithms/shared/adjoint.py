@@ -27,7 +27,7 @@ class AbstractAdjoint(AbstractHypergradient):
 
         A composition costs one exchange and a minimax problem none, whatever the estimator.
         """
-        x, y, L = state
+        x, y, L = state.x, state.y, state.lipschitz
         if isinstance(context.problem, Minimax):
             return None, L
         system = GlobalSystem(context, context.fed.cache((x, y)))

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
+from rookery.algorithms.shared.step_rule import StepRule, move
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.program.federation import Client
-from rookery.types import Key, Number, Problem, Tree
+from rookery.types import Count, Key, Number, Problem, Tree
 
 Radius = float | tuple[float, ...] | None
 """The largest norm of the blocks other than x, one for all or one each; None bounds none."""
@@ -40,25 +41,33 @@ def evaluate(
 
 
 def descend(
-    blocks: Blocks,
-    sizes: tuple,
+    rules: tuple[StepRule, ...],
     direction: Blocks,
+    opts: tuple[Tree, ...],
+    blocks: Blocks,
+    round: Count,
     radius: Radius = None,
-) -> Blocks:
-    """Every block a step of its own size against its direction, within its radius.
+) -> tuple[Blocks, tuple[Tree, ...]]:
+    """Every block a step by its own rule against its direction, within its radius.
 
     Args:
-        blocks: x and the others.
-        sizes: the step sizes, one each.
+        rules: one for each block.
         direction: shaped like the blocks.
+        opts: the rules' states.
+        blocks: x and the others.
+        round: of the run, for schedules.
         radius: the largest norm of the blocks other than x.
+
+    Returns:
+        the blocks, and the rules' states.
     """
-    moved = tuple(tree.axpy(-a, d, w) for a, d, w in zip(sizes, direction, blocks, strict=True))
+    each = zip(rules, direction, opts, blocks, strict=True)
+    moved, opts = zip(*(move(*one, round) for one in each), strict=True)
     if radius is None:
-        return moved
+        return moved, opts
     x, *others = moved
     radii = radius if isinstance(radius, tuple) else (radius,) * len(others)
-    return x, *(_within(r, block) for r, block in zip(radii, others, strict=True))
+    return (x, *(_within(r, block) for r, block in zip(radii, others, strict=True))), opts
 
 
 def _within(radius: Number, block: Tree) -> Tree:

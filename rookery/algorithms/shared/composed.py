@@ -3,17 +3,19 @@
 from typing import NamedTuple, Protocol
 
 from rookery import check, tree
-from rookery.algorithms.shared.schedule import AbstractSchedule, Rate, check_rates
+from rookery.algorithms.shared.schedule import AbstractSchedule
+from rookery.algorithms.shared.step_rule import Size
 from rookery.algorithms.shared.views import Blocks
 from rookery.program.algorithm import SampledAlgorithm
 from rookery.types import Number, Tree
 
 
 class TrackedState(NamedTuple):
-    """x and the followed values z_1 .. z_N."""
+    """x, the followed values z_1 .. z_N, and the state of the step rule of x."""
 
     x: Tree
     z: Blocks
+    opt: Tree = ()
 
 
 class HasX(Protocol):
@@ -38,15 +40,8 @@ def mixed(share: Number, new: Tree, old: Tree) -> Tree:
     return tree.axpy(share, new, tree.scale(1 - share, old))
 
 
-def check_share(name: str, rate: Rate, factor: float = 1.0) -> None:
-    """Raise if a share of a new value, which is largest in round 0, exceeds one."""
-    first = rate.lr if isinstance(rate, AbstractSchedule) else rate
+def check_share(name: str, size: Size, factor: float = 1.0) -> None:
+    """Raise if a share of a new value exceeds one, in round 0 if it depends on the round."""
+    first = float(size(0)) if isinstance(size, AbstractSchedule) else size
     if isinstance(first, float) and isinstance(factor, float):
         check.fraction(name, factor * first)
-
-
-def check_step_sizes(algorithm: SampledAlgorithm) -> None:
-    """Raise unless all step sizes, the fields that end in ``lr``, are positive or fall."""
-    for name, value in vars(algorithm).items():
-        if name.endswith("lr"):
-            check_rates(name, value)

@@ -5,6 +5,7 @@ from typing import Any
 
 import equinox as eqx
 
+from rookery.algorithms.shared.local import map_steps
 from rookery.program.federation import AbstractFederation, Placed
 from rookery.program.participation import AbstractParticipation, Cohort
 from rookery.types import Key, Tree
@@ -35,3 +36,16 @@ class Context(eqx.Module):
         """Run a client step, which is told the problem and the batch size."""
         settings = {"problem": self.problem, "batch_size": self.batch_size, **settings}
         return self.fed.map(step, *values, key=key, **settings)
+
+    def map_steps(
+        self,
+        cohort: Cohort,
+        kept: Tree,
+        step: Callable[..., tuple[Tree, Tree]],
+        *values: Placed,
+        key: Key,
+        **settings: object,
+    ) -> tuple[Placed, Tree]:
+        """The same for local steps whose optimisers' states may be kept (:func:`map_steps`)."""
+        settings = {"problem": self.problem, "batch_size": self.batch_size, **settings}
+        return map_steps(self.fed, cohort, kept, step, *values, key=key, **settings)

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.shared import levels, local
+from rookery.algorithms.shared import levels
 from rookery.algorithms.shared.context import Context
+from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import State
 from rookery.problem.bilevel import Bilevel
@@ -65,7 +66,7 @@ class NeumannSettings(eqx.Module):
 
     _: KW_ONLY
     terms: int = 5
-    lipschitz: Lipschitz = eqx.field(converter=local.number, default_factory=PowerIteration)
+    lipschitz: Lipschitz = eqx.field(converter=number, default_factory=PowerIteration)
 
     def __check_init__(self):
         check.count(f"{type(self).__name__}.terms", self.terms)
@@ -74,7 +75,7 @@ class NeumannSettings(eqx.Module):
 
 def lipschitz(context: Context, state: State, rule: Lipschitz, key: Key) -> jax.Array:
     """L for this round: given, kept from an earlier round, or estimated in one exchange."""
-    x, y, previous = state
+    x, y, previous = state.x, state.y, state.lipschitz
     if not isinstance(rule, PowerIteration):
         return jnp.asarray(rule).astype(previous.dtype)
     who, sample_key = jax.random.split(key)

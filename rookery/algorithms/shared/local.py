@@ -1,34 +1,24 @@
 """Local steps on a client: how many, how large, and in which direction."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.program.federation import Client
+from rookery.algorithms.shared.step_rule import (
+    Place,
+    StepRule,
+    check_step_rule,
+    first_opt,
+    move,
+)
+from rookery.program.federation import AbstractFederation, Client, Placed, Step
+from rookery.program.memory import Memory
+from rookery.program.participation import Cohort
 from rookery.rng import below
-from rookery.types import Count, Key, Number, Sample, Tree
-
-
-def number(value: object) -> Any:  # of the type of the field that it converts
-    """Field converter: whole numbers become floats, so that they can be swept over."""
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-class PerCall(eqx.Module):
-    """A step size for a whole call, shared out over its local steps: lr_i = lr / local_steps_i.
-
-    With it, clients that take unequally many steps move equally far; a plain number instead is the
-    size of every single local step.
-    """
-
-    lr: float = eqx.field(converter=number)
-
-    def __check_init__(self):
-        check.positive("PerCall.lr", self.lr)
+from rookery.types import Count, Key, Sample, Tree
 
 
 class RandomSteps(eqx.Module):
@@ -47,15 +37,8 @@ class RandomSteps(eqx.Module):
         check.count("RandomSteps.high", self.high, least=self.low)
 
 
-LearningRate = float | PerCall
 LocalSteps = int | tuple[int, ...] | RandomSteps
 """One number for all clients, one per client, or (where jobs are asynchronous) a random one."""
-
-
-def check_learning_rate(name: str, value: object) -> None:
-    """Raise unless a step size is a positive number or a :class:`PerCall`."""
-    if not isinstance(value, PerCall):
-        check.positive(name, value)
 
 
 def local_steps(value) -> LocalSteps:
@@ -84,31 +67,37 @@ def check_fields(
     algorithm: eqx.Module,
     n_clients: int | None = None,
     *,
+    place: Place = "local",
     may_be_drawn: bool = False,
     except_for: tuple[str, ...] = (),
 ) -> None:
-    """Check an algorithm's step sizes, numbers of local steps and batch sizes, told by their names.
+    """Check an algorithm's step rules, numbers of local steps and batch sizes, told by their names.
 
-    In every algorithm step sizes are ``lr`` or end in ``_lr``, numbers of local steps end in
+    In every algorithm step rules are ``lr`` or end in ``_lr``, numbers of local steps end in
     ``_steps`` and batch sizes in ``batch_size``.
 
     Args:
         algorithm: whose fields are checked.
         n_clients: how many clients there are, if known.
+        place: who takes the steps; those of ``server_lr`` are always the server's.
         may_be_drawn: whether a number of local steps may be :class:`RandomSteps`.
         except_for: fields with a rule of their own, which the caller checks.
     """
     fields = {name: value for name, value in vars(algorithm).items() if name not in except_for}
-    check_settings(fields, n_clients, may_be_drawn=may_be_drawn)
+    check_settings(fields, n_clients, place=place, may_be_drawn=may_be_drawn)
 
 
 def check_settings(
-    settings: Mapping[str, object], n_clients: int | None = None, *, may_be_drawn: bool = False
+    settings: Mapping[str, object],
+    n_clients: int | None = None,
+    *,
+    place: Place = "local",
+    may_be_drawn: bool = False,
 ) -> None:
     """:func:`check_fields` for settings by name."""
     for name, value in settings.items():
         if name == "lr" or name.endswith("_lr"):
-            check_learning_rate(name, value)
+            check_step_rule(name, value, "server" if name == "server_lr" else place)
         elif name.endswith("_steps"):
             check_local_steps(name, local_steps(value), n_clients, may_be_drawn)
         elif name.endswith("batch_size") and value is not None:
@@ -123,45 +112,96 @@ def steps_of(client: Client, steps: LocalSteps, key: Key | None = None):
     return jnp.asarray(steps, jnp.int32)[client.id] if isinstance(steps, tuple) else steps
 
 
-def step_size(lr: LearningRate, steps):
-    """The size of one local step of a client that takes so many."""
-    return lr.lr / jnp.asarray(steps).astype(float) if isinstance(lr, PerCall) else lr
+def map_steps(
+    fed: AbstractFederation,
+    cohort: Cohort,
+    kept: Tree,
+    step: Step,
+    *values: Placed,
+    key: Key,
+    **settings: object,
+) -> tuple[Placed, Tree]:
+    """``fed.map`` of local steps, with the optimisers' states that the clients keep.
+
+    The step gets the state as its last value, if there is one, and the round as a setting; it
+    returns its reply and the new state.
+
+    Args:
+        fed: the federation.
+        cohort: whose clients take the steps.
+        kept: the clients' memory of the states, or the empty tuple (:func:`kept_opt`).
+        step: the client step.
+        values: what the cohort holds.
+        key: of the samples.
+        settings: of the step.
+
+    Returns:
+        the replies, and what the clients keep.
+    """
+    if not isinstance(kept, Memory):
+        replies, _ = fed.map(step, *values, key=key, round=fed.round, **settings)
+        return replies, kept
+    own = fed.recall(cohort, kept)
+    replies, opt = fed.map(step, *values, own, key=key, round=fed.round, **settings)
+    return replies, fed.keep(kept, opt)
 
 
 def plain_steps(
     client: Client,
     direction: Callable[[Tree, Key], Tree],
     start: Tree,
-    lr: LearningRate,
+    rule: StepRule,
     steps: LocalSteps,
     key: Key,
-) -> Tree:
-    """Local steps against ``direction(w, key)``, with a fresh key each."""
+    *,
+    round: Count,
+    opt: Tree | None = None,
+) -> tuple[Tree, Tree]:
+    """Local steps against ``direction(w, key)``, with a fresh key each.
+
+    Args:
+        client: who takes them.
+        direction: what a step of size one subtracts.
+        start: where they start.
+        rule: how the client moves.
+        steps: how many, one number or one per client.
+        key: of all steps.
+        round: of the run, for schedules.
+        opt: the rule's state that the client kept; None starts afresh.
+
+    Returns:
+        the variable after the steps, and the rule's state.
+    """
     own_steps = steps_of(client, steps)
-    size = step_size(lr, own_steps)
+    opt = first_opt(rule, start) if opt is None else opt
 
-    def step(nu, w):
-        return tree.axpy(-size, direction(w, jax.random.fold_in(key, nu)), w)
+    def step(nu, carry):
+        w, opt = carry
+        return move(rule, direction(w, jax.random.fold_in(key, nu)), opt, w, round, own_steps)
 
-    return client.repeat(own_steps, step, start)
+    return client.repeat(own_steps, step, (start, opt))
 
 
 def mean_gradient(
     client: Client,
     gradient: Callable[[Tree, Key], Tree],
     start: Tree,
-    size: Number,
+    rule: StepRule,
     steps: Count,
     key: Key,
 ) -> Tree:
-    """The mean of the gradients along local steps of a given size and number, with a key each."""
+    """The mean of the gradients along a number of local steps, with a key each.
+
+    Jobs of asynchronous methods run it; they have no round, so the rule is no schedule.
+    """
 
     def step(k, carry):
-        w, total = carry
+        w, opt, total = carry
         g = gradient(w, jax.random.fold_in(key, k))
-        return tree.axpy(-size, g, w), tree.add(total, g)
+        return *move(rule, g, opt, w, 0, steps), tree.add(total, g)
 
-    _, total = client.repeat(steps, step, (start, tree.zeros_like(start)))
+    first = start, first_opt(rule, start), tree.zeros_like(start)
+    *_, total = client.repeat(steps, step, first)
     return tree.scale(1 / jnp.asarray(steps).astype(float), total)
 
 
@@ -171,19 +211,25 @@ def corrected_steps(
     gradient: Callable[[Tree, Sample], Tree],
     anchor: Tree,
     correction: Tree,
-    lr: LearningRate,
+    rule: StepRule,
     steps: LocalSteps,
-) -> Tree:
+    *,
+    round: Count,
+    opt: Tree | None = None,
+) -> tuple[Tree, Tree]:
     """Local steps along  G_i(w; ξ) - G_i(anchor; ξ) + correction,  the same sample ξ in both.
 
-    At the anchor the difference is zero, so the first step needs no evaluation.
+    At the anchor the difference is zero, so the first step needs no evaluation. Arguments and
+    results are those of :func:`plain_steps`.
     """
     own_steps = steps_of(client, steps)
-    size = step_size(lr, own_steps)
+    opt = first_opt(rule, anchor) if opt is None else opt
 
-    def step(nu, w):
+    def step(nu, carry):
+        w, opt = carry
         sample = draw(jax.random.fold_in(client.key, nu))
         drift = tree.sub(gradient(w, sample), gradient(anchor, sample))
-        return tree.axpy(-size, tree.add(drift, correction), w)
+        return move(rule, tree.add(drift, correction), opt, w, round, own_steps)
 
-    return client.repeat(own_steps - 1, step, tree.axpy(-size, correction, anchor))
+    first = move(rule, correction, opt, anchor, round, own_steps)
+    return client.repeat(own_steps - 1, step, first)

@@ -18,7 +18,7 @@ import equinox as eqx
 import jax
 
 from rookery import check, tree
-from rookery.algorithms.shared.local import number
+from rookery.algorithms.shared.schedule import number
 from rookery.problem.meta import Meta
 from rookery.types import Sample, Tree
 

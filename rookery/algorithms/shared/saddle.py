@@ -8,7 +8,7 @@
 
 With one client these are the centralised methods; with all clients taking part, whole batches and
 weights in proportion to the clients' rows they are the same methods run in parallel. Fewer clients
-or smaller batches make them stochastic.
+or smaller batches make them stochastic. An optimiser takes f_x and -f_y for gradients.
 """
 
 from dataclasses import KW_ONLY
@@ -16,35 +16,41 @@ from typing import NamedTuple
 
 import equinox as eqx
 
-from rookery import check, tree
-from rookery.algorithms.shared import local
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    check_step_rule,
+    first_opt,
+    move,
+    step_rule,
+)
 from rookery.problem.minimax import Minimax
 from rookery.program.algorithm import SampledAlgorithm, check_kind
-from rookery.types import Tree
+from rookery.types import Count, Tree
 
 
 class SaddleState(NamedTuple):
-    """The iterates."""
+    """The iterates, and the states of their step rules: the server's, or what the clients keep."""
 
     x: Tree
     y: Tree
+    opts: Tree = ()
 
 
 class AbstractDescentAscent(SampledAlgorithm):
     """Steps of the server on a minimax problem; a subclass says how a round is made up.
 
     Args:
-        outer_lr: α, step size of x.
-        inner_lr: β, step size of y.
+        outer_lr: α, step rule of x.
+        inner_lr: β, step rule of y.
     """
 
     _: KW_ONLY
-    outer_lr: float = eqx.field(converter=local.number)
-    inner_lr: float = eqx.field(converter=local.number)
+    outer_lr: StepRule = eqx.field(converter=step_rule)
+    inner_lr: StepRule = eqx.field(converter=step_rule)
 
     def __check_init__(self):
-        check.positive("outer_lr", self.outer_lr)
-        check.positive("inner_lr", self.inner_lr)
+        check_step_rule("outer_lr", self.outer_lr)
+        check_step_rule("inner_lr", self.inner_lr)
 
     def check(self, problem: Minimax, n_clients: int) -> None:
         """Raise unless the problem is minimax and there are enough clients."""
@@ -52,16 +58,16 @@ class AbstractDescentAscent(SampledAlgorithm):
         self.clients.check(n_clients)
 
     def init(self, problem: Minimax, x: Tree, y: Tree) -> SaddleState:
-        """The given iterates."""
-        return SaddleState(x, y)
+        """The given iterates; no optimiser has taken a step."""
+        return SaddleState(x, y, (first_opt(self.outer_lr, x), first_opt(self.inner_lr, y)))
 
     def solution(self, state: SaddleState) -> tuple[Tree, Tree]:
         """(x, y)."""
         return state.x, state.y
 
-    def step(self, field: tuple[Tree, Tree], pair: SaddleState) -> SaddleState:
-        """The pair after one step against a value of the saddle field."""
-        back_x, back_y = field
-        return SaddleState(
-            tree.axpy(-self.outer_lr, back_x, pair.x), tree.axpy(-self.inner_lr, back_y, pair.y)
-        )
+    def step(self, field: tuple[Tree, Tree], state: SaddleState, round: Count) -> SaddleState:
+        """The state after one step of both variables against a value of the saddle field."""
+        (back_x, back_y), (x, y, (x_opt, y_opt)) = field, state
+        x, x_opt = move(self.outer_lr, back_x, x_opt, x, round)
+        y, y_opt = move(self.inner_lr, back_y, y_opt, y, round)
+        return SaddleState(x, y, (x_opt, y_opt))

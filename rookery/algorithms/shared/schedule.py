@@ -1,6 +1,7 @@
-"""Step sizes of several blocks: constant, or falling from round to round."""
+"""Step sizes that change from round to round."""
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -8,14 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check
-from rookery.algorithms.shared.local import number
 from rookery.types import Count, Number
 
 
-class AbstractSchedule(eqx.Module):
-    """A step size that falls from ``lr`` in round 0."""
+def number(value: object) -> Any:  # of the type of the field that it converts
+    """Field converter: whole numbers become floats, so that they can be swept over."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
-    lr: eqx.AbstractVar[float]
+
+class AbstractSchedule(eqx.Module):
+    """A step size that changes from round to round."""
 
     @abc.abstractmethod
     def __call__(self, round: Count) -> jax.Array:
@@ -68,38 +71,24 @@ class PowerDecay(AbstractSchedule):
         return self.lr / (jnp.asarray(round, float) + 1) ** jnp.asarray(self.exponent)
 
 
-Rate = float | AbstractSchedule
-Rates = Rate | tuple[Rate, ...]
-"""One for all blocks, or one for each."""
+class ByRound(AbstractSchedule):
+    """Any function of the round, such as a schedule of Optax.
 
-
-def rates(value: object) -> Any:  # of the type of the field that it converts
-    """Field converter: whole numbers become floats, lists tuples."""
-    several = isinstance(value, list | tuple)
-    return tuple(map(number, value)) if several else number(value)
-
-
-def check_rates(name: str, value: Rates, n_blocks: int | None = None) -> None:
-    """Raise unless all are positive or fall from round to round, and there is one for each block.
+    >>> import optax
+    >>> float(ByRound(optax.linear_schedule(1.0, 0.0, 4))(1))
+    0.75
 
     Args:
-        name: what the message calls them.
-        value: one rate, or a tuple.
-        n_blocks: how many blocks a tuple must have rates for; None is any number.
+        schedule: takes the round, counted from 0, and returns the step size.
     """
-    for rate in value if isinstance(value, tuple) else (value,):
-        if not isinstance(rate, AbstractSchedule):
-            check.positive(name, rate)
-    if n_blocks is not None and isinstance(value, tuple) and len(value) != n_blocks:
-        raise ValueError(f"{name} has {len(value)} entries for {n_blocks} blocks.")
 
+    schedule: Callable[[Count], Number]
 
-def size_at(rate: Rate, round: Count) -> Number:
-    """The step size in a round."""
-    return rate(round) if isinstance(rate, AbstractSchedule) else rate
+    def __check_init__(self):
+        if not callable(self.schedule):
+            raise TypeError(f"ByRound takes a function of the round, got {self.schedule!r}.")
+        check.positive("ByRound in round 0", self.schedule(0))
 
-
-def sizes_at(outer: Rate, others: Rates, n_blocks: int, round: Count) -> tuple[Number, ...]:
-    """The step sizes of x and of the other blocks in a round."""
-    each = others if isinstance(others, tuple) else (others,) * (n_blocks - 1)
-    return tuple(size_at(rate, round) for rate in (outer, *each))
+    def __call__(self, round):
+        """The function's value."""
+        return jnp.asarray(self.schedule(round))

@@ -5,11 +5,16 @@ from dataclasses import KW_ONLY
 import equinox as eqx
 import jax
 
-from rookery import tree
-from rookery.algorithms.shared import levels, local
+from rookery.algorithms.shared import levels
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
-from rookery.algorithms.shared.schedule import Rate, check_rates, size_at
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    check_step_rule,
+    first_opt,
+    move,
+    step_rule,
+)
 from rookery.algorithms.shared.two_level import AbstractHypergradient, AbstractInner, AbstractOuter
 from rookery.program.federation import Client
 from rookery.types import Key, Tree
@@ -36,22 +41,26 @@ class ServerSGD(AbstractInner):
     """One exchange gives the mean inner gradient, and the server takes one step.
 
     Args:
-        lr: β, or a schedule (:class:`Decay`, :class:`PowerDecay`).
+        lr: β, the step rule.
 
     >>> ServerSGD(lr=0.1).lr
     0.1
     """
 
     _: KW_ONLY
-    lr: Rate = eqx.field(converter=local.number)
+    lr: StepRule = eqx.field(converter=step_rule)
 
     def __check_init__(self):
-        check_rates("ServerSGD.lr", self.lr)
+        check_step_rule("ServerSGD.lr", self.lr)
 
-    def __call__(self, context, x, y, key):
-        """The inner variable y after one step."""
+    def first_opt(self, y):
+        """The optimiser's state, if there is one."""
+        return first_opt(self.lr, y)
+
+    def __call__(self, context, x, y, opt, key):
+        """The inner variable y after one step, and the optimiser's state."""
         q = mean_inner_gradient(context, x, y, key)
-        return tree.axpy(-size_at(self.lr, context.fed.round), q, y)
+        return move(self.lr, q, opt, y, context.fed.round)
 
     def check(self, n_clients):
         """Always fits."""
@@ -63,7 +72,7 @@ class ServerStep(AbstractOuter):
     It costs what the estimate of h costs.
 
     Args:
-        lr: α, or a schedule (:class:`Decay`, :class:`PowerDecay`).
+        lr: α, the step rule.
         hypergradient: the estimator of h: :class:`PHE` or :class:`PHESum`, or an adjoint
             (:class:`FedIHGP`, :class:`FedIHGPSum`, :class:`FederatedCG`), which costs one exchange
             more to become a hypergradient.
@@ -74,17 +83,21 @@ class ServerStep(AbstractOuter):
     """
 
     _: KW_ONLY
-    lr: Rate = eqx.field(converter=local.number)
+    lr: StepRule = eqx.field(converter=step_rule)
     hypergradient: AbstractHypergradient
 
     def __check_init__(self):
-        check_rates("ServerStep.lr", self.lr)
+        check_step_rule("ServerStep.lr", self.lr)
+
+    def first_opt(self, x):
+        """The optimiser's state, if there is one."""
+        return first_opt(self.lr, x)
 
     def __call__(self, context, state, key):
         """The state with the x of one step."""
         h, L = self.hypergradient(context, state, key)
-        x = tree.axpy(-size_at(self.lr, context.fed.round), h, state.x)
-        return state._replace(x=x, lipschitz=L)
+        x, opt = move(self.lr, h, state.opts.outer, state.x, context.fed.round)
+        return state._replace(x=x, lipschitz=L, opts=state.opts._replace(outer=opt))
 
     def check(self, problem, n_clients):
         """The estimator must fit."""
@@ -97,6 +110,10 @@ class FrozenOuter(AbstractOuter):
     >>> FrozenOuter()
     FrozenOuter()
     """
+
+    def first_opt(self, x):
+        """Nothing."""
+        return ()
 
     def __call__(self, context, state, key):
         """The same state."""

@@ -3,6 +3,12 @@
 import jax
 import jax.numpy as jnp
 
+PROJECTED = (
+    "The weights of the clients are projected to the simplex after every step, and an optimiser "
+    "that scales each of them differently would not climb within it."
+)
+"""Why steps of the clients' weights have a size and no optimiser."""
+
 
 def project(v: jax.Array) -> jax.Array:
     """The point of the simplex nearest to v.

@@ -21,12 +21,23 @@ REMEDY = "A smaller step size, or a larger lipschitz where there is one, is the 
 """What to try when a value is no longer finite, for algorithms whose adjoint may need L."""
 
 
+class Opts(NamedTuple):
+    """The states of the step rules of y and x: the server's, or a memory of the clients' own."""
+
+    inner: Tree = ()
+    outer: Tree = ()
+
+
 class NestedState(NamedTuple):
-    """The iterates, and the last estimate of L, the largest eigenvalue of the inner Hessian."""
+    """The iterates, the last estimate of L, the largest eigenvalue of the inner Hessian, and opts.
+
+    The last are the states of the step rules, empty where these are numbers.
+    """
 
     x: Tree
     y: Tree
     lipschitz: jax.Array
+    opts: Opts = Opts()
 
 
 class CompositionState(NamedTuple):
@@ -35,6 +46,7 @@ class CompositionState(NamedTuple):
     x: Tree
     y: Tree
     lipschitz: jax.Array
+    opts: Opts = Opts()
 
 
 State = NestedState | CompositionState
@@ -55,7 +67,7 @@ class TwoLevelSettings(TypedDict, total=False):
 
 
 class TwoLevelAlgorithm(SampledAlgorithm):
-    """An algorithm with the state (x, y, L).
+    """An algorithm with the state (x, y, L) and the states of its step rules.
 
     Args:
         inner_start: initial y, for compositions only, where the start is x alone.
@@ -78,9 +90,14 @@ class TwoLevelAlgorithm(SampledAlgorithm):
             y = self._given_inner_start()
             validation.check_like("inner_start", y, "the value of layers[0]", value)
 
+    @abc.abstractmethod
+    def first_opts(self, x: Tree, y: Tree) -> Opts:
+        """The states of the step rules before round 0."""
+
     def init(self, problem: TwoLevel, x: Tree, y: Tree = None) -> State:
         """The given iterates; L is estimated when it is first needed."""
-        return initial_state(problem, x, self._given_inner_start() if y is None else y)
+        y = self._given_inner_start() if y is None else y
+        return initial_state(problem, x, y)._replace(opts=self.first_opts(x, y))
 
     def solution(self, state: State) -> tuple[Tree, ...]:
         """(x, y), or (x,) of a composition."""
@@ -104,8 +121,19 @@ class AbstractInner(eqx.Module):
     """A way to improve y at fixed x, called T times a round."""
 
     @abc.abstractmethod
-    def __call__(self, context: Context, x: Tree, y: Tree, key: Key) -> Tree:
-        """The inner variable y after one call."""
+    def first_opt(self, y: Tree) -> Tree:
+        """What the part carries from call to call, such as an optimiser's state; () if nothing."""
+
+    @property
+    def is_keeping(self) -> bool:
+        """Whether clients keep any of it themselves, so that a cohort has no client twice."""
+        return False
+
+    @abc.abstractmethod
+    def __call__(
+        self, context: Context, x: Tree, y: Tree, opt: Tree, key: Key
+    ) -> tuple[Tree, Tree]:
+        """The inner variable y after one call, and what the part carries."""
 
     @abc.abstractmethod
     def check(self, n_clients: int) -> None:
@@ -116,8 +144,17 @@ class AbstractOuter(eqx.Module):
     """A way to improve x, called once a round."""
 
     @abc.abstractmethod
+    def first_opt(self, x: Tree) -> Tree:
+        """What the part carries from call to call, such as an optimiser's state; () if nothing."""
+
+    @property
+    def is_keeping(self) -> bool:
+        """Whether clients keep any of it themselves, so that a cohort has no client twice."""
+        return False
+
+    @abc.abstractmethod
     def __call__(self, context: Context, state: State, key: Key) -> State:
-        """The state with a new x, and a new L if the part estimates it."""
+        """The state with a new x and ``opts.outer``, and a new L if the part estimates it."""
 
     @abc.abstractmethod
     def check(self, problem: TwoLevel, n_clients: int) -> None:

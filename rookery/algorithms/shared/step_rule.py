@@ -1,0 +1,323 @@
+"""How a variable moves along a direction: by a step size, a schedule, or an Optax optimiser.
+
+Wherever an algorithm has a step size, a *step rule* may stand:
+
+    0.1                                             the size of every step
+    PerCall(0.1)                                    shared out over the local steps of a call
+    Decay(0.1, 0.99), PowerDecay(0.1, 0.5), ByRound(f)      a size for each round
+    optax.adam(0.1)                                 an optimiser whose numbers are fixed
+    Optimiser(optax.adam, learning_rate=0.1)        the same; its numbers can be swept over
+
+An algorithm carries the optimiser's state beside the variable that it moves:
+
+    opt = first_opt(rule, w)
+    w, opt = move(rule, direction, opt, w, round)
+
+A number has no state; then ``opt`` is the empty tuple, and the step is ``w - size * direction``.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+
+from rookery import check, tree
+from rookery.algorithms.shared.schedule import AbstractSchedule, number
+from rookery.program.memory import Memory, check_rule
+from rookery.program.participation import AbstractParticipation
+from rookery.types import Count, Number, Tree
+
+
+class PerCall(eqx.Module):
+    """A step size for a whole call, shared out over its local steps: lr_i = lr / local_steps_i.
+
+    With it, clients that take unequally many steps move equally far; a plain number instead is the
+    size of every single local step.
+    """
+
+    lr: float = eqx.field(converter=number)
+
+    def __check_init__(self):
+        check.positive("PerCall.lr", self.lr)
+
+
+class Optimiser(eqx.Module):
+    """An Optax optimiser where a step size may stand.
+
+    Numbers among the settings are arrays of the compiled program, so that a sweep over them is one
+    program. A schedule of rookery among them, such as :class:`Decay`, is evaluated at the round; a
+    schedule of Optax counts the optimiser's own steps.
+
+    At the server the optimiser's state lasts from round to round. On a client it starts afresh in
+    every call, unless ``keep`` is set: then it stays in the client's memory between the rounds
+    that the client takes part in.
+
+    >>> import optax
+    >>> Optimiser(optax.adam, learning_rate=0.01, b1=0.8).settings["b1"]
+    0.8
+
+    Args:
+        factory: a function that returns an Optax transformation, such as ``optax.adam``.
+        keep: whether a client keeps the state between rounds.
+        settings: keyword arguments of ``factory``.
+    """
+
+    factory: Callable[..., optax.GradientTransformation] = eqx.field(static=True)
+    settings: dict[str, Any]  # of any type that the factory takes
+    keep: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        factory: Callable[..., optax.GradientTransformation] | optax.GradientTransformation,
+        /,
+        *,
+        keep: bool = False,
+        **settings: object,
+    ):
+        if isinstance(factory, optax.GradientTransformation):
+            factory, settings = given, {"transformation": factory, **settings}
+        if not callable(factory):
+            raise TypeError(
+                "Optimiser takes a function that returns an Optax transformation, such as "
+                f"optax.adam, got {factory!r}."
+            )
+        if "learning_rate" in settings:
+            settings["learning_rate"] = number(settings["learning_rate"])
+        self.factory, self.settings, self.keep = factory, settings, keep
+
+    def __check_init__(self):
+        made = []
+        numbers, others = eqx.partition(self, lambda leaf: isinstance(leaf, float | jax.Array))
+        try:
+            jax.eval_shape(
+                lambda numbers: made.append(
+                    eqx.combine(numbers, others).transformation(0, jnp.zeros(()))
+                ),
+                numbers,
+            )
+        except jax.errors.ConcretizationTypeError as error:
+            raise TypeError(
+                f"{self.name} decides something by the value of a number, which is not known when "
+                "the program is compiled. Give the transformation itself, its numbers fixed, as "
+                "optax.adam(0.1) instead of Optimiser(optax.adam, learning_rate=0.1)."
+            ) from error
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}.") from error
+        if not isinstance(made[0], optax.GradientTransformation):
+            raise TypeError(f"{self.name} returned {made[0]!r}, not an Optax transformation.")
+
+    @property
+    def name(self) -> str:
+        """What messages call the optimiser."""
+        return f"Optimiser({getattr(self.factory, '__name__', self.factory)})"
+
+    def first_opt(self, w: Tree) -> Tree:
+        """The optimiser's state before the first step from ``w``."""
+        w = tree.as_arrays(w)
+        with jax.numpy_dtype_promotion("standard"):
+            return self.transformation(0, w).init(w)
+
+    def move(self, direction: Tree, opt: Tree, w: Tree, round: Count) -> tuple[Tree, Tree]:
+        """The variable and the optimiser's state after one step."""
+        with jax.numpy_dtype_promotion("standard"):
+            updates, opt = self.transformation(round, w).update(direction, opt, w)
+            return optax.apply_updates(w, updates), opt
+
+    def transformation(self, round: Count, w: Tree) -> optax.GradientTransformation:
+        """The transformation with its numbers at a round, in the precision of ``w``."""
+        precision = jnp.result_type(*jax.tree.leaves(w))
+
+        def value(setting):
+            if isinstance(setting, AbstractSchedule):
+                setting = setting(round)
+            if isinstance(setting, jax.Array) and jnp.issubdtype(setting.dtype, jnp.inexact):
+                return setting.astype(precision)
+            return setting
+
+        with jax.numpy_dtype_promotion("standard"):
+            return self.factory(**{name: value(each) for name, each in self.settings.items()})
+
+
+def given(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The factory of an optimiser that was given ready-made, with its numbers fixed."""
+    return transformation
+
+
+Size = float | PerCall | AbstractSchedule
+StepRule = Size | Optimiser
+StepRules = StepRule | tuple[StepRule, ...]
+"""One for all blocks, or one for each."""
+
+Place = Literal["server", "local", "job"]
+"""Who takes the steps: the server, clients in a round, or clients in an asynchronous job."""
+
+
+def step_rule(value: object) -> Any:  # of the type of the field that it converts
+    """Field converter: whole numbers become floats, and transformations of Optax optimisers."""
+    if isinstance(value, optax.GradientTransformation):
+        return Optimiser(value)
+    return number(value)
+
+
+def step_rules(value: object) -> Any:  # of the type of the field that it converts
+    """The same for one rule or several; lists become tuples."""
+    if isinstance(value, list | tuple) and not isinstance(value, optax.GradientTransformation):
+        return tuple(map(step_rule, value))
+    return step_rule(value)
+
+
+def check_step_rule(name: str, value: object, place: Place = "server") -> None:
+    """Raise unless a value is a positive number, or a rule that fits who takes the steps."""
+    if isinstance(value, PerCall) and place == "server":
+        raise TypeError(
+            f"{name} must be a number, got PerCall. The server takes one step at a time; only "
+            "local steps share out a size."
+        )
+    if isinstance(value, Optimiser) and value.keep and place == "server":
+        raise ValueError(
+            f"{name} got keep=True, which is for local steps. The state of the server's optimiser "
+            "lasts from round to round anyway; leave keep out."
+        )
+    if isinstance(value, Optimiser) and value.keep and place == "job":
+        raise ValueError(
+            f"{name} got keep=True, but the jobs of an asynchronous algorithm leave nothing on the "
+            "client. Leave keep out: the state then starts afresh in every job."
+        )
+    if place == "job" and _has_schedule(value):
+        raise TypeError(
+            f"{name} got a schedule by round, but the jobs of an asynchronous algorithm span "
+            "several rounds. Use a number or an optimiser; a schedule of Optax counts local steps."
+        )
+    if not isinstance(value, PerCall | AbstractSchedule | Optimiser):
+        check.positive(name, value)
+
+
+def check_step_rules(
+    name: str, value: StepRules, n_blocks: int | None = None, place: Place = "server"
+) -> None:
+    """:func:`check_step_rule` for one rule, or for a tuple with one for each block."""
+    for rule in value if isinstance(value, tuple) else (value,):
+        check_step_rule(name, rule, place)
+    if n_blocks is not None and isinstance(value, tuple) and len(value) != n_blocks:
+        raise ValueError(f"{name} has {len(value)} entries for {n_blocks} blocks.")
+
+
+def check_size(algorithm: str, name: str, value: object, why: str, place: Place = "server") -> None:
+    """Raise unless a rule is a size, of every step or by round, which this algorithm needs.
+
+    Args:
+        algorithm: the name of the algorithm.
+        name: of the step size.
+        value: what was given.
+        why: a sentence on what an optimiser would break.
+        place: who takes the steps.
+    """
+    if isinstance(value, Optimiser):
+        raise TypeError(f"{name} of {algorithm} cannot be an optimiser, got {value.name}. {why}")
+    check_step_rule(name, value, place)
+
+
+def check_number(algorithm: str, name: str, value: object, why: str) -> None:
+    """Raise unless a step size is a plain positive number, which this algorithm needs it to be.
+
+    The arguments are those of :func:`check_size`.
+    """
+    if isinstance(value, PerCall | AbstractSchedule | Optimiser):
+        raise TypeError(
+            f"{name} must be a number, got {type(value).__name__}. {algorithm} takes no other "
+            f"step rule: {why}"
+        )
+    check.positive(name, value)
+
+
+def check_keeping(algorithm: str, clients: AbstractParticipation, *rules: StepRules) -> None:
+    """Raise if clients keep an optimiser's state and a cohort may hold a client twice."""
+    each = (rule for some in rules for rule in (some if isinstance(some, tuple) else (some,)))
+    if any(map(is_keeping, each)):
+        check_rule(f"{algorithm} with keep=True", clients)
+
+
+def is_keeping(rule: StepRule) -> bool:
+    """Whether clients keep the rule's state between the rounds that they take part in."""
+    return isinstance(rule, Optimiser) and rule.keep
+
+
+def each_rule(outer: StepRule, others: StepRules, n_blocks: int) -> tuple[StepRule, ...]:
+    """The rules of x and of the other blocks, one for each."""
+    return outer, *(others if isinstance(others, tuple) else (others,) * (n_blocks - 1))
+
+
+def first_opt(rule: StepRule | None, w: Tree) -> Tree:
+    """The state of a rule before its first step from ``w``; empty for a number."""
+    return rule.first_opt(w) if isinstance(rule, Optimiser) else ()
+
+
+def kept_opt(rule: StepRule, w: Tree) -> Tree:
+    """A memory for the states of a local rule, if the clients keep them; otherwise empty."""
+    return Memory.of(first_opt(rule, w)) if is_keeping(rule) else ()
+
+
+def kept_opts(rules: tuple[StepRule, ...], blocks: tuple[Tree, ...]) -> Tree:
+    """:func:`kept_opt` of several rules together, one for each variable."""
+    if not any(map(is_keeping, rules)):
+        return ()
+    return Memory.of(opts_to_keep(rules, tuple(map(first_opt, rules, blocks))))
+
+
+def opts_to_keep(rules: tuple[StepRule, ...], opts: tuple[Tree, ...]) -> tuple[Tree, ...]:
+    """The states of those rules whose states are kept, and nothing of the others."""
+    return tuple(opt if is_keeping(rule) else () for rule, opt in zip(rules, opts, strict=True))
+
+
+def starting_opts(
+    rules: tuple[StepRule, ...], blocks: tuple[Tree, ...], kept: tuple[Tree, ...] | None
+) -> tuple[Tree, ...]:
+    """The states that a client's call starts with: those it kept, and new ones of other rules."""
+    fresh = tuple(map(first_opt, rules, blocks))
+    if kept is None:
+        return fresh
+    both = zip(rules, kept, fresh, strict=True)
+    return tuple(own if is_keeping(rule) else new for rule, own, new in both)
+
+
+def move(
+    rule: StepRule, direction: Tree, opt: Tree, w: Tree, round: Count, steps: Count = 1
+) -> tuple[Tree, Tree]:
+    """The variable after one step against a direction, and the rule's new state.
+
+    Args:
+        rule: the step rule.
+        direction: of the shape of ``w``; a gradient, or what stands for it.
+        opt: the rule's state.
+        w: the variable.
+        round: of the run, for schedules.
+        steps: how many steps this call takes in all, for :class:`PerCall`.
+    """
+    if isinstance(rule, Optimiser):
+        return rule.move(direction, opt, w, round)
+    return tree.axpy(-size_of(rule, round, steps), direction, w), opt
+
+
+def move_by_sum(
+    rule: StepRule, total: Tree, count: Number, opt: Tree, w: Tree, round: Count
+) -> tuple[Tree, Tree]:
+    """:func:`move` against the mean  total / count;  a step size is divided, not the total."""
+    if isinstance(rule, Optimiser):
+        return rule.move(tree.scale(1 / count, total), opt, w, round)
+    return tree.axpy(-size_of(rule, round) / count, total, w), opt
+
+
+def size_of(rule: Size, round: Count, steps: Count = 1) -> Number:
+    """The size of one step, of a rule that is no optimiser."""
+    if isinstance(rule, PerCall):
+        return rule.lr / jnp.asarray(steps).astype(float)
+    return rule(round) if isinstance(rule, AbstractSchedule) else rule
+
+
+def _has_schedule(rule: object) -> bool:
+    """Whether a size, of the rule itself or among an optimiser's settings, depends on the round."""
+    values = rule.settings.values() if isinstance(rule, Optimiser) else (rule,)
+    return any(isinstance(value, AbstractSchedule) for value in values)
