@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: demo test lint types unit test-slow test-contract test-versions \
-	test-oldest test-newest test-tracking test-ray test-flare bench bench-remote clean
+	test-oldest test-newest test-tracking test-ray test-flare test-models bench bench-remote clean
 
 demo: $(READY)
 	$(BIN)/rookery demo
@@ -62,6 +62,11 @@ test-ray: $(VENV)-ray/.ready
 # minutes; ROOKERY_FLARE=all adds FedMSA.
 test-flare: $(VENV)-flare/.ready
 	$(VENV)-flare/bin/pytest -rs tests/remote/test_flare.py
+
+# PyTorch, Flax and Equinox modules, and dataframes, with the real packages. The environment takes 6 GB.
+test-models: $(VENV)-models/.ready
+	$(VENV)-models/bin/pytest -rs tests/test_models_adapters.py tests/clients/test_table.py rookery/models
+	$(VENV)-models/bin/pytest -rs tests/test_examples.py -k "torch or nnx"
 
 bench: $(READY)
 	$(BIN)/python benchmarks/fednest_round.py

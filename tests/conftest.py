@@ -71,6 +71,22 @@ def wrong_types(monkeypatch):
 
 
 @pytest.fixture
+def users_settings():
+    """JAX as a user has it: single precision and JAX's own rules of promotion."""
+    usual = {
+        "jax_enable_x64": False,
+        "jax_numpy_dtype_promotion": "standard",
+        "jax_numpy_rank_promotion": "allow",
+    }
+    before = {name: getattr(jax.config, name) for name in usual}
+    for name, value in usual.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.fixture
 def differences():
     """The derivative of a function of one flat vector, by central differences of fourth order."""
 

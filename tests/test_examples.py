@@ -8,8 +8,8 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import jax
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -28,23 +28,10 @@ EXPECTED = {  # regular expressions that a line of the output must match as a wh
     "10_pandas_table.py": r"Oslo   accuracy 0\.[89]\d",
     "11_hugging_face.py": r"accuracy of the worst writer: 0\.9\d\d",
     "12_loss_over_pairs.py": r"AUC: 0\.9\d in the mean, 0\.[89]\d of the worst client",
+    "20_torch_model.py": r"accuracy of the PyTorch network: 0\.[89]\d\d",
+    "21_nnx_model.py": r"accuracy measured in the run (0\.9\d\d), by Flax \1",
 }
-
-
-@pytest.fixture
-def users_settings():
-    """JAX as a user has it: single precision and JAX's own rules of promotion."""
-    usual = {
-        "jax_enable_x64": False,
-        "jax_numpy_dtype_promotion": "standard",
-        "jax_numpy_rank_promotion": "allow",
-    }
-    before = {name: getattr(jax.config, name) for name in usual}
-    for name, value in usual.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
+NEEDS = {"20_torch_model.py": "torchax", "21_nnx_model.py": "flax"}  # make test-models has them
 
 
 def has_line(pattern: str, text: str) -> bool:
@@ -57,6 +44,8 @@ def test_every_example_is_tested():
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_example(name, tmp_path, users_settings, monkeypatch):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], reason="make test-models runs it")
     monkeypatch.setenv("COLUMNS", "100")
     out = io.StringIO()
     with contextlib.chdir(tmp_path), contextlib.redirect_stdout(out):
@@ -79,6 +68,17 @@ def test_the_readmes_program_runs():
     readme = (EXAMPLES.parent / "README.md").read_text()
     program = readme.split("```python\n")[1].split("```")[0]
     assert "exchanges=" in python("-c", program)
+
+
+def test_the_readmes_torch_network_predicts_in_torch(users_settings):
+    pytest.importorskip("torchax", reason="make test-models runs it")
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    (program,) = [p for p in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "torch" in p]
+    names: dict[str, Any] = {}
+    exec(program, names)
+    test = names["digits"].test
+    logits = names["network"](names["torch"].from_numpy(test["inputs"])).detach().numpy()
+    assert (logits.argmax(1) == test["labels"]).mean() > 0.85
 
 
 def python(*arguments, cwd=None) -> str:

@@ -7,6 +7,7 @@ from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized(), "importing rookery started a JAX backend"
 import sys
 assert not {"matplotlib", "pandas", "sklearn", "mlxtend", "ray", "nvflare"} & set(sys.modules)
+assert not {"torch", "torchax", "flax", "polars", "pyarrow"} & set(sys.modules)
 assert not {"tensorboardX", "wandb", "mlflow", "sqlalchemy"} & set(sys.modules)
 """
 

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "uint64": set(),
     "loss": {"types"},
     "examples": {"types", "rng", "loss"},
-    "models": {"types"},
+    "models": {"types", "check", "models"},
     "problem": BASE | {"problem"},
     "clients": BASE | {"clients"},
     "program": BASE | {"program"},
@@ -39,6 +39,9 @@ ONLY_IN = {
     "tensorboardX": {"tracking"},
     "wandb": {"tracking"},
     "mlflow": {"tracking"},
+    "torch": {"models"},
+    "torchax": {"models"},
+    "flax": {"models"},
 }
 NEVER = {"report": {"jax"}, "algorithms": {"numpy"}, "program": {"numpy"}}
 FILES = sorted(ROOT.rglob("*.py"))
