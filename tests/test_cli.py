@@ -17,6 +17,8 @@ import pytest
 import rookery as rk
 from rookery.cli.main import main
 from rookery.experiment import config
+from rookery.report.statistics import interval
+from rookery.report.tables import plus_minus
 
 SMALL = """
 title = "small"
@@ -143,9 +145,34 @@ def test_a_choice_made_for_other_settings_is_refused(tuned_and_run):
 
 def test_report_reads_runs(tuned_and_run):
     folder, _, _ = tuned_and_run
-    done = rookery("report", "out", "-o", "page.html", cwd=folder)
+    done = rookery("report", "out", "-o", "page.html", "--latex", "--markdown", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "FedNest" in (folder / "page.html").read_text()
+    last = json.loads((folder / "out" / "results.json").read_text())["curves"]["FedNest"]
+    value = plus_minus(interval([last[seed]["holdout_accuracy"][-1] for seed in "01"]))
+    assert " ± " in value and value in done.stdout
+    tex, md = ((folder / f"tables.{suffix}").read_text() for suffix in ("tex", "md"))
+    assert f"| {value} |" in md and "**small" in md
+    assert f"& ${value.replace('±', chr(92) + 'pm')}$ &" in tex and "holdout\\_accuracy" in tex
+
+
+def test_a_file_says_when_to_stop_and_what_to_keep(tuned_and_run):
+    folder, _, _ = tuned_and_run
+    rule = '{name = "Target", metric = "holdout_accuracy", at_least = 0.0}'  # met by the start
+    settings = ("--set", f"run.stop={rule}", "run.keep=best:holdout_accuracy:max", "run.seeds=[0]")
+    done = rookery("run", "small.toml", "--out", "stopped", *settings, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    run = folder / "stopped" / "FedNest" / "seed-0"
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("stopped", 0)
+    assert summary["message"].startswith("Target: holdout_accuracy is ")
+    assert summary["best"]["value"] == summary["last"]["holdout_accuracy"]
+    names = {path.name for path in run.glob("*.safetensors")}
+    assert names == {"solution.safetensors", "best.safetensors"}
+    wrong = rookery(
+        "run", "small.toml", "--out", "o", "--set", "run.keep=best:f:max", cwd=folder
+    )  # fmt: skip
+    assert wrong.returncode == 2 and "unknown metric in keep 'f'" in wrong.stderr
 
 
 def test_show_tells_the_cost_and_a_run_agrees(tuned_and_run):
@@ -396,7 +423,9 @@ def test_control_c_leaves_a_run_that_goes_on(tuned_and_run):
         newest = 0
         for _ in range(600):  # until it has a checkpoint that it had not before
             time.sleep(0.1)
-            kept = [int(p.stem.split("-")[-1]) for p in (folder / "long").rglob("*.safetensors")]
+            kept = [
+                int(p.stem.split("-")[-1]) for p in (folder / "long").rglob("round-*.safetensors")
+            ]
             newest, before = max(kept, default=0), newest
             if newest > before > 0:
                 break

@@ -11,6 +11,7 @@ import pytest
 import rookery as rk
 from rookery.clients import datasets
 from rookery.experiment import config
+from rookery.experiment.registry import make_stop_rules
 from rookery.experiment.task_loader import TaskLoader
 from rookery.experiment.tuning_file import write_choices
 from rookery.runner.tune import Trial, Tuning
@@ -332,3 +333,29 @@ def test_entry_points_of_installed_packages(tmp_path, monkeypatch):
     assert curve.algorithm == rk.FedAvg(lr=0.5)
     with pytest.raises(ValueError, match=r"'haf'. Did you mean 'half'"):
         config.build({**tables, "algorithm": {"name": "haf", "lr": 1.0}})
+
+
+def test_rules_that_stop_a_run_are_tables_of_run(tmp_path):
+    plateau = 'stop = { name = "Plateau", metric = "loss", patience = 3, goal = "min" }'
+    budget = '{ name = "Budget", bytes = 1e6 }'
+    one = config.load(write(tmp_path, f"{BASE}{plateau}\nkeep = 'best:loss:min'\n"))
+    want = rk.stop.Plateau("loss", 3, goal="min")
+    assert make_stop_rules(one.run["stop"]) == (want,)
+    several = config.load(write(tmp_path, f"{BASE}growth_limit = inf\nstop = [{budget}]\n"))
+    assert make_stop_rules(several.run["stop"]) == (rk.stop.Budget(bytes=1e6),)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('stop = "plateau"', r"\[run.stop\] must be a table with a name"),
+        ('stop = { name = "Plato", metric = "f", patience = 1 }', "Did you mean 'Plateau'"),
+        ('stop = { name = "Plateau", metric = "f" }', r"\[run.stop\] needs the key patience"),
+        ('stop = { name = "Plateau", metric = "f", patience = 0 }', "patience must be at least 1"),
+        ('keep = "accuracy"', "keep must be"),
+        ("growth_limit = 0", "run.growth_limit must be"),
+    ],
+)
+def test_a_bad_rule_is_found_when_the_file_is_read(tmp_path, line, message):
+    with pytest.raises(ValueError, match=message):
+        config.load(write(tmp_path, BASE + line + "\n"))

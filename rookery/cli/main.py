@@ -23,9 +23,16 @@ from rookery.experiment.costs import trace_costs
 from rookery.experiment.task_loader import TaskLoader
 from rookery.experiment.tuning_file import tuning_path, write_choices
 from rookery.remote.study import JobFailed
+from rookery.report import markup
 from rookery.report.comparison import Comparison, joined
 from rookery.report.read import read_plot_settings, read_runs
-from rookery.report.write import PlotSettings, print_tables, write_only_page, write_report
+from rookery.report.write import (
+    PlotSettings,
+    print_tables,
+    write_only_page,
+    write_report,
+    write_tables,
+)
 from rookery.runner.tune import Tuning
 
 app = tyro.extras.SubcommandApp()
@@ -269,6 +276,8 @@ def report(
     axes: tuple[str, ...] = (),
     target: float | None = None,
     higher_is_better: bool | None = None,
+    latex: bool = False,
+    markdown: bool = False,
 ) -> None:
     """Print tables, and write a self-contained page and a figure, from runs finished or not.
 
@@ -283,6 +292,8 @@ def report(
             gradients, hessian_vectors, seconds.
         target: value of the first metric; a table shows what it cost to reach it.
         higher_is_better: True or False: whether the first metric has to rise; by default a guess.
+        latex: also write the tables for a paper, as tables.tex beside the page.
+        markdown: also write the tables as tables.md beside the page.
     """
     if not runs:
         raise ValueError("name at least one run directory.")
@@ -297,6 +308,14 @@ def report(
     console = Console()
     print_tables(comparison, settings, console)
     _write(comparison, out, settings, console)
+    folder = out.parent if out.suffix == ".html" else out
+    for is_asked, name, as_text in (
+        (latex, "tables.tex", markup.latex),
+        (markdown, "tables.md", markup.markdown),
+    ):
+        if is_asked:
+            write_tables(comparison, settings, folder / name, as_text)
+            console.print(f"The tables: {folder / name}", markup=False)
 
 
 GROUPS = {
@@ -305,6 +324,7 @@ GROUPS = {
     "task": registry.TASKS,
     "partition": registry.PARTITIONS,
     "engine": registry.ENGINES,
+    "rule": registry.STOP_RULES,
 }
 
 
@@ -313,15 +333,15 @@ def list_names(
     which: tyro.conf.Positional[tuple[str, ...]] = (),
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """List what an experiment file can name: algorithms, parts, tasks, partitions, data, engines.
+    """List what an experiment file can name: algorithms, parts, tasks, data, engines, and more.
 
     Without arguments only the names are shown. A group or a pattern shows one line on each:
     "rookery list tasks", "rookery list 'Fed*'". A file can also name code of your own, as
     name = "my_module:MyAlgorithm".
 
     Args:
-        which: groups (algorithms, parts, tasks, partitions, data, engines, experiments) or patterns
-            of names, with * for any letters.
+        which: groups (algorithms, parts, tasks, partitions, data, engines, rules that stop runs,
+            experiments) or patterns of names, with * for any letters.
         as_json: print JSON instead of text.
     """
     groups = {kind: _described(names, kind) for kind, names in GROUPS.items()}

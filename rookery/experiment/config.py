@@ -33,13 +33,14 @@ from rookery.experiment.registry import (
     check_keys,
     lookup,
     make_object,
+    make_stop_rules,
     needs_data,
 )
 from rookery.experiment.tuning_file import Choices, digest, read_choices, tuning_path
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.delays import Clock
 from rookery.report.comparison import AXES
-from rookery.runner.best import GOALS
+from rookery.runner.best import GOALS, KeepBest
 from rookery.runner.tune import grid_points
 
 CURVE_TABLES = ("data", "partition", "task", "algorithm", "clock", "engine")
@@ -52,6 +53,9 @@ RUN_KEYS = (
     "checkpoint_every",
     "batch",
     "precision",
+    "stop",
+    "keep",
+    "growth_limit",
 )
 PRECISIONS = ("float32", "float64")
 TUNE_KEYS = ("grid", "without", "metric", "goal", "rounds", "seconds", "seeds")
@@ -180,7 +184,7 @@ def build(
         check.one_of("table", keys[0], ("run", *CURVE_TABLES))
         if keys[0] == "run":
             _set(run, keys[1:], value)
-    _check_run(run)
+    _check_run(run, None if path is None else path.parent)
     _check_plot(tables.get("plot", {}))
     declared = _declared_curves(tables)
     tune = _checked_tune(tables.get("tune"), list(declared))
@@ -290,7 +294,7 @@ def _declared_curves(tables: Table) -> dict[str, Table]:
     return declared
 
 
-def _check_run(run: Table) -> None:
+def _check_run(run: Table, folder: Path | None) -> None:
     check_keys(run, RUN_KEYS, "run")
     if "rounds" not in run:
         raise ValueError("[run] needs the key rounds.")
@@ -299,6 +303,12 @@ def _check_run(run: Table) -> None:
             check.count(f"run.{key}", run[key])
     if "seconds" in run:
         check.positive("run.seconds", run["seconds"])
+    if "stop" in run:
+        make_stop_rules(run["stop"], folder)
+    if "keep" in run:
+        KeepBest.split(run["keep"])
+    if "growth_limit" in run:
+        check.positive_or_infinite("run.growth_limit", run["growth_limit"])
     check.one_of("run.precision", run.get("precision", "float32"), PRECISIONS)
     seeds = run.get("seeds", [0])
     if not isinstance(seeds, list) or not seeds:

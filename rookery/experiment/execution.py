@@ -12,6 +12,7 @@ from rich.console import Console
 from rookery import check
 from rookery.engines.compiled import programs_compiled
 from rookery.experiment.config import CurveSettings, Experiment, Table, tuning_grid
+from rookery.experiment.registry import make_stop_rules
 from rookery.experiment.task_loader import TaskLoader
 from rookery.report.comparison import Comparison, Curve, Trace
 from rookery.runner.metrics import metric_names
@@ -95,6 +96,8 @@ def run_curves(
             f"labels must differ in letters or digits, got {[c.label for c in curves]}."
         )
     settings = {key: value for key, value in run.items() if key not in ("seeds", "precision")}
+    if "stop" in run:
+        settings["stop"] = make_stop_rules(run["stop"], curves[0].folder)
     results: dict[str, list[Result]] = {curve.label: [] for curve in curves}
     for group in groups.values():
         task = loader.load(group[0])

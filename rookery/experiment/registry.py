@@ -20,6 +20,7 @@ from rookery.program import availability, delays, participation
 from rookery.program.availability import AbstractAvailability
 from rookery.program.delays import AbstractDelay, Clock
 from rookery.program.participation import AbstractParticipation
+from rookery.runner import stop
 
 Names = Mapping[str, Callable]
 
@@ -39,6 +40,7 @@ PARTITIONS: Names = {
                  "dirichlet")
 }  # fmt: skip
 DATASETS: Names = dict.fromkeys(datasets.available(), datasets.load)
+STOP_RULES: Names = {name: getattr(stop, name) for name in ("Plateau", "Target", "Budget")}
 ENTRY_POINTS = {
     "algorithm": "rookery.algorithms",
     "task": "rookery.tasks",
@@ -150,6 +152,18 @@ def make_object(
     fn = lookup(names, table, where, folder)
     arguments = arguments_of(fn, table, where)
     return fn(**{key: _value(v, f"{where}.{key}", folder) for key, v in arguments.items()})
+
+
+def make_stop_rules(value: object, folder: Path | None = None) -> tuple[stop.AbstractRule, ...]:
+    """The rules that ``stop`` in [run] stands for: one table, or a list of them.
+
+    >>> make_stop_rules({"name": "Plateau", "metric": "loss", "patience": 5})
+    (Plateau(metric='loss', patience=5, goal=None, least=0.0),)
+    """
+    tables: list[Any] = value if isinstance(value, list) else [value]  # checked by make_object
+    return stop.as_rules(
+        tuple(make_object(STOP_RULES, table, "run.stop", folder) for table in tables)
+    )
 
 
 def _value(value: object, where: str, folder: Path | None) -> object:

@@ -1,11 +1,12 @@
 """A comparison written as a folder: numbers, figures and a page. Its tables printed."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
 from rookery.report.asynchrony import has_traces, plot_traces
 from rookery.report.comparison import Comparison, is_rising
@@ -107,26 +108,41 @@ def write_only_page(comparison: Comparison, path: Path, settings: PlotSettings) 
     )
 
 
-def print_tables(
-    comparison: Comparison, settings: PlotSettings, console: Console, *, most_metrics: int = 4
-) -> None:
-    """Print final values and costs, paired tests, the cost of a target, and values of each client.
+def report_tables(
+    comparison: Comparison, settings: PlotSettings, *, most_metrics: int = 4
+) -> list[Table]:
+    """Final values and costs, values of each client, paired tests, and the cost of a target.
 
     The first table shows the metrics of the settings, otherwise the first few that were measured.
     """
     chosen = settings.resolved(comparison)
     others = [] if settings.metrics else [m for m in comparison.metrics if m not in chosen.metrics]
-    console.print(final_table(comparison, metrics=[*chosen.metrics, *others][:most_metrics]))
-    for name in comparison.client_metrics[:most_metrics]:
-        console.print(client_table(comparison, name))
+    tables = [final_table(comparison, metrics=[*chosen.metrics, *others][:most_metrics])]
+    tables += [client_table(comparison, name) for name in comparison.client_metrics[:most_metrics]]
     if not chosen.metrics:
-        console.print("The runs have measured no metric; pass evaluate= to rookery.run.")
-        return
+        return tables
     metric, better = chosen.metrics[0], bool(chosen.higher_is_better)
     if len([curve for curve in comparison.curves if metric in curve.metrics]) > 1:
-        console.print(paired_table(comparison, metric, higher_is_better=better))
+        tables.append(paired_table(comparison, metric, higher_is_better=better))
     if chosen.target is not None:
-        console.print(cost_table(comparison, metric, chosen.target, higher_is_better=better))
+        tables.append(cost_table(comparison, metric, chosen.target, higher_is_better=better))
+    return tables
+
+
+def print_tables(comparison: Comparison, settings: PlotSettings, console: Console) -> None:
+    """Print the tables of a report."""
+    console.print(*report_tables(comparison, settings), sep="\n")
+    if not comparison.metrics:
+        console.print("The runs have measured no metric; pass evaluate= to rookery.run.")
+
+
+def write_tables(
+    comparison: Comparison, settings: PlotSettings, path: Path, as_text: Callable[[Table], str]
+) -> None:
+    """Write the tables of a report into one file, with ``markdown`` or ``latex``."""
+    texts = [as_text(table) for table in report_tables(comparison, settings)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, "\n".join(texts).encode())
 
 
 def write_results(comparison: Comparison, path: Path, settings: PlotSettings | None = None) -> None:

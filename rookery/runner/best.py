@@ -18,11 +18,13 @@ class Best:
     """The solution at the best evaluation so far; the first one of equals.
 
     Attributes:
+        metric: the number that decided.
         round: after how many rounds it was measured.
         value: what the metric was then.
         solution: the problem's variables then.
     """
 
+    metric: str
     round: int
     value: float
     solution: tuple[Tree, ...]
@@ -48,14 +50,23 @@ class KeepBest:
                 knows which way is better.
             goals: for every number that the run measures, which way is better; None if unknown.
         """
+        metric, goal = cls.split(text)
+        return cls(metric, goal_of("keep", metric, goal, goals))
+
+    @staticmethod
+    def split(text: str) -> tuple[str, Goal | None]:
+        """The metric and the goal in a text.
+
+        >>> KeepBest.split("best:test/accuracy:max")
+        ('test/accuracy', 'max')
+        """
         kind, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
         if kind != "best" or not rest:
             raise ValueError(f'keep must be "best:METRIC:max" or "best:METRIC:min", got {text!r}.')
-        metric, goal = rest, None
         for known in GOALS:
             if rest.endswith(f":{known}"):
-                metric, goal = rest.removesuffix(f":{known}"), known
-        return cls(metric, goal_of("keep", metric, goal, goals))
+                return rest.removesuffix(f":{known}"), known
+        return rest, None
 
 
 def goal_of(where: str, metric: str, given: Goal | None, goals: Mapping[str, Goal | None]) -> Goal:

@@ -51,7 +51,7 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
         "sha256": _digest(arrays),
     }
     if best is not None:
-        note["best"] = {"round": best.round, "value": best.value}
+        note["best"] = {"metric": best.metric, "round": best.round, "value": best.value}
     path = directory / f"round-{checkpoint.round:09d}.safetensors"
     write_arrays(path, arrays, note)
     for old in _files(directory)[:-KEPT]:

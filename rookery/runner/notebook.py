@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rookery.program.ledger import Ledger
+from rookery.runner.best import Best
 from rookery.runner.history import History
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777")
@@ -16,14 +17,21 @@ MOST_CHARTS = 4
 MOST_RUNS = 12
 
 _WIDTH, _HEIGHT = 300, 170
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 24, 24
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 24, 24
 
 Line = tuple[np.ndarray, np.ndarray]
 """The rounds and the values of one curve."""
 
 
 def result_html(
-    title: str, seed: int, status: str, rounds: int, message: str, history: History, ledger: Ledger
+    title: str,
+    seed: int,
+    status: str,
+    rounds: int,
+    message: str,
+    history: History,
+    ledger: Ledger,
+    best: Best | None = None,
 ) -> str:
     """One run: its status, its last values and costs, and a curve for each of the first metrics.
 
@@ -33,13 +41,17 @@ def result_html(
     True
     """
     metrics = metric_columns(history)
-    head = f"<b>{html.escape(title)}</b>, seed {seed} {_pill(status)} after {rounds:,} rounds"
+    after = f"after {rounds:,} round{'s' * (rounds != 1)}"
+    head = f"<b>{html.escape(title)}</b>, seed {seed} {_pill(status)} {after}"
     parts = [f"<div>{head}</div>"]
     if message:
         parts.append(f'<div style="margin-top:4px">{html.escape(message)}</div>')
     if metrics:
         rows = [[name, number(history[name][0]), number(history[name][-1])] for name in metrics]
         parts.append(_table(["", "start", "end"], rows))
+    if best is not None:
+        text = f"best {html.escape(best.metric)}: {number(best.value)} in round {best.round:,}"
+        parts.append(f"<div>{text}</div>")
     parts.append(f'<div style="opacity:.75">{_costs(ledger)}</div>')
     charts = [chart(name, [_line(history, name)], [COLOURS[0]]) for name in metrics[:MOST_CHARTS]]
     return _card([*parts, _row(charts)])
@@ -74,8 +86,10 @@ def results_html(runs: Sequence[tuple[str, int, str, int, History]]) -> str:
     more = [f"<div>and {len(rows) - MOST_RUNS} more runs</div>"] if len(rows) > MOST_RUNS else []
     charts = []
     for metric in metrics[:MOST_CHARTS]:
-        own = [(h, c) for (*_, h), c in zip(runs, colours, strict=True) if metric in h.names]
-        charts.append(chart(metric, [_line(h, metric) for h, _ in own], [c for _, c in own]))
+        own = [(run, c) for run, c in zip(runs, colours, strict=True) if metric in run[-1].names]
+        healthy = [_line(run[-1], metric) for run, _ in own if run[2] != "diverged"]
+        lines = [_line(run[-1], metric) for run, _ in own]
+        charts.append(chart(metric, lines, [c for _, c in own], healthy or None))
     heads = ["run", "seed", "status", "rounds", *map(html.escape, metrics)]
     return _card([_table(heads, shown, is_escaped=True), *more, _row(charts)])
 
@@ -85,14 +99,25 @@ def metric_columns(history: History) -> list[str]:
     return list(dict.fromkeys(name for row in history for name in history.metrics_of(row)))
 
 
-def chart(title: str, lines: Sequence[Line], colours: Sequence[str]) -> str:
+def chart(
+    title: str,
+    lines: Sequence[Line],
+    colours: Sequence[str],
+    fitted: Sequence[Line] | None = None,
+) -> str:
     """Curves over rounds as SVG; logarithmic if positive values span more than three decades.
+
+    Args:
+        title: the metric.
+        lines: the curves.
+        colours: one for each.
+        fitted: the curves that decide the limits, which the others may leave; all if None.
 
     >>> line = (np.array([0.0, 1.0]), np.array([1.0, 1e6]))
     >>> chart("f", [line], ["red"]).count("(log scale)</text>")
     1
     """
-    values = np.concatenate([y[np.isfinite(y)] for _, y in lines])
+    values = np.concatenate([y[np.isfinite(y)] for _, y in (lines if fitted is None else fitted)])
     rounds = np.concatenate([x for x, _ in lines])
     if not len(values):
         return ""
@@ -106,6 +131,7 @@ def chart(title: str, lines: Sequence[Line], colours: Sequence[str]) -> str:
         return _LEFT + (right - _LEFT) * (round - first) / ((last - first) or 1)
 
     def y_at(value: float) -> float:
+        value = min(max(value, float(values.min())), float(values.max()))
         share = (float(scale(value)) - low) / (high - low) if high > low else 0.5
         return bottom - (bottom - _TOP) * share
 
@@ -129,8 +155,8 @@ def chart(title: str, lines: Sequence[Line], colours: Sequence[str]) -> str:
         f'aria-label="{label}" style="font:11px sans-serif" fill="currentColor">'
         f'<text x="{_LEFT}" y="14" font-weight="bold">{label}</text>'
         f'<path d="{axis}" fill="none" stroke="currentColor" stroke-opacity=".35"/>'
-        f'<text x="{_LEFT - 5}" y="{_TOP + 8}" text-anchor="end">{number(values.max())}</text>'
-        f'<text x="{_LEFT - 5}" y="{bottom}" text-anchor="end">{number(values.min())}</text>'
+        f'<text x="{_LEFT - 5}" y="{_TOP + 8}" text-anchor="end">{values.max():.3g}</text>'
+        f'<text x="{_LEFT - 5}" y="{bottom}" text-anchor="end">{values.min():.3g}</text>'
         f'<text x="{_LEFT}" y="{bottom + 15}">{first:,.0f}</text>'
         f'<text x="{right}" y="{bottom + 15}" text-anchor="end">round {last:,.0f}</text>'
         f"{''.join(paths)}</svg>"

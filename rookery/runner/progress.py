@@ -1,7 +1,9 @@
 """The progress bar of a sweep."""
 
+import html
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,14 +22,17 @@ from rookery.program.ledger import LEDGER_FIELDS
 SILENT = Console(quiet=True)
 LINE_SECONDS = 10.0
 """The least time between two printed lines where the output is no terminal."""
+REDRAW_SECONDS = 0.2
+"""The least time between two pictures of the bar in a notebook."""
 
 
 class RunProgress:
     """A bar with rounds, speed and remaining time; below it the newest measurements.
 
     Rounds are counted over all batches of a sweep, including those that a resumed run did earlier.
-    Where the output is no terminal, evaluations are printed as lines, at most one every ten
-    seconds, so that a log file stays readable.
+    In a notebook the bar is HTML that is redrawn in place, in the output of the cell. Where the
+    output is neither a terminal nor a notebook, evaluations are printed as lines, at most one every
+    ten seconds, so that a log file stays readable.
 
     >>> with RunProgress(SILENT, n_batches=2, rounds=100) as bar:
     ...     bar.begin("FedNest", batch=0, done=40)
@@ -57,6 +62,9 @@ class RunProgress:
             auto_refresh=True,
             transient=False,
         )
+        is_notebook = console.is_jupyter and not console.quiet
+        self._notebook = _NotebookBar() if is_notebook else None
+        self._title, self._rate = "", "compiling"
         self._before = 0
         self._last_line = time.monotonic()
         self.completed, self.remaining = 0, ""
@@ -69,14 +77,17 @@ class RunProgress:
     def __exit__(self, *_) -> None:
         if self._console.is_terminal:
             self._live.stop()
+        self._redraw(is_last=True)
 
     def begin(self, title: str, batch: int, done: int) -> None:
         """Batch number ``batch`` of the sweep starts, or resumes after ``done`` rounds."""
         self._before = batch * self._rounds
         self.completed, self.remaining = self._before + done, ""
+        self._title, self._rate = title, "compiling"
         self._bar.update(
             self._task, description=title, completed=self.completed, rate="compiling", remaining=""
         )
+        self._redraw()
 
     def advanced(self, round: int, rounds_per_second: float | None, n_runs: int) -> None:
         """The batch has done ``round`` rounds, at this speed for each of its ``n_runs`` runs."""
@@ -84,7 +95,9 @@ class RunProgress:
         if rounds_per_second is not None:
             rate = f"{rounds_per_second * n_runs:.3g} rounds/s"
             self.remaining = _clock((self._total - self.completed) / rounds_per_second)
+        self._rate = rate
         self._bar.update(self._task, completed=self.completed, rate=rate, remaining=self.remaining)
+        self._redraw()
 
     def measured(self, row: Mapping[str, float], name: str) -> None:
         """A run was evaluated."""
@@ -93,10 +106,50 @@ class RunProgress:
         if shown:
             self._measurements.plain = f"round {row['round']}: {shown}"
         is_time = time.monotonic() - self._last_line > LINE_SECONDS
-        if not self._console.is_terminal and is_time:
+        self._redraw()
+        if not self._console.is_terminal and self._notebook is None and is_time:
             done, total = self._before + row["round"], self._total
             self._console.print(f"[{done}/{total}] {name}: round {row['round']}  {shown}")
             self._last_line = time.monotonic()
+
+    def _redraw(self, *, is_last: bool = False) -> None:
+        if self._notebook is not None:
+            times = [self._rate, f"{self.remaining} left" if self.remaining else ""]
+            count = f"{self.completed:,} / {self._total:,}"
+            self._notebook.draw(
+                self._title,
+                self.completed / self._total if self._total else 1.0,
+                ", ".join(filter(None, [count, *([] if is_last else times)])),
+                self._measurements.plain,
+                is_last=is_last,
+            )
+
+
+class _NotebookBar:
+    """A bar in the output of a notebook's cell; it needs no widgets."""
+
+    def __init__(self):
+        import IPython.display  # pyright: ignore[reportMissingImports]
+
+        self._display: Any = IPython.display  # a part of every notebook, but not of rookery
+        self._handle: Any = None
+        self._drawn = 0.0
+
+    def draw(self, title: str, share: float, text: str, below: str, *, is_last: bool) -> None:
+        """Show the bar, or replace what is shown; the last picture is always drawn."""
+        if self._handle is not None and not is_last:
+            if time.monotonic() - self._drawn < REDRAW_SECONDS:
+                return
+        bar = f'<progress value="{share:.4f}" max="1" style="width:240px"></progress>'
+        picture = self._display.HTML(
+            f'<div style="font:13px sans-serif"><b>{html.escape(title)}</b> {bar} '
+            f'{html.escape(text)}<div style="opacity:.75">{html.escape(below)}</div></div>'
+        )
+        if self._handle is None:
+            self._handle = self._display.display(picture, display_id=True)
+        else:
+            self._handle.update(picture)
+        self._drawn = time.monotonic()
 
 
 def _clock(seconds: float) -> str:

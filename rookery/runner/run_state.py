@@ -125,11 +125,12 @@ class Result:
             self.message,
             self.history,
             self.ledger,
+            self.kept,
         )
 
     @property
     def best(self) -> Best:
-        """The best evaluation, with ``keep=``: its ``round``, ``value`` and ``solution``."""
+        """The best evaluation, with ``keep=``: ``metric``, ``round``, ``value``, ``solution``."""
         if self.kept is None:
             raise ValueError(
                 f"the run of {self.run.name} has kept no best solution. Pass "
@@ -333,7 +334,9 @@ class RunState:
         """Write the solution and the summary."""
         self.leave_solution()
         best = self.best
-        note = {} if best is None else {"best": {"round": best.round, "value": best.value}}
+        note = {}
+        if best is not None:
+            note["best"] = {"metric": best.metric, "round": best.round, "value": best.value}
         self.record.close(self.status, self.round, self.message, async_traces(self.state), note)
 
     def snapshot(self, replay: Callable[[], Cohorts]) -> Snapshot:
@@ -369,4 +372,4 @@ class RunState:
         value, best = value_in(row, self.keep.metric), self.regular_best
         if not is_better(self.keep.goal, value, math.nan if best is None else best.value):
             return best
-        return Best(row["round"], value, self.run.algorithm.solution(self.state))
+        return Best(self.keep.metric, row["round"], value, self.run.algorithm.solution(self.state))

@@ -229,7 +229,7 @@ def _sweep(
     if isinstance(aggregate, AbstractRobust):
         aggregate.check(jnp.asarray(population.weights))
     if growth_limit is not None:
-        check.positive("growth_limit", growth_limit)
+        check.positive_or_infinite("growth_limit", growth_limit)
     population.check_finite()
     checked = [_checked(one, problem, population) for one in runs]
     _check_not_shared(runs)

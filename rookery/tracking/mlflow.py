@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-STATUS = {"finished": "FINISHED", "stopped": "KILLED", "interrupted": "KILLED"}
+STATUS = {"finished": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"}
 """MLflow's status for ours; all others are FAILED."""
 BATCH = 100
 """The most parameters that MLflow accepts in one call."""

@@ -66,4 +66,4 @@ class WandB:
     def finish(self, status: str) -> None:
         """Write the status to the summary and close the run."""
         self._run.summary["status"] = status
-        self._run.finish(exit_code=0 if status == "finished" else 1)
+        self._run.finish(exit_code=0 if status in ("finished", "stopped") else 1)

@@ -2,6 +2,8 @@
 
 import io
 import re
+import sys
+from types import SimpleNamespace
 
 from rich.console import Console
 
@@ -45,3 +47,31 @@ def test_a_log_file_has_lines_instead_of_a_bar(monkeypatch):
         bar.begin("FedNest", 1, 0)
         bar.measured(ROW, "FedNest")
     assert file.getvalue().startswith("[550/600] FedNest: round 250")
+
+
+def test_a_notebook_has_one_bar_that_is_redrawn_in_place(monkeypatch):
+    shown = []
+
+    def display(picture, display_id):
+        assert display_id is True
+        shown.append(picture)
+        return SimpleNamespace(update=shown.append)
+
+    fake = SimpleNamespace(display=display, HTML=str)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=fake))
+    monkeypatch.setitem(sys.modules, "IPython.display", fake)
+    console = Console(file=io.StringIO(), force_jupyter=True, width=100)
+    with RunProgress(console, n_batches=1, rounds=300) as bar:
+        bar.begin("a < b", 0, 0)
+        for done in range(10, 260, 10):  # too fast for a picture each
+            bar.advanced(done, 100.0, 1)
+        bar.measured(ROW, "FedNest")
+    assert len(shown) < 5
+    assert "a &lt; b" in shown[0] and 'value="0.0000"' in shown[0] and "compiling" in shown[0]
+    assert 'value="0.8333"' in shown[-1] and "250 / 300" in shown[-1] and "left" not in shown[-1]
+    assert "holdout_accuracy 0.8123" in shown[-1]
+    quiet = Console(file=io.StringIO(), force_jupyter=True, quiet=True)
+    shown.clear()
+    with RunProgress(quiet, n_batches=1, rounds=300) as bar:
+        bar.begin("FedNest", 0, 0)
+    assert not shown
