@@ -1,7 +1,7 @@
 """A Hugging Face data set with a column of writers: one client per writer.
 
 With the package ``datasets``, the first lines are ``dataset = datasets.load_dataset(...)``; here a
-small object with the same three attributes stands in, so that nothing is downloaded.
+small object with the same attributes stands in, so that nothing is downloaded.
 """
 
 import numpy as np
@@ -24,6 +24,9 @@ class Dataset:
         """These columns as arrays."""
         assert type == "numpy"
         return Dataset({name: self.columns[name] for name in columns})
+
+    def __len__(self):
+        return len(self.columns["label"])
 
     def __getitem__(self, rows):
         return {name: np.array(values[rows]) for name, values in self.columns.items()}

@@ -234,6 +234,22 @@ def test_mistakes_with_torch(torch):
         models.from_torch("network")
 
 
+def test_engines_agree_on_a_torch_network(torch):
+    torch.manual_seed(0)
+    apply, params = models.from_torch(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh()))
+    data = {"input": np.array(images(12, 3)).reshape(3, 4, 3)}
+
+    def solution(engine):
+        problem = rk.SingleLevel(lambda w, example: jnp.sum(apply(w, example["input"]) ** 2))
+        run = {"start": (params,), "rounds": 2, "engine": engine}
+        return rk.run(rk.FedAvg(lr=0.1), problem, rk.Population.stacked(data), **run).solution
+
+    compiled, eager, remote = map(solution, (rk.Compiled(), rk.Eager(), rk.remote.Remote()))
+    close(compiled, eager, tolerance=1e-6)
+    close(compiled, remote, tolerance=1e-6)
+    assert (compiled[0]["0.weight"] != params["0.weight"]).all()
+
+
 # ---- Flax NNX
 
 

@@ -25,6 +25,8 @@ class HuggingFaceDataset(Protocol):
         """The data set whose rows come as arrays of one library, with these columns alone."""
         ...
 
+    def __len__(self) -> int: ...  # a streamed data set has no length
+
     def __getitem__(self, rows: slice) -> Mapping[str, np.ndarray]: ...
 
 

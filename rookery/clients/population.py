@@ -214,6 +214,13 @@ class Population(eqx.Module):
             missing: "error", "drop", or per column a value to fill in.
             weights: equal if not given, "rows", or by name.
             seed: of the random splits.
+
+        Use it as::
+
+            dataset = datasets.load_dataset("flwrlabs/femnist")
+            population = rk.Population.from_huggingface(
+                dataset, client="writer_id", fields={"input": "image", "label": "character"}
+            )
         """
         if isinstance(dataset, Mapping) and splits is not None:
             raise ValueError(

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from torch.nn import Module  # pyright: ignore[reportMissingImports]
 
 
+# a forward pass puts its tensors into the module, and torchax has one environment for all threads
+_ONE_AT_A_TIME = threading.RLock()
+
+
 def from_torch(
     module: "Module",
     *,
@@ -74,16 +78,15 @@ def from_torch(
         if torch.nn.parameter.is_lazy(tensor):
             raise ValueError(f"{name!r} is not initialised yet. Call the module on a batch first.")
         is_trained = isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
-        value = jnp.array(tensor.detach().cpu().numpy())
+        value = jnp.array(env.t2j_copy(tensor.detach().cpu()))
         (params if is_trained else constants)[name] = value
     if not params:
         raise ValueError(f"{type(module).__name__} has no parameters that require a gradient.")
-    lock = threading.Lock()  # a forward pass puts its tensors into the module for a while
 
     def batched(values: Tree, inputs: Tree, key: Key | None) -> Tree:
         _check_names(values, params)
         given = jax.random.key(0) if key is None else key
-        with lock, env, env.override_property(prng=given):
+        with _ONE_AT_A_TIME, env, env.override_property(prng=given):
             tensors = env.j2t_iso({**values, **constants})
             buffers = {name: tensors[name] for name in constants}
             output = torch.func.functional_call(own, tensors, (env.j2t_iso(inputs),))

@@ -252,6 +252,9 @@ class LikeDataset:
     def features(self):
         return {name: type(values[0]) for name, values in self.columns.items()}
 
+    def __len__(self):
+        return len(self.columns["age"])
+
     def with_format(self, type, columns):
         other = LikeDataset(self.columns, read=self.read)
         other.kind, other.shown = type, columns
@@ -293,6 +296,9 @@ def test_a_data_set_without_splits_reads_only_what_is_used():
 def test_what_is_no_data_set():
     with pytest.raises(TypeError, match=r"got DataFrame.*from_table"):
         rk.Population.from_huggingface(pd.DataFrame(HOSPITALS), client="hospital")
+    streamed = type("IterableDataset", (), {"column_names": [], "with_format": None})()
+    with pytest.raises(TypeError, match=r"got IterableDataset.*Load a streamed data set whole"):
+        rk.Population.from_huggingface(streamed, client="hospital")
     with pytest.raises(TypeError, match="from_huggingface"):
         rk.Population.from_table({"train": of_split("train")}, client="hospital")
 
