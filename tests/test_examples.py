@@ -33,6 +33,19 @@ EXPECTED = {  # regular expressions that a line of the output must match as a wh
 }
 NEEDS = {"20_torch_model.py": "torchax", "21_nnx_model.py": "flax"}  # make test-models has them
 
+RECIPES = {  # by recipe and table
+    ("tune_regularisation", "hospitals"): r"the three smallest penalties have inputs 0 1 2",
+    ("tune_regularisation", "digits"): r"test error 0\.[45]\d\d",
+    ("clean_labels", "hospitals"): r"Arendal: labels trusted to 0\.0\d",
+    ("clean_labels", "digits"): r"Drammen: labels trusted to 0\.[01]\d",
+    ("worst_client", "hospitals"): r"DRFA: mean 0\.\d+, worst hospital 0\.[67]\d\d",
+    ("worst_client", "digits"): r"DRFA: mean 0\.\d+, worst hospital 0\.3[345]\d",
+    ("personalise", "hospitals"): r"error 0\.6\d\d, after a step 0\.[45]\d\d; saved in .*",
+    ("personalise", "digits"): r"error 0\.4\d\d, after a step 0\.3\d\d; saved in .*",
+    ("shared_representation", "hospitals"): r"test error .*: 0\.693 -> 0\.[34]\d\d",
+    ("shared_representation", "digits"): r"test error .*: 2\.303 -> 1\.[012]\d\d",
+}
+
 
 def has_line(pattern: str, text: str) -> bool:
     return any(re.fullmatch(pattern, line.strip()) for line in text.splitlines())
@@ -51,6 +64,28 @@ def test_example(name, tmp_path, users_settings, monkeypatch):
     with contextlib.chdir(tmp_path), contextlib.redirect_stdout(out):
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     assert has_line(EXPECTED[name], out.getvalue()), out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "table"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case[1] == "digits")) for case in RECIPES],
+)
+def test_recipe(recipe, table, tmp_path, users_settings, monkeypatch):
+    folder = EXAMPLES / "recipes"
+    assert len((folder / f"{recipe}.py").read_text().splitlines()) < 40
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "tables", raising=False)
+    monkeypatch.setattr(sys, "argv", [recipe, table])
+    out = io.StringIO()
+    with contextlib.chdir(tmp_path), contextlib.redirect_stdout(out):
+        runpy.run_path(str(folder / f"{recipe}.py"), run_name="__main__")
+    assert has_line(RECIPES[recipe, table], out.getvalue()), out.getvalue()
+    assert list(tmp_path.glob("*/solution.safetensors"))
+
+
+def test_every_recipe_is_tested():
+    there = {p.stem for p in (EXAMPLES / "recipes").glob("*.py")} - {"tables"}
+    assert there == {recipe for recipe, _ in RECIPES}
 
 
 def test_a_number_that_is_far_off_does_not_pass():

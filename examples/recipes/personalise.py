@@ -8,9 +8,8 @@ import tables
 
 import rookery as rk
 
-table = tables.load()
-fields = {"input": "input", "label": "label"}
-splits = {"train": 0.5, "validation": 0.2, "test": 0.3}
+table = tables.load(special=-0.5)
+fields, splits = {n: n for n in ("input", "label")}, {"train": 0.5, "validation": 0.2, "test": 0.3}
 population = rk.Population.from_table(table, client="hospital", fields=fields, splits=splits)
 
 
@@ -19,14 +18,13 @@ def error(w, row):
     return rk.models.cross_entropy(row["input"] @ w, row["label"])
 
 
-problem = rk.Meta(error, adapt_lr=0.5, outer_split="validation")
-
-
 def adapt(client, w):
     """One gradient step on the hospital's own training rows."""
     return (problem.adapt(w, client.draw("train", None, client.key)),)
 
 
+problem = rk.Meta(error, adapt_lr=0.5, outer_split="validation")
+common = rk.metrics.OnClients(losses={"error": error})
 adapted = rk.metrics.OnClients(losses={"error": error}, adapt=adapt, label="adapted ")
 result = rk.run(
     rk.PerFedAvg(lr=0.3, local_steps=5),
@@ -34,8 +32,8 @@ result = rk.run(
     population,
     start=(jnp.zeros((table["input"].shape[1], table["label"].max() + 1)),),
     rounds=60,
-    evaluate=[rk.metrics.OnClients(losses={"error": error}), adapted],
-    directory=f"{tables.NAME}-personal",
+    evaluate=[common, adapted],
+    directory="personal",
 )
 before, after = (result.history[f"{name}/mean"][-1] for name in ("error", "adapted error"))
-print(f"error of the common model {before:.3f}, after a step {after:.3f}")
+print(f"error {before:.3f}, after a step {after:.3f}; saved in personal/solution.safetensors")

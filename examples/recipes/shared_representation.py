@@ -26,13 +26,14 @@ def error(body, head, row):
 
 
 result = rk.run(
-    rk.FedNest(outer_lr=0.2, inner_lr=0.2, inner_steps=5),
+    rk.FedNest(outer_lr=0.05, inner_lr=0.05, inner_steps=10),
     rk.Bilevel(error, lambda x, y, row: error(x, y, row) + 0.01 * jnp.sum(y**2)),
     population,
     start=(body, jnp.zeros((16, n_classes))),
     rounds=60,
     evaluate=[rk.metrics.OnClients(losses={"error": error})],
-    directory=f"{tables.NAME}-representation",
+    directory="representation",
 )
 first, last = result.history["error/mean"][[0, -1]]
 print(f"test error with the learned features: {first:.3f} -> {last:.3f}")
+print("The model is in representation/solution.safetensors.")

@@ -10,7 +10,7 @@ import rookery as rk
 
 table = tables.load()
 fields = {"input": "input", "label": "label"}
-splits = {"train": 0.1, "validation": 0.6, "test": 0.3}
+splits = {"train": 0.2, "validation": 0.5, "test": 0.3}
 population = rk.Population.from_table(table, client="hospital", fields=fields, splits=splits)
 n, n_classes = table["input"].shape[1], table["label"].max() + 1
 
@@ -21,15 +21,17 @@ def error(x, y, row):
 
 
 result = rk.run(
-    rk.FedNest(outer_lr=10.0, inner_lr=0.3, inner_steps=5, ihgp=rk.parts.FedIHGPSum(terms=20)),
+    rk.FedNest(outer_lr=20.0, inner_lr=0.3, inner_steps=10, ihgp=rk.parts.FedIHGPSum(terms=20)),
     rk.Bilevel(error, lambda x, y, row: error(x, y, row) + jnp.exp(x) @ jnp.sum(y**2, axis=1)),
     population,
-    start=(jnp.full(n, -5.0), jnp.zeros((n, n_classes))),
+    start=(jnp.full(n, -4.0), jnp.zeros((n, n_classes))),
     rounds=50,
     evaluate=[rk.metrics.OnClients(losses={"error": error})],
-    directory=f"{tables.NAME}-regularisation",
+    directory="regularisation",
 )
 x, y = result.solution
-print(f"inputs with the smallest penalties: {jnp.sort(jnp.argsort(x)[:5])}")
-print(f"test error: {result.history['error/mean'][-1]:.3f}")
-print("saved:", result.history["round"][-1], "rounds in", f"{tables.NAME}-regularisation")
+print(f"test error {result.history['error/mean'][-1]:.3f}")
+print("the three smallest penalties have inputs", *sorted(jnp.argsort(x)[:3].tolist()))
+x, y = rk.load_solution(
+    "regularisation", like=result.solution
+)  # in another program, at any later time
