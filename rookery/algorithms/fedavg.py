@@ -13,18 +13,20 @@ deep networks from decentralized data. AISTATS 2017, arXiv:1602.05629.
 Cost of a round: 1 exchange, w down and w up. With several local steps and heterogeneous clients it
 converges to a biased point, not to the minimiser. Departures from the paper: batches are drawn with
 replacement, and steps are counted, not epochs; with a ``server_lr`` the server does not take the
-mean of the models, but a step towards it.
+mean of the models, but a step towards it. With ``own="norm"`` it is FedBN: the leaves below that
+name stay on the clients (:mod:`rookery.algorithms.shared.own_leaves`).
 """
 
 from typing import ClassVar
 
-from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState, gradient_steps
+from rookery.algorithms.shared.model import ModelState, gradient_steps
+from rookery.algorithms.shared.own_leaves import AbstractOwnLeaves
 from rookery.problem.single_level import SingleLevel
 from rookery.program.federation import AbstractFederation
 from rookery.types import Key
 
 
-class FedAvg(AbstractLocalSGD):
+class FedAvg(AbstractOwnLeaves):
     """Local gradient steps; the models are averaged by the clients' weights.
 
     >>> import rookery as rk

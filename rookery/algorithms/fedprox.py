@@ -21,14 +21,15 @@ import equinox as eqx
 
 from rookery import check, tree
 from rookery.algorithms.shared import local
-from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState
+from rookery.algorithms.shared.model import ModelState
+from rookery.algorithms.shared.own_leaves import AbstractOwnLeaves
 from rookery.algorithms.shared.schedule import number
 from rookery.problem.single_level import SingleLevel
 from rookery.program.federation import AbstractFederation, Client
 from rookery.types import Count, Key, Tree
 
 
-class FedProx(AbstractLocalSGD):
+class FedProx(AbstractOwnLeaves):
     """Local steps on the client's loss and a proximal term; the models are averaged.
 
     >>> import rookery as rk

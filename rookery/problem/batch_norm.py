@@ -6,6 +6,8 @@ them. What happens to the statistics is a choice that the loss and the algorithm
     policy      in the loss                 in the algorithm
     frozen      :func:`by_statistics`       any; statistics never change, scale and shift do
     averaged    :func:`by_batch`            any; statistics are averaged with the rest of the model
+    own         :func:`by_batch`            FedAvg and FedProx with ``own="norm"``, the name of the
+                                            layer, which then stays on each client (FedBN)
 
 Metrics use :func:`by_statistics`, which needs no batch.
 

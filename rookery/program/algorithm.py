@@ -79,6 +79,14 @@ class AbstractAlgorithm(eqx.Module):
     def solution(self, state: Tree) -> tuple[Tree, ...]:
         """The problem's variables out of a state."""
 
+    def own_leaves(self, state: Tree) -> tuple[Tree, ...] | None:
+        """Leaves of the variables that each client has for itself, for evaluations on clients.
+
+        One row per client along the first axis, with None in place of every shared leaf. None if
+        all clients share the whole solution, as in most algorithms.
+        """
+        return None
+
     def remedy(self) -> str:
         """What a user is told to try when a value is no longer finite; a sentence or two."""
         return SMALLER_STEP

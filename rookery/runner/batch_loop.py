@@ -241,7 +241,10 @@ class BatchLoop:
         round, population = some[0].round, self._settings.program.population
         solutions = stack([one.run.algorithm.solution(one.state) for one in self._runs])
         keys = _fold_in_all(self._evaluation_keys, round)
-        numbers = jax.device_get(evaluate_all(self._settings.evaluate, solutions, population, keys))
+        own = [one.run.algorithm.own_leaves(one.state) for one in self._runs]
+        own = None if own[0] is None else stack(own)
+        evaluate = self._settings.evaluate
+        numbers = jax.device_get(evaluate_all(evaluate, solutions, population, keys, own))
         for i, one in enumerate(self._runs):
             if not any(one is other for other in some):
                 continue

@@ -101,7 +101,8 @@ class OnServer(AbstractEvaluation):
 class OnClients(AbstractEvaluation):
     """Each client's mean over its own examples, summarised over the clients.
 
-    All clients count equally, whatever their weights. A metric ``name`` yields ``name/mean``,
+    All clients count equally, whatever their weights. A client whose model has leaves of its own
+    (``FedAvg(own=...)``) is measured with them. A metric ``name`` yields ``name/mean``,
     ``name/variance``, ``name/worst``, and ``name/worst10``: the mean over the worst tenth of the
     clients (at least one). With ``per_client`` there is ``name/each``, a number per client.
 
@@ -133,14 +134,17 @@ class OnClients(AbstractEvaluation):
                 f"{', '.join(twice)} cannot be a score and a loss: is more of it better, or less?"
             )
 
-    def __call__(self, solution, population, key):
+    def __call__(self, solution, population, key, own_leaves=None):
         """Four numbers for every metric, and with ``per_client`` one per client."""
         population.check_rows("OnClients")
         metrics = {**self.scores, **self.losses}
 
         def of_client(id):
             client = LocalClient(population, id, jax.random.fold_in(key, id), traced_loop)
-            own = solution if self.adapt is None else self.adapt(client, *solution)
+            own = solution
+            if own_leaves is not None:
+                own = eqx.combine(jax.tree.map(lambda rows: rows[id], own_leaves), solution)
+            own = own if self.adapt is None else self.adapt(client, *own)
             sample = client.draw(self.split, None, client.key)
 
             def all_plain(*arguments):
@@ -197,20 +201,34 @@ def metric_goals(
     return found
 
 
-def evaluate_all(evaluations, solutions, population, keys) -> dict[str, jax.Array]:
-    """The numbers of all evaluations for stacked solutions, one run after another."""
-    return _evaluate_all(CodeKey([evaluations]), evaluations, solutions, population, keys)
+def evaluate_all(evaluations, solutions, population, keys, own_leaves=None) -> dict[str, jax.Array]:
+    """The numbers of all evaluations for stacked solutions, one run after another.
+
+    Args:
+        evaluations: what is measured.
+        solutions: of all runs, stacked.
+        population: the clients.
+        keys: one per run.
+        own_leaves: of the clients of all runs, stacked, if solutions have such leaves.
+    """
+    code = CodeKey([evaluations])
+    return _evaluate_all(code, evaluations, solutions, population, keys, own_leaves)
 
 
 @eqx.filter_jit
-def _evaluate_all(code, evaluations, solutions, population, keys) -> dict[str, jax.Array]:
+def _evaluate_all(
+    code, evaluations, solutions, population, keys, own_leaves
+) -> dict[str, jax.Array]:
     del code  # it only tells programs apart
 
     def one(run):
-        solution, key = run
+        solution, key, own = run
         numbers: dict[str, jax.Array] = {}
         for evaluation in evaluations:
-            new = evaluation(solution, population, key)
+            if own is not None and isinstance(evaluation, OnClients):
+                new = evaluation(solution, population, key, own)
+            else:
+                new = evaluation(solution, population, key)
             if twice := set(numbers) & set(new):
                 raise ValueError(
                     f"two evaluations give {sorted(twice)}; set label= on one of them."
@@ -218,7 +236,7 @@ def _evaluate_all(code, evaluations, solutions, population, keys) -> dict[str, j
             numbers.update(new)
         return numbers
 
-    return lax.map(one, (solutions, keys))
+    return lax.map(one, (solutions, keys, own_leaves))
 
 
 def _is_plain(metric: Metric) -> bool:

@@ -27,11 +27,15 @@ from rookery.types import Count, Key, Problem, Tree
 
 
 class ModelState(NamedTuple):
-    """The model, the state of the server's rule, and those of the local rule that clients keep."""
+    """The model, the state of the server's rule, and what clients keep.
+
+    That is the state of the local rule, and the leaves of the model that are their own.
+    """
 
     w: Tree
     opt: Tree = ()
     own_opt: Tree = ()
+    own: Tree = ()
 
 
 class AsyncModelState(NamedTuple):
