@@ -66,7 +66,7 @@ class BatchLoop:
         self._width, self._bar = width, bar
         keys = [jax.random.split(jax.random.key(one.run.seed)) for one in runs]
         self._round_keys = self._padded([key[0] for key in keys])
-        self._evaluation_keys = jnp.stack([key[1] for key in keys])
+        self._evaluation_keys = jnp.stack(self._at_least_two([key[1] for key in keys]))
         self._is_compiled = False
         self._has_cohorts = True  # whether the engine records them; the first chunk tells
         self._rounds_per_second: float | None = None
@@ -132,7 +132,8 @@ class BatchLoop:
         for one, new in zip(self._runs, progress, strict=False):  # the padding comes last
             if not one.is_running:
                 continue
-            one.before = one.state if chunk == 1 else None
+            is_seen = self._settings.callback is not None and chunk == 1
+            one.before = one.state if is_seen else None
             one.state, one.round = new.state, self._done + len(new.ledgers)
             one.record.add_costs(new.ledgers)
             one.cohorts = None if new.cohorts is None else new.cohorts[-1]
@@ -239,7 +240,8 @@ class BatchLoop:
         if not some:
             return
         round, population = some[0].round, self._settings.program.population
-        solutions = stack([one.run.algorithm.solution(one.state) for one in self._runs])
+        solutions = [one.run.algorithm.solution(one.state) for one in self._runs]
+        solutions = stack(self._at_least_two(solutions))
         keys = _fold_in_all(self._evaluation_keys, round)
         own = [one.run.algorithm.own_leaves(one.state) for one in self._runs]
         own = None if own[0] is None else stack(own)
@@ -262,6 +264,13 @@ class BatchLoop:
                 },
             )
             self._bar.measured(one.record.measure(round, means), one.run.name)
+
+    def _at_least_two(self, values: list[T]) -> list[T]:
+        """The values, and a copy of the only one if other batches of the group may have more.
+
+        The program of one run is no loop, and could round differently.
+        """
+        return values * 2 if len(values) == 1 < self._width else values
 
     def _padded(self, values: list[T]) -> list[T]:
         return values + [values[-1]] * (self._width - len(values))

@@ -52,9 +52,10 @@ class History(_Rows):
         """The newest value of a column."""
         return float(self[name][-1])
 
-    def metrics_of(self, row: Row) -> Row:
+    def metrics_of(self, row: Row) -> dict[str, float]:
         """What a row measured: all but the round and the costs."""
-        return {name: v for name, v in row.items() if name not in ("round", *LEDGER_FIELDS)}
+        own = {name: v for name, v in row.items() if name not in ("round", *LEDGER_FIELDS)}
+        return {name: math.nan if v is None else v for name, v in own.items()}
 
     def to_table(self) -> dict[str, np.ndarray]:
         """One array per column, which pandas, polars and Arrow turn into a table.

@@ -260,7 +260,7 @@ def _sweep(
     opened = [settings.open(one) for one in checked]
     # runs that have diverged or stopped before need no work, but their trackers must hear of it
     exclusive(settings, [one for one in opened if not one.is_running]).close()
-    batches = _batches([one for one in opened if one.is_running], batch)
+    batches = _batches(opened, batch)
     with RunProgress(settings.console, len(batches), rounds) as bar:
         for number, (done, some, width) in enumerate(batches):
             bar.begin(_title(some), number, done)
@@ -324,7 +324,8 @@ def _batches(runs: Sequence[RunState], most: int) -> list[tuple[int, list[RunSta
     """Batches of runs that share a program: the round they start from, the runs, the width.
 
     All batches of one structure have one width, to which they are padded, so that they need one
-    compiled program; also when a sweep is resumed of which some runs have ended.
+    compiled program. The runs of a resumed sweep that have ended count for the width: another
+    program could round differently.
     """
     groups: dict[Hashable, list[RunState]] = {}
     for one in runs:
@@ -332,13 +333,15 @@ def _batches(runs: Sequence[RunState], most: int) -> list[tuple[int, list[RunSta
     batches = []
     for group in groups.values():
         width = math.ceil(len(group) / math.ceil(len(group) / most))
-        for done, some in _starting_points(group):
+        for done, some in _starting_points([one for one in group if one.is_running]):
             batches += [(done, some[i : i + width], width) for i in range(0, len(some), width)]
     return batches
 
 
 def _starting_points(runs: Sequence[RunState]) -> list[tuple[int, list[RunState]]]:
     """The rounds to start from, each with its runs: one round if all have a common checkpoint."""
+    if not runs:
+        return []
     # a kill between two checkpoints' writes leaves the newest to some of the runs only
     common = set.intersection(*(set(one.checkpoints) for one in runs))
     if common:

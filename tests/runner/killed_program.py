@@ -31,5 +31,7 @@ if __name__ == "__main__":
         evaluate=[rk.metrics.OfSolution(size)],
         evaluate_every=10,
         checkpoint_every=20,
+        stop=rk.stop.Plateau("size", patience=1, goal="max"),
+        keep="best:size:max",
         directory=sys.argv[1],
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.engines.compiled import programs_compiled
 from rookery.remote import Remote
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=4, rows=6, noise=0.5)
@@ -22,6 +23,7 @@ ALGORITHM = rk.FedNest(
 )
 
 
+SEEDS = (0, 1, 2)
 EXACT = rk.FedNest(outer_lr=0.1, inner_lr=0.1, ihgp=rk.parts.FedIHGP(terms=3, lipschitz=5.0))
 
 
@@ -166,19 +168,45 @@ def test_a_run_killed_near_the_end_of_its_budget_is_the_same(tmp_path, after):
 
 
 def test_each_run_of_a_sweep_stops_for_itself():
-    runs = [rk.Run(ALGORITHM, ZOO.start, seed) for seed in (0, 1, 2)]
-    target = rk.stop.Target("distance", at_most=0.8)
+    runs = [rk.Run(ALGORITHM, ZOO.start, seed) for seed in SEEDS]
+    target = rk.stop.Target("distance", at_most=0.5)
     settings = {"evaluate": [rk.metrics.OfSolution(distance)], "evaluate_every": 2, "stop": target}
     results = rk.sweep(
         runs, ZOO.problem, POPULATION, rounds=40, keep="best:distance:min", **settings
     )
     assert len({r.rounds for r in results}) > 1
-    for seed, result in enumerate(results):
+    for seed, result in zip(SEEDS, results, strict=True):
         alone = go(seed=seed, stop=target)
         assert (result.rounds, result.status) == (alone.rounds, alone.status)
         assert result.history["round"][-1] == result.rounds
         np.testing.assert_allclose(result.solution[0], alone.solution[0], rtol=1e-12)
         np.testing.assert_array_equal(result.best.solution[0], result.solution[0])
+
+
+def test_a_sweep_killed_when_some_runs_have_stopped_is_the_same_bit_for_bit(tmp_path):
+    def sweep(folder, callback=None):
+        runs = [rk.Run(ALGORITHM, ZOO.start, seed, tmp_path / folder / str(seed)) for seed in SEEDS]
+        return rk.sweep(
+            runs, ZOO.problem, POPULATION, rounds=40, evaluate=[rk.metrics.OfSolution(distance)],
+            evaluate_every=2, stop=rk.stop.Target("distance", at_most=0.5), callback=callback,
+        )  # fmt: skip
+
+    ends = [result.rounds for result in sweep("whole")]
+    assert len(set(ends)) == 3  # one of them is alone in the end
+
+    def kill(snapshot):
+        if snapshot.round > sorted(ends)[1]:
+            raise Killed
+
+    with pytest.raises(Killed):
+        sweep("killed", kill)
+    before = programs_compiled()
+    assert [result.rounds for result in sweep("killed")] == ends
+    assert programs_compiled() == before  # a program of another width could round differently
+    for seed in SEEDS:
+        for name in ("history.jsonl", "solution.safetensors", "summary.json"):
+            read = [(tmp_path / f / str(seed) / name).read_bytes() for f in ("whole", "killed")]
+            assert read[0] == read[1], (seed, name)
 
 
 # ---- the best iterate
