@@ -1,4 +1,4 @@
-"""Reading a run: its directory, its history, its costs."""
+"""Reading a run: its directory, its history, its solution, its costs."""
 
 import json
 import tempfile
@@ -25,5 +25,9 @@ history, warning = HistoryFile(directory / "history.jsonl").read()
 for row in history:
     print(f"round {row['round']:>2}: {row['exchanges']:>3} exchanges, x = {row['x']:.4f}")
 print("the column y:", history["y"].round(4))
+x, y = rk.load_solution(directory, like=zoo.start)
+print(f"the solution: x = {x[0]:.4f}, y = {y[0]:.4f}")
+table = history.to_table()  # pandas.DataFrame(table) and polars.DataFrame(table) take it
+print("columns:", ", ".join(f"{name} ({column.dtype})" for name, column in table.items()))
 summary = json.loads((directory / "summary.json").read_text())
 print(f"{summary['status']}: {summary['bytes_down']} bytes down, {summary['bytes_up']} up")
