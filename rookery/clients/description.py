@@ -152,7 +152,8 @@ class DataDescription:
             figure.legend(loc="outside upper left", ncols=len(self.splits), frameon=False)
         if k:
             shares = self.labels / np.maximum(self.labels.sum(1, keepdims=True), 1)
-            image = panels[1].imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+            most = max(float(shares.max()), 0.01)
+            image = panels[1].imshow(shares, cmap="Blues", vmin=0, vmax=most, aspect="auto")
             every = -(-k // 30)
             names = [name[:12] for name in self.classes[::every]]
             tilt = 90 if max(map(len, names)) > 3 else 0
@@ -161,7 +162,7 @@ class DataDescription:
             panels[1].tick_params(axis="y", length=0)
             if n <= 40 and k <= 16:
                 for (client, label), count in np.ndenumerate(self.labels):
-                    ink = "white" if shares[client, label] > 0.55 else "#333333"
+                    ink = "white" if shares[client, label] > 0.55 * most else "#333333"
                     ink = ink if count else "#AAAAAA"
                     panels[1].text(
                         label, client, str(count), ha="center", va="center", fontsize=7, color=ink
