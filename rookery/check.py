@@ -83,6 +83,19 @@ def fraction(name: str, value: T) -> T:
     return value
 
 
+def decay(name: str, value: T) -> T:
+    """A number that is at least 0 and below 1, or an array of them for a sweep.
+
+    >>> decay("momentum", 1.0)
+    Traceback (most recent call last):
+    ValueError: momentum must be at least 0 and below 1, got 1.0.
+    """
+    number = _number(name, value)
+    if number is not None and not np.all((number >= 0) & (number < 1)):
+        raise ValueError(f"{name} must be at least 0 and below 1, got {value}.")
+    return value
+
+
 def _number(name: str, value: object) -> np.ndarray | None:
     if isinstance(value, Tracer):
         return None  # the numbers are not known while a sweep is traced

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rookery as rk
-from rookery import engines
+from rookery import algorithms, engines
 
 IMPORTED = [
     alias.asname
@@ -23,10 +23,15 @@ def test_every_public_name_is_documented(name):
     assert inspect.getdoc(getattr(rk, name))
 
 
+@pytest.mark.parametrize("name", algorithms.GROUPED)
+def test_algorithms_without_a_name_at_the_top_are_documented_in_their_package(name):
+    assert inspect.getdoc(getattr(algorithms, name)) and not hasattr(rk, name)
+
+
 def test_there_are_few_names_and_every_algorithm_and_engine_is_among_them():
     assert len(rk.__all__) <= 70
     assert set(IMPORTED) == set(rk.__all__) and len(IMPORTED) == len(rk.__all__)
-    for package in (rk.algorithms, engines):
+    for package in (algorithms, engines):
         assert set(package.__all__) <= {*rk.__all__}
 
 

@@ -24,6 +24,11 @@ from rookery.algorithms.fednest.fednest import FedNestSGD as FedNestSGD
 from rookery.algorithms.fednest.light import LFedNest as LFedNest
 from rookery.algorithms.fednest.light import LFedNestNonAlt as LFedNestNonAlt
 from rookery.algorithms.fednest.light import LFedNestSVRG as LFedNestSVRG
+from rookery.algorithms.fednova import FedNova as FedNova
+from rookery.algorithms.fedopt import FedAdagrad as FedAdagrad
+from rookery.algorithms.fedopt import FedAdam as FedAdam
+from rookery.algorithms.fedopt import FedAvgM as FedAvgM
+from rookery.algorithms.fedopt import FedYogi as FedYogi
 from rookery.algorithms.fedprox import FedProx as FedProx
 from rookery.algorithms.gda import GDA as GDA
 from rookery.algorithms.nasa import NASA as NASA
@@ -80,3 +85,6 @@ __all__ = [
     "ScaffoldS",
     "StocBiO",
 ]
+
+GROUPED = ("FedAdagrad", "FedAdam", "FedAvgM", "FedNova", "FedYogi")
+"""Algorithms that are imported from here; the top level of rookery has not room for all."""

@@ -14,7 +14,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import optax
+
 from rookery import algorithms, check, engines, tasks
+from rookery.algorithms.shared.step_rule import Optimiser
 from rookery.clients import datasets, partition
 from rookery.program import availability, delays, participation
 from rookery.program.availability import AbstractAvailability
@@ -24,7 +27,9 @@ from rookery.runner import stop
 
 Names = Mapping[str, Callable]
 
-ALGORITHMS: Names = {name: getattr(algorithms, name) for name in algorithms.__all__}
+ALGORITHMS: Names = {
+    name: getattr(algorithms, name) for name in (*algorithms.__all__, *algorithms.GROUPED)
+}
 _KINDS = (AbstractAvailability, AbstractDelay, AbstractParticipation, Clock)
 PARTS: Names = {
     name: part
@@ -146,12 +151,26 @@ def make_object(
 ) -> Any:  # of the class that the table names
     """The object that a table stands for: its name called with its other keys.
 
+    A function that returns an Optax transformation stands for an :class:`Optimiser`, which may have
+    the key ``keep`` too.
+
     >>> make_object(PARTS, {"name": "WithReplacement", "n": 4}, "algorithm.clients")
     WithReplacement(n=4)
+    >>> table = {"name": "optax:adam", "learning_rate": 0.1, "keep": True}
+    >>> make_object(PARTS, table, "algorithm.lr").name
+    'Optimiser(adam)'
     """
     fn = lookup(names, table, where, folder)
-    arguments = arguments_of(fn, table, where)
-    return fn(**{key: _value(v, f"{where}.{key}", folder) for key, v in arguments.items()})
+    may_keep = ":" in name_of(table, where) and "keep" not in inspect.signature(fn).parameters
+    arguments = arguments_of(fn, table, where, extra=("keep",) if may_keep else ())
+    values = {key: _value(v, f"{where}.{key}", folder) for key, v in arguments.items()}
+    settings = {key: value for key, value in values.items() if key != "keep" or not may_keep}
+    made = fn(**settings)
+    if isinstance(made, optax.GradientTransformation):
+        return Optimiser(fn, **values)
+    if values != settings:
+        raise ValueError(f"[{where}] keep is for optimisers, and this is a {type(made).__name__}.")
+    return made
 
 
 def make_stop_rules(value: object, folder: Path | None = None) -> tuple[stop.AbstractRule, ...]:

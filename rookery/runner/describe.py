@@ -54,7 +54,7 @@ def _describe_function(fn: types.FunctionType, seen: tuple) -> str:
     if fn in seen:
         return name
     seen = (*seen, fn)
-    closed = [describe(cell.cell_contents, seen) for cell in fn.__closure__ or ()]
+    closed = [_describe_cell(cell, seen) for cell in fn.__closure__ or ()]
     plain = bool | int | float | str | np.ndarray | np.generic | jax.Array | types.FunctionType
     used = {
         n: describe(fn.__globals__[n], seen)
@@ -64,6 +64,14 @@ def _describe_function(fn: types.FunctionType, seen: tuple) -> str:
     defaults = describe([fn.__defaults__, fn.__kwdefaults__], seen)
     content = [_code(fn.__code__, seen), closed, used, defaults]
     return f"{name}#{hashlib.sha256(repr(content).encode()).hexdigest()[:8]}"
+
+
+def _describe_cell(cell: types.CellType, seen: tuple) -> Any:  # JSON out
+    try:
+        content = cell.cell_contents
+    except ValueError:  # a variable that was never set, or was deleted
+        return "empty"
+    return describe(content, seen)
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -2,15 +2,19 @@
 
 An algorithm is looked up by its name in ``rookery.experiment.registry.ALGORITHMS``. Each has at
 least one instance, with sampled clients and mini-batches where they make sense, on a problem that
-is tiny: compiling is what takes the time.
+is tiny: compiling is what takes the time. ``golden.json`` has the numbers of ``INSTANCES``, but not
+those of ``OPTIMISED``, where optimisers stand in the place of step sizes.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
+import optax
 
 import rookery as rk
+from rookery.algorithms import FedAdagrad, FedAdam, FedAvgM, FedNova, FedYogi
 
 NOISY = rk.zoo.quadratic_bilevel(n_clients=4, rows=3, noise=0.3)
 SCALAR = rk.zoo.scalar_bilevel()
@@ -448,3 +452,75 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
         ),
     },
 }
+
+ADAM = rk.parts.Optimiser(optax.adam, learning_rate=0.05)
+KEPT = rk.parts.Optimiser(optax.adam, learning_rate=0.05, keep=True)
+MOMENTUM = rk.parts.Optimiser(optax.sgd, learning_rate=0.05, momentum=0.5)
+FALLING = rk.parts.Optimiser(optax.sgd, learning_rate=rk.parts.Decay(0.1, 0.5), momentum=0.5)
+
+
+def first(name: str, **rules: object) -> tuple[Any, rk.AbstractAlgorithm]:
+    """The first instance of an algorithm, with other step rules."""
+    zoo, algorithm = next(iter(INSTANCES[name].values()))
+    return zoo, replace(algorithm, **rules)
+
+
+def nested(name: str, inner: object, outer: object) -> tuple[Any, rk.AbstractAlgorithm]:
+    """The same for a configuration of Nested."""
+    zoo, algorithm = next(iter(INSTANCES[name].values()))
+    assert isinstance(algorithm, rk.Nested)
+    parts: Any = (algorithm.inner, algorithm.outer)  # all that are used here have an lr
+    inner, outer = (replace(part, lr=lr) for part, lr in zip(parts, (inner, outer), strict=True))
+    return zoo, replace(algorithm, inner=inner, outer=outer)
+
+
+OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
+    "FedNest": first("FedNest", inner_lr=KEPT, outer_lr=MOMENTUM),
+    "FedNestSGD": nested("FedNestSGD", KEPT, ADAM),
+    "LFedNest": nested("LFedNest", MOMENTUM, KEPT),
+    "LFedNestSVRG": nested("LFedNestSVRG", KEPT, KEPT),
+    "LFedNestNonAlt": first("LFedNestNonAlt", inner_lr=KEPT, outer_lr=FALLING),
+    "FedMBO": first("FedMBO", inner_lr=FALLING, outer_lr=ADAM),
+    "AFBO": first("AFBO", inner_lr=MOMENTUM, outer_lr=ADAM),
+    "AFLBilevel": first("AFLBilevel", inner_lr=ADAM, outer_lr=MOMENTUM, local_lr=0.1),
+    "AFACD": first("AFACD", lr=MOMENTUM, server_lr=ADAM),
+    "AFACS": first("AFACS", lr=ADAM, server_lr=FALLING),
+    "FedBuff": first("FedBuff", lr=MOMENTUM, server_lr=ADAM),
+    "Nested": nested("Nested", KEPT, MOMENTUM),
+    "AID": nested("AID", ADAM, MOMENTUM),
+    "StocBiO": nested("StocBiO", MOMENTUM, ADAM),
+    "FedAvgS": first("FedAvgS", inner_lr=KEPT, outer_lr=MOMENTUM),
+    "ScaffoldS": first("ScaffoldS", server_lr=ADAM),
+    "GDA": first("GDA", inner_lr=MOMENTUM, outer_lr=ADAM),
+    "AlternatingGDA": first("AlternatingGDA", inner_lr=ADAM, outer_lr=FALLING),
+    "Extragradient": first("Extragradient", inner_lr=ADAM, outer_lr=MOMENTUM),
+    "FedMSA": first("FedMSA", inner_lr=(0.1, KEPT), outer_lr=MOMENTUM),
+    "STSA": first("STSA", inner_lr=ADAM, outer_lr=MOMENTUM),
+    "SOBA": first("SOBA", inner_lr=(MOMENTUM, ADAM), outer_lr=ADAM),
+    "SCGD": first("SCGD", outer_lr=ADAM),
+    "ComposedSGD": first("ComposedSGD", outer_lr=MOMENTUM),
+    "FedAvg": first("FedAvg", lr=KEPT, server_lr=MOMENTUM),
+    "FedProx": first("FedProx", lr=MOMENTUM, server_lr=ADAM),
+    "Scaffold": first("Scaffold", server_lr=MOMENTUM),
+    "QFedAvg": first("QFedAvg", server_lr=ADAM),
+    "DRFA": first("DRFA", lr=ADAM),
+    "AgnosticFL": first("AgnosticFL", lr=ADAM),
+    "PerFedAvg": first("PerFedAvg", lr=KEPT, server_lr=ADAM),
+    "ComFedL": first("ComFedL", lr=KEPT, server_lr=FALLING),
+    "FedAvgM": (
+        LOSSES,
+        FedAvgM(lr=0.1, local_steps=(1, 2, 3), server_lr=0.9, **PARTIAL),
+    ),
+    "FedAdagrad": (LOSSES, FedAdagrad(lr=0.1, server_lr=0.1, **PARTIAL)),
+    "FedAdam": (LOSSES, FedAdam(lr=0.1, server_lr=0.1, **PARTIAL)),
+    "FedYogi": (
+        LOSSES,
+        FedYogi(lr=ADAM, server_lr=0.1, bias_correction=True, **PARTIAL),
+    ),
+    "FedNova": (
+        LOSSES,
+        FedNova(lr=0.1, local_steps=(1, 2, 3), momentum=0.5, mu=0.1, **PARTIAL),
+    ),
+}
+REFUSES = ("ADBO", "SDBO", "Prometheus", "ALSET", "TTSA", "NASA")
+"""Algorithms that take no optimiser anywhere, and say why."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from instances import INSTANCES
+from instances import INSTANCES, OPTIMISED, REFUSES
 
 import rookery as rk
 from rookery.engines.compiled import programs_compiled
@@ -35,16 +35,17 @@ ROUNDS = 3 if IS_WHOLE else 2
 
 
 def chosen(name):
-    every = list(INSTANCES.get(name, {"none": None}))
+    every = list(INSTANCES[name])
     return every if IS_WHOLE else [CHEAPEST.get(name, every[0])]
 
 
 EVERY = [
     (name, which)
-    for name in ALGORITHMS
+    for name in INSTANCES
     if IS_WHOLE or name not in LEFT_OUT
     for which in chosen(name)
 ]
+WITH_OPTIMISERS = list(OPTIMISED) if IS_WHOLE else ["FedAvg", "FedNova"]
 
 
 def program(zoo, clock=None) -> Program:
@@ -68,17 +69,21 @@ def initial(zoo, algorithm):
 
 @pytest.mark.parametrize(("name", "which"), EVERY, ids=[f"{n}: {w}" for n, w in EVERY])
 def test_engines_agree(name, which):
-    assert name in INSTANCES, (
-        f"nobody knows how to build {name}. Add a small instance of it on a zoo problem to "
-        "INSTANCES in tests/contract/instances.py."
-    )
-    zoo, algorithm = INSTANCES[name][which]
+    agree(name, *INSTANCES[name][which], is_remote=by_messages(name))
+
+
+@pytest.mark.parametrize("name", WITH_OPTIMISERS)
+def test_engines_agree_with_optimisers(name):
+    agree(name, *OPTIMISED[name], is_remote=IS_WHOLE or name == "FedAvg")
+
+
+def agree(name, zoo, algorithm, *, is_remote):
     assert algorithm.name == name
     algorithm.check(zoo.problem, rk.Population.stacked(zoo.data).n_clients)
     outer = rk.delays.ParetoDelay(0.2)
     clock = rk.delays.Clock(rk.delays.LogNormalDelay(0.1), bandwidth=1e4, seed=3, outer_delay=outer)
     ready, key = program(zoo, clock), jax.random.key(7)
-    engines = (rk.Compiled(), rk.Eager(), *([Remote()] if by_messages(name) else []))
+    engines = (rk.Compiled(), rk.Eager(), *([Remote()] if is_remote else []))
     runners = [engine.prepare(ready, [algorithm]) for engine in engines]
     states = [initial(zoo, algorithm)] * len(engines)
     down = up = 0
@@ -113,8 +118,13 @@ def same_state(got, want):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-12, 1e-12), got, want)
 
 
-def test_every_instance_is_of_an_algorithm_that_there_is():
-    assert LEFT_OUT < set(INSTANCES) <= set(ALGORITHMS)
+def test_every_algorithm_has_an_instance_and_takes_optimisers_or_refuses_them():
+    assert set(INSTANCES) | set(OPTIMISED) == set(ALGORITHMS), (
+        "an algorithm has no instance. Add a small one on a zoo problem to INSTANCES, and one with "
+        "optimisers to OPTIMISED, in tests/contract/instances.py."
+    )
+    assert set(OPTIMISED) | set(REFUSES) == set(ALGORITHMS)
+    assert LEFT_OUT < set(INSTANCES)
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3])

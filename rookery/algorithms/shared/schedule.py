@@ -7,9 +7,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from rookery import check
-from rookery.types import Count, Number
+from rookery.types import Count
 
 
 def number(value: object) -> Any:  # of the type of the field that it converts
@@ -82,13 +83,13 @@ class ByRound(AbstractSchedule):
         schedule: takes the round, counted from 0, and returns the step size.
     """
 
-    schedule: Callable[[Count], Number]
+    schedule: Callable[[jax.Array], ArrayLike]
 
     def __check_init__(self):
         if not callable(self.schedule):
             raise TypeError(f"ByRound takes a function of the round, got {self.schedule!r}.")
-        check.positive("ByRound in round 0", self.schedule(0))
+        check.positive("ByRound in round 0", self(0))
 
     def __call__(self, round):
         """The function's value."""
-        return jnp.asarray(self.schedule(round))
+        return jnp.asarray(self.schedule(jnp.asarray(round, int)))  # the widest: int32 is float32
