@@ -35,5 +35,5 @@ result = rk.run(
     rounds=60,
     directory="cleaning",
 )
-for name, trust in zip(population.names, jax.nn.sigmoid(result.solution[0]), strict=True):
+for name, trust in zip(tables.HOSPITALS, jax.nn.sigmoid(result.solution[0]), strict=True):
     print(f"{name:>8}: labels trusted to {trust:.2f}")

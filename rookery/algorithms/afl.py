@@ -32,7 +32,7 @@ Cost of a round: K + 1 exchanges. It is :class:`AFBO` with :class:`LocalHessians
 
 import abc
 from dataclasses import KW_ONLY
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -50,6 +50,7 @@ from rookery.algorithms.shared.step_rule import (
     move_by_sum,
     step_rule,
 )
+from rookery.problem.constraints import projected
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import PolledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
@@ -80,6 +81,8 @@ class AbstractAFA(PolledAlgorithm):
         local_steps: K_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.
         staleness: the largest staleness of a result, in steps of the server; None is no bound.
     """
+
+    projects: ClassVar[bool] = True
 
     _: KW_ONLY
     lr: StepRule = eqx.field(converter=step_rule)
@@ -130,6 +133,7 @@ class AFACD(AbstractAFA):
         arrived = fed.poll(jobs, local_steps, w, rules=rules, key=key, settings=settings)
         g, n = arrived.sum, arrived.weight  # ------------------------------- down  w  up  G_i
         w, opt = move_by_sum(self.server_lr, g, n, opt, w, fed.round)
+        w = projected(problem, "w", w)
         return AsyncModelState(w, arrived.jobs, opt)
 
     def solution(self, state: AsyncModelState) -> tuple[Tree]:
@@ -176,6 +180,7 @@ class AFACS(AbstractAFA):
         arrived = fed.poll(jobs, local_steps, w, rules=rules, key=key, settings=settings)
         g = tree.add(g, arrived.change)  # ---------------------------------- down  w  up  G_i
         w, opt = move(self.server_lr, g, opt, w, fed.round)
+        w = projected(problem, "w", w)
         return AFACSState(w, g, arrived.jobs, opt)
 
     def solution(self, state: AFACSState) -> tuple[Tree]:

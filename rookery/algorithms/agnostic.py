@@ -16,6 +16,7 @@ rule.
 """
 
 from dataclasses import KW_ONLY
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -33,6 +34,7 @@ from rookery.algorithms.shared.step_rule import (
     size_of,
     step_rule,
 )
+from rookery.problem.constraints import projected
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import BatchedAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
@@ -52,6 +54,8 @@ class AgnosticFL(BatchedAlgorithm):
         lr: γ_w, the step rule of w.
         ascent_lr: γ_λ, a number or a schedule; no optimiser, since λ is projected.
     """
+
+    projects: ClassVar[bool] = True
 
     _: KW_ONLY
     lr: StepRule = eqx.field(converter=step_rule)
@@ -81,6 +85,7 @@ class AgnosticFL(BatchedAlgorithm):
         descent = fed.aggregate(gradients, lam)
         ascent = size_of(self.ascent_lr, fed.round) * losses.astype(float)
         w, opt = move(self.lr, descent, state.opt, state.w, fed.round)
+        w = projected(problem, "w", w)
         return RobustState(w, Probabilities(simplex.project(lam + ascent)), opt)
 
     def solution(self, state: RobustState) -> tuple[Tree]:

@@ -18,6 +18,7 @@ from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.field import ascent_field, descent_field, mean_field
 from rookery.algorithms.shared.saddle import AbstractDescentAscent, SaddleState
 from rookery.algorithms.shared.step_rule import move
+from rookery.problem.constraints import projected
 from rookery.problem.minimax import Minimax
 from rookery.program.federation import AbstractFederation
 from rookery.types import Key
@@ -39,6 +40,7 @@ class AlternatingGDA(AbstractDescentAscent):
         x, y, (x_opt, y_opt) = state
         back_y = mean_field(context, ascent_field, (x, y), y_key)
         y, y_opt = move(self.inner_lr, back_y, y_opt, y, fed.round)
+        y = projected(problem, "y", y)
         back_x = mean_field(context, descent_field, (x, y), x_key)
         x, x_opt = move(self.outer_lr, back_x, x_opt, x, fed.round)
-        return SaddleState(x, y, (x_opt, y_opt))
+        return SaddleState(projected(problem, "x", x), y, (x_opt, y_opt))

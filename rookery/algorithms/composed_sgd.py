@@ -28,6 +28,7 @@ from rookery.algorithms.shared.step_rule import (
     step_rule,
 )
 from rookery.problem.composition import Composition
+from rookery.problem.constraints import projected
 from rookery.program.algorithm import check_kind
 from rookery.program.federation import AbstractFederation
 from rookery.types import Key, Tree
@@ -64,4 +65,4 @@ class ComposedSGD(AbstractCompositional):
         z = forward(fed, problem, [turn] * N, state.x, self.batch_size)
         g = backward(fed, problem, [turn] * (N + 1), z, self.batch_size)[0]
         x, opt = move(self.outer_lr, g, state.opt, state.x, fed.round)
-        return TrackedState(x, (), opt)
+        return TrackedState(projected(problem, "x", x), (), opt)

@@ -28,6 +28,7 @@ least 0.001 before it normalises λ (``floor``); neither is in the paper, and ne
 """
 
 from dataclasses import KW_ONLY
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -49,6 +50,7 @@ from rookery.algorithms.shared.step_rule import (
     size_of,
     step_rule,
 )
+from rookery.problem.constraints import projected
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import BatchedAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
@@ -75,6 +77,8 @@ class DRFA(BatchedAlgorithm):
         floor: the least λ_i before λ is divided by its sum, which can leave it a little below; less
             than one over the number of clients.
     """
+
+    projects: ClassVar[bool] = True
 
     _: KW_ONLY
     lr: StepRule = eqx.field(converter=step_rule)
@@ -128,6 +132,7 @@ class DRFA(BatchedAlgorithm):
         losses = fed.stack(fed.map(own_loss, w_t, key=loss_key, **settings))  # up   f_i(w')
         u = jnp.zeros(N).at[asked.ids].set(N / m * losses.astype(float))
         lam = simplex.project(lam + tau * size_of(self.ascent_lr, fed.round) * u)
+        w = projected(problem, "w", w)
         return RobustState(w, Probabilities(simplex.raise_to(self.floor, lam)))
 
     def solution(self, state: RobustState) -> tuple[Tree]:

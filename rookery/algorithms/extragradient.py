@@ -37,6 +37,6 @@ class Extragradient(AbstractDescentAscent):
         here_key, ahead_key = jax.random.split(key)
         context = Context(fed, problem, self.clients, self.batch_size)
         here = mean_field(context, saddle_field, (state.x, state.y), here_key)
-        ahead = self.step(here, state, fed.round)
+        ahead = self.step(problem, here, state, fed.round)
         there = mean_field(context, saddle_field, (ahead.x, ahead.y), ahead_key)
-        return self.step(there, state, fed.round)
+        return self.step(problem, there, state, fed.round)

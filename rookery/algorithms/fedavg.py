@@ -41,4 +41,4 @@ class FedAvg(AbstractOwnLeaves):
     ) -> ModelState:
         """One exchange."""
         mean, state = self.mean_of(gradient_steps, fed, problem, state, key)  # down  w  up  w
-        return self.server_step(fed, state, mean)
+        return self.server_step(fed, problem, state, mean)

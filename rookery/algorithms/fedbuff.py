@@ -26,6 +26,7 @@ replacement.
 """
 
 from dataclasses import KW_ONLY
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -36,6 +37,7 @@ from rookery.algorithms.shared import local
 from rookery.algorithms.shared.model import AsyncModelState, gradient_steps
 from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.step_rule import StepRule, first_opt, move_by_sum, step_rule
+from rookery.problem.constraints import projected
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import BatchedAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
@@ -60,6 +62,8 @@ class FedBuff(BatchedAlgorithm):
         discount: the power in s(τ); a half is the paper's, 0 counts all results alike.
         staleness: the largest staleness of a result, in steps of the server; None is no bound.
     """
+
+    projects: ClassVar[bool] = True
 
     _: KW_ONLY
     lr: StepRule = eqx.field(converter=step_rule)
@@ -101,7 +105,7 @@ class FedBuff(BatchedAlgorithm):
         arrived = fed.poll(jobs, model_change, w, rules=rules, key=key, settings=settings)
         back, n = tree.scale(-1, arrived.sum), arrived.weight  # ------------ down  w  up  Δ_i
         w, opt = move_by_sum(self.server_lr, back, n, opt, w, fed.round)
-        return AsyncModelState(w, arrived.jobs, opt)
+        return AsyncModelState(projected(problem, "w", w), arrived.jobs, opt)
 
     def factor(self, staleness: jax.Array) -> jax.Array:
         """s(τ)."""

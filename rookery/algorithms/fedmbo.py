@@ -47,6 +47,7 @@ from rookery.algorithms.shared.two_level import (
     TwoLevelAlgorithm,
 )
 from rookery.problem.bilevel import Bilevel
+from rookery.problem.constraints import projected
 from rookery.program.federation import AbstractFederation, Cached, Client
 from rookery.program.participation import AbstractParticipation, Cohort, Weighted
 from rookery.rng import below
@@ -95,11 +96,13 @@ class FedMBO(TwoLevelAlgorithm):
         def inner_step(t, carry):
             y, opt = carry
             q = mean_inner_gradient(context, state.x, y, jax.random.fold_in(inner_key, t))
-            return move(self.inner_lr, q, opt, y, fed.round)
+            y, opt = move(self.inner_lr, q, opt, y, fed.round)
+            return projected(problem, "y", y), opt
 
         y, y_opt = fed.repeat(self.inner_rounds, inner_step, (state.y, y_opt))  # y^{k+1}
         h, L = self.hypergradient(context, state._replace(y=y), outer_key)  # PHE
         x, x_opt = move(self.outer_lr, h, x_opt, state.x, fed.round)  # ------ x^{k+1}
+        x = projected(problem, "x", x)
         return state._replace(x=x, y=y, lipschitz=L, opts=Opts(y_opt, x_opt))
 
 

@@ -53,7 +53,7 @@ class FedProx(AbstractOwnLeaves):
     ) -> ModelState:
         """One exchange: local steps from w, and the mean of the models."""
         mean, state = self.mean_of(proximal_steps, fed, problem, state, key)  # down  w  up  w
-        return self.server_step(fed, state, mean)
+        return self.server_step(fed, problem, state, mean)
 
 
 def proximal_steps(

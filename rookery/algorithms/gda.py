@@ -31,4 +31,4 @@ class GDA(AbstractDescentAscent):
         """One exchange."""
         context = Context(fed, problem, self.clients, self.batch_size)
         field = mean_field(context, saddle_field, (state.x, state.y), key)
-        return self.step(field, state, fed.round)
+        return self.step(problem, field, state, fed.round)

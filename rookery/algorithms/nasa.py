@@ -35,6 +35,7 @@ from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.step_rule import Size, check_size, size_of, step_rule
 from rookery.algorithms.shared.views import initial_values
 from rookery.problem.composition import Composition
+from rookery.problem.constraints import projected, projections
 from rookery.program.algorithm import check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.types import Key, Tree
@@ -95,7 +96,10 @@ class NASA(AbstractCompositional):
         keys = jax.random.split(key, 4)
         settings = {"problem": problem, "batch_size": self.batch_size}
         t = size_of(self.lr, fed.round)
-        x = tree.axpy(-t / self.proximity, d, x)
+        if projections(problem):  # towards the projected point, as in the paper
+            x = mixed(t, projected(problem, "x", tree.axpy(-1 / self.proximity, d, x)), x)
+        else:
+            x = tree.axpy(-t / self.proximity, d, x)
 
         cohort = fed.sample(self.clients, keys[0])
         at = fed.broadcast(cohort, z)  # ------------------------------------ down  z

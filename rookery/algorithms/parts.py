@@ -35,6 +35,7 @@ from rookery.algorithms.shared.local_adjoint import LocalNeumannSum as LocalNeum
 from rookery.algorithms.shared.meta_hessian import ExactHessian as ExactHessian
 from rookery.algorithms.shared.meta_hessian import FirstOrder as FirstOrder
 from rookery.algorithms.shared.meta_hessian import HessianFree as HessianFree
+from rookery.algorithms.shared.proximal import proximal_sgd as proximal_sgd
 from rookery.algorithms.shared.schedule import ByRound as ByRound
 from rookery.algorithms.shared.schedule import Decay as Decay
 from rookery.algorithms.shared.schedule import PowerDecay as PowerDecay
@@ -98,4 +99,5 @@ __all__ = [
     "ShiftedWeights",
     "Simultaneous",
     "StaleHessians",
+    "proximal_sgd",
 ]

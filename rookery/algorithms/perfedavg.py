@@ -54,7 +54,7 @@ class PerFedAvg(AbstractLocalSGD):
     ) -> ModelState:
         """One exchange: local steps from w, and the mean of the models."""
         mean, state = self.mean_of(adapted_steps, fed, problem, state, key)  # down  w  up  w
-        return self.server_step(fed, state, mean)
+        return self.server_step(fed, problem, state, mean)
 
 
 def adapted_steps(

@@ -29,6 +29,7 @@ from rookery import check, tree
 from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState, gradient_steps
 from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.step_rule import Optimiser, check_size, move, size_of
+from rookery.problem.constraints import projected
 from rookery.problem.single_level import SingleLevel
 from rookery.program.federation import AbstractFederation, Client
 from rookery.types import Count, Key, Tree
@@ -63,10 +64,11 @@ class QFedAvg(AbstractLocalSGD):
         both, state = self.mean_of(fair_push, fed, problem, state, key)  # -- down  w  up  Δ, h
         push, weight = both
         if self.server_lr is None:
-            return state._replace(w=tree.axpy(-1 / weight, push, state.w))
-        push = tree.scale(1 / weight, push)
-        w, opt = move(self.server_lr, push, state.opt, state.w, fed.round)
-        return state._replace(w=w, opt=opt)
+            w, opt = tree.axpy(-1 / weight, push, state.w), state.opt
+        else:
+            push = tree.scale(1 / weight, push)
+            w, opt = move(self.server_lr, push, state.opt, state.w, fed.round)
+        return state._replace(w=projected(problem, "w", w), opt=opt)
 
     def remedy(self) -> str:
         """Losses of the right sign, or a smaller step."""

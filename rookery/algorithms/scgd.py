@@ -42,6 +42,7 @@ from rookery.algorithms.shared.step_rule import (
 )
 from rookery.algorithms.shared.views import initial_values
 from rookery.problem.composition import Composition
+from rookery.problem.constraints import projected
 from rookery.program.algorithm import check_kind
 from rookery.program.federation import AbstractFederation
 from rookery.types import Key, Tree
@@ -90,4 +91,5 @@ class SCGD(AbstractCompositional):
         z = forward(fed, problem, turns[:N], state.x, self.batch_size, follow)
         g = backward(fed, problem, turns[N:], z, self.batch_size)[0]
         x, opt = move(self.outer_lr, g, state.opt, state.x, fed.round)
+        x = projected(problem, "x", x)
         return TrackedState(x, tuple(value.value for value in z[1:]), opt)

@@ -15,6 +15,7 @@ its name says; the released notebook moves y first, which is the order ``Alterna
 
 import abc
 from dataclasses import KW_ONLY
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -31,6 +32,7 @@ from rookery.algorithms.shared.step_rule import (
     starting_opts,
     step_rule,
 )
+from rookery.problem.constraints import projected
 from rookery.problem.minimax import Minimax
 from rookery.program.algorithm import SampledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
@@ -77,6 +79,8 @@ class FedAvgS(SampledAlgorithm):
         order: which variable moves first.
     """
 
+    projects: ClassVar[bool] = True
+
     _: KW_ONLY
     outer_lr: StepRule = eqx.field(converter=step_rule)
     inner_lr: StepRule = eqx.field(converter=step_rule)
@@ -108,6 +112,7 @@ class FedAvgS(SampledAlgorithm):
         both, kept = local.map_steps(fed, cohort, kept, saddle_steps, x, y, **how)
         with fed.outer():
             x, y = fed.mean(both)  # ----------------------------------------- up    x, y
+        x, y = projected(problem, "x", x), projected(problem, "y", y)
         return SaddleState(x, y, kept)
 
     def solution(self, state: SaddleState) -> tuple[Tree, Tree]:

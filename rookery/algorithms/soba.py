@@ -17,7 +17,7 @@ independently.
 """
 
 from dataclasses import KW_ONLY
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -36,6 +36,7 @@ from rookery.algorithms.shared.step_rule import (
 )
 from rookery.algorithms.shared.views import Blocks
 from rookery.problem.bilevel import Bilevel
+from rookery.problem.constraints import projected
 from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Client
 from rookery.types import Key, Tree
@@ -60,6 +61,8 @@ class SOBA(SampledAlgorithm):
     >>> SOBA(outer_lr=0.05, inner_lr=(0.1, 0.05), batch_size=8).inner_lr
     (0.1, 0.05)
     """
+
+    projects: ClassVar[bool] = True
 
     _: KW_ONLY
     outer_lr: StepRule = eqx.field(converter=step_rule)
@@ -93,7 +96,7 @@ class SOBA(SampledAlgorithm):
         with fed.outer():
             d = fed.mean(d_i)  # -------------------------------------------- up    d_x, d_y, d_v
         (x, y, v), opts = descend(self._rules(), d, state.opts, blocks, fed.round)
-        return SOBAState(x, y, v, opts)
+        return SOBAState(projected(problem, "x", x), y, v, opts)
 
     def solution(self, state: SOBAState) -> tuple[Tree, ...]:
         """(x, y)."""

@@ -18,7 +18,7 @@ maps of bilevel problems draw outer and inner rows independently.
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -35,6 +35,7 @@ from rookery.algorithms.shared.step_rule import (
     step_rules,
 )
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
+from rookery.problem.constraints import all_projected
 from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Client
 from rookery.types import Key, Problem, Tree
@@ -59,6 +60,8 @@ class STSA(SampledAlgorithm):
     >>> STSA(outer_lr=0.05, inner_lr=0.1, clients=5).outer_lr
     0.05
     """
+
+    projects: ClassVar[bool] = True
 
     _: KW_ONLY
     outer_lr: StepRule = eqx.field(converter=step_rule)
@@ -101,7 +104,7 @@ class STSA(SampledAlgorithm):
             s = fed.mean(s_i)  # -------------------------------------------- up    s_i(u)
         rules, n = each_rule(self.outer_lr, self.inner_lr, len(u)), len(state.variables)
         u, opts = descend(rules, s, state.opts, u, fed.round)
-        return BlocksState(u[:n], u[n:], opts)
+        return BlocksState(all_projected(problem, u[:n]), u[n:], opts)
 
     def solution(self, state: BlocksState) -> tuple[Tree, ...]:
         """The problem's own variables."""

@@ -1,5 +1,6 @@
 """Constraints: the set that a variable stays in, given by the projection onto it."""
 
+import functools
 from collections.abc import Callable, Mapping
 
 import equinox as eqx
@@ -73,6 +74,11 @@ def projected(problem: Problem, name: str, value: Tree) -> Tree:
     """
     project = projections(problem).get(name)
     return value if project is None else _applied(project, value)
+
+
+def all_projected(problem: Problem, values: tuple[Tree, ...]) -> tuple[Tree, ...]:
+    """The values of all variables, each within its set."""
+    return tuple(map(functools.partial(projected, problem), problem.variables, values))
 
 
 def check_projections(problem: Problem, start: tuple[Tree, ...]) -> None:

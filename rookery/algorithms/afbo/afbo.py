@@ -26,7 +26,7 @@ that it has a result of each to average.
 """
 
 from dataclasses import KW_ONLY
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -48,6 +48,7 @@ from rookery.algorithms.shared.step_rule import (
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import REMEDY, Opts
 from rookery.problem.bilevel import Bilevel
+from rookery.problem.constraints import projected
 from rookery.program.algorithm import PolledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.polling import InFlight, PollRules
@@ -96,6 +97,8 @@ class AFBO(PolledAlgorithm):
             None is no bound.
         outer_staleness: the same of an outer result, in rounds.
     """
+
+    projects: ClassVar[bool] = True
 
     _: KW_ONLY
     outer_lr: StepRule = eqx.field(converter=step_rule)
@@ -178,6 +181,7 @@ class AFBO(PolledAlgorithm):
 
         h = tree.add(h, arrived.change)
         x, x_opt = move(self.outer_lr, h, x_opt, x, fed.round)
+        x = projected(problem, "x", x)
         return AFBOState(x, y, L, g, h, inner, arrived.jobs, Opts(y_opt, x_opt))
 
     def solution(self, state: AFBOState) -> tuple[Tree, Tree]:

@@ -47,7 +47,7 @@ others see the weightings. The losses of a level are taken on all rows of a clie
 """
 
 from dataclasses import KW_ONLY
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -66,6 +66,7 @@ from rookery.algorithms.shared.step_rule import (
     step_rule,
 )
 from rookery.problem.composition import LocalComposition
+from rookery.problem.constraints import projected
 from rookery.problem.meta import Meta
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import SMALLER_STEP, SampledAlgorithm
@@ -117,6 +118,8 @@ class ComFedL(SampledAlgorithm):
             It is exact for an outer function that does not depend on examples, and biased for
             others. Both functions must then use the same split.
     """
+
+    projects: ClassVar[bool] = True
 
     _: KW_ONLY
     lr: StepRule = eqx.field(converter=step_rule)
@@ -193,7 +196,7 @@ class ComFedL(SampledAlgorithm):
         if self.gamma is None:
             own, opt = local.map_steps(fed, cohort, opt, composed_steps, w, **settings)
             mean = fed.mean(own)  # ------------------------------------------ up    w
-            return self._server_step(fed, state._replace(own_opt=opt), mean)
+            return self._server_step(fed, problem, state._replace(own_opt=opt), mean)
 
         def losses():
             return fed.map(first_loss, w, **settings)
@@ -203,7 +206,7 @@ class ComFedL(SampledAlgorithm):
         both, opt = local.map_steps(fed, cohort, opt, weighted_steps, w, level, **settings)
         mean, report = fed.mean(both)  # ------------------------------------- up    w, any report
         kept = self.weights.after(report, self.gamma, kept)
-        return self._server_step(fed, state._replace(kept=kept, own_opt=opt), mean)
+        return self._server_step(fed, problem, state._replace(kept=kept, own_opt=opt), mean)
 
     def solution(self, state: ComFedLState) -> tuple[Tree]:
         """(w,)."""
@@ -215,10 +218,10 @@ class ComFedL(SampledAlgorithm):
             return SMALLER_STEP
         return self.weights.remedy()
 
-    def _server_step(self, fed, state: ComFedLState, mean: Tree) -> ComFedLState:
+    def _server_step(self, fed, problem: Solved, state: ComFedLState, mean: Tree) -> ComFedLState:
         """The state after the server's step towards the mean of the clients' models."""
         w, opt = move_to_mean(self.server_lr, mean, state.opt, state.w, fed.round)
-        return state._replace(w=w, opt=opt)
+        return state._replace(w=projected(problem, "w", w), opt=opt)
 
     @property
     def weights(self) -> AbstractWeighting:

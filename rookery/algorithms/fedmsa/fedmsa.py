@@ -33,7 +33,7 @@ iterates are averaged, as in the paper's experiments; its theorem has one.
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -60,6 +60,7 @@ from rookery.algorithms.shared.step_rule import (
     step_rules,
 )
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
+from rookery.problem.constraints import all_projected
 from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Cached, Client
 from rookery.program.participation import AbstractParticipation, Everyone, Uniform, participation
@@ -108,6 +109,8 @@ class FedMSA(SampledAlgorithm):
     >>> FedMSA(outer_lr=0.05, inner_lr=(0.1, 0.05), local_steps=5, clients=10).renewal
     0.5
     """
+
+    projects: ClassVar[bool] = True
 
     _: KW_ONLY
     outer_lr: StepRule = eqx.field(converter=step_rule)
@@ -196,10 +199,11 @@ class FedMSA(SampledAlgorithm):
             start = fed.broadcast(alone, at_u, along_h)  # ------------------ down  nothing new
             w_i, _ = map_steps(fed, alone, (), local_steps, *start, **{**settings, "steps": k - 1})
             with fed.outer():
-                return fed.sum(w_i)[:n]  # ---------------------------------- up    w^k
+                w_k = fed.sum(w_i)  # --------------------------------------- up    w^k
+            return all_projected(problem, w_k[:n])
 
         kept = self.output.renew(fed, state.kept, u[:n], steps, ask, which)
-        return MSAState(w[:n], w[n:], u, h, kept, own)
+        return MSAState(all_projected(problem, w[:n]), w[n:], u, h, kept, own)
 
     def solution(self, state: MSAState) -> tuple[Tree, ...]:
         """The problem's own variables."""

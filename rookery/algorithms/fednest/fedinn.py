@@ -26,6 +26,7 @@ from rookery.algorithms.shared.step_rule import (
 )
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import AbstractInner
+from rookery.problem.constraints import projected
 from rookery.program.federation import Client
 from rookery.types import Count, Key, Tree
 
@@ -53,7 +54,8 @@ def fedinn(
     q = fed.broadcast(cohort, q)  # ----------------------------------------- down  q
     how = {"key": local_key, "lr": lr, "steps": local_steps}
     y_i, opt = context.map_steps(cohort, opt, corrected_inner_steps, x, y, q, **how)
-    return fed.mean(y_i), opt  # -------------------------------------------- up    y
+    y = fed.mean(y_i)  # ---------------------------------------------------- up    y
+    return projected(context.problem, "y", y), opt
 
 
 def fedinn_sgd(
@@ -72,7 +74,8 @@ def fedinn_sgd(
     x, y = fed.broadcast(cohort, x, y)  # ----------------------------------- down  x, y
     how = {"key": local_key, "lr": lr, "steps": local_steps}
     y_i, opt = context.map_steps(cohort, opt, plain_inner_steps, x, y, **how)
-    return fed.mean(y_i), opt  # -------------------------------------------- up    y
+    y = fed.mean(y_i)  # ---------------------------------------------------- up    y
+    return projected(context.problem, "y", y), opt
 
 
 def corrected_inner_steps(

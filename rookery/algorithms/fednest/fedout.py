@@ -22,6 +22,7 @@ from rookery.algorithms.shared.step_rule import (
     step_rule,
 )
 from rookery.algorithms.shared.two_level import AbstractOuter
+from rookery.problem.constraints import projected
 from rookery.program.federation import Client
 from rookery.types import Count, Key, Tree
 
@@ -50,7 +51,8 @@ def fedout(
     how = {"key": local_key, "lr": lr, "steps": local_steps}
     x_i, opt = context.map_steps(cohort, opt, corrected_outer_steps, x, y, h, **how)
     with fed.outer():
-        return fed.mean(x_i), opt  # ---------------------------------------- up    x
+        x = fed.mean(x_i)  # ------------------------------------------------- up    x
+    return projected(context.problem, "x", x), opt
 
 
 def corrected_outer_steps(

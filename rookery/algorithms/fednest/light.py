@@ -52,6 +52,7 @@ from rookery.algorithms.shared.two_level import (
     State,
     TwoLevelAlgorithm,
 )
+from rookery.problem.constraints import projected
 from rookery.program.federation import AbstractFederation, Client
 from rookery.signature import expands
 from rookery.types import Count, Key, Tree
@@ -99,6 +100,7 @@ class LFedOut(AbstractOuter):
         x_i, opt = context.map_steps(cohort, opt, local_outer_steps, x, y, **how)
         with fed.outer():
             x = fed.mean(x_i)  # --------------------------------------------- up    x
+        x = projected(context.problem, "x", x)
         return state._replace(x=x, opts=state.opts._replace(outer=opt))
 
     def check(self, problem, n_clients):
@@ -221,6 +223,7 @@ class LFedNestNonAlt(TwoLevelAlgorithm):
         both, kept = local.map_steps(fed, cohort, kept, joint_steps, x, y, **how)
         with fed.outer():
             x, y = fed.mean(both)  # ----------------------------------------- up    x, y
+        x, y = projected(problem, "x", x), projected(problem, "y", y)
         return state._replace(x=x, y=y, opts=Opts(kept, ()))
 
 

@@ -1,6 +1,6 @@
 """What the server's methods for compositions have in common."""
 
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from rookery import check, tree
 from rookery.algorithms.shared.schedule import AbstractSchedule
@@ -29,6 +29,8 @@ class HasX(Protocol):
 
 class AbstractCompositional(SampledAlgorithm):
     """Steps of the server on a composition, whose solution is x."""
+
+    projects: ClassVar[bool] = True
 
     def solution(self, state: HasX) -> tuple[Tree]:
         """(x,)."""

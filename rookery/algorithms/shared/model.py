@@ -17,6 +17,7 @@ from rookery.algorithms.shared.step_rule import (
     move,
     step_rule,
 )
+from rookery.problem.constraints import projected
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import SampledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
@@ -65,6 +66,8 @@ class AbstractLocalSGD(SampledAlgorithm):
             gradient, as FedOpt does; None makes the mean the new model.
     """
 
+    projects: ClassVar[bool] = True
+
     kind: ClassVar[type]  # of the problems that a subclass solves
 
     _: KW_ONLY
@@ -106,10 +109,12 @@ class AbstractLocalSGD(SampledAlgorithm):
         replies, own = local.map_steps(fed, cohort, own, step, w, key=local_key, **settings)
         return fed.mean(replies), state._replace(own_opt=own)  # ------------- up    its replies
 
-    def server_step(self, fed: AbstractFederation, state: ModelState, mean: Tree) -> ModelState:
+    def server_step(
+        self, fed: AbstractFederation, problem: Problem, state: ModelState, mean: Tree
+    ) -> ModelState:
         """The state after the server's step towards the mean of the clients' models."""
         w, opt = move_to_mean(self.server_lr, mean, state.opt, state.w, fed.round)
-        return state._replace(w=w, opt=opt)
+        return state._replace(w=projected(problem, "w", w), opt=opt)
 
 
 def check_server_rule(rule: StepRule | None) -> None:

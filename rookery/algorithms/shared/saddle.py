@@ -12,7 +12,7 @@ or smaller batches make them stochastic. An optimiser takes f_x and -f_y for gra
 """
 
 from dataclasses import KW_ONLY
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 
@@ -23,6 +23,7 @@ from rookery.algorithms.shared.step_rule import (
     move,
     step_rule,
 )
+from rookery.problem.constraints import projected
 from rookery.problem.minimax import Minimax
 from rookery.program.algorithm import SampledAlgorithm, check_kind
 from rookery.types import Count, Tree
@@ -43,6 +44,8 @@ class AbstractDescentAscent(SampledAlgorithm):
         outer_lr: α, step rule of x.
         inner_lr: β, step rule of y.
     """
+
+    projects: ClassVar[bool] = True
 
     _: KW_ONLY
     outer_lr: StepRule = eqx.field(converter=step_rule)
@@ -65,9 +68,12 @@ class AbstractDescentAscent(SampledAlgorithm):
         """(x, y)."""
         return state.x, state.y
 
-    def step(self, field: tuple[Tree, Tree], state: SaddleState, round: Count) -> SaddleState:
+    def step(
+        self, problem: Minimax, field: tuple[Tree, Tree], state: SaddleState, round: Count
+    ) -> SaddleState:
         """The state after one step of both variables against a value of the saddle field."""
         (back_x, back_y), (x, y, (x_opt, y_opt)) = field, state
         x, x_opt = move(self.outer_lr, back_x, x_opt, x, round)
         y, y_opt = move(self.inner_lr, back_y, y_opt, y, round)
+        x, y = projected(problem, "x", x), projected(problem, "y", y)
         return SaddleState(x, y, (x_opt, y_opt))

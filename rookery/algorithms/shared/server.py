@@ -16,6 +16,7 @@ from rookery.algorithms.shared.step_rule import (
     step_rule,
 )
 from rookery.algorithms.shared.two_level import AbstractHypergradient, AbstractInner, AbstractOuter
+from rookery.problem.constraints import projected
 from rookery.program.federation import Client
 from rookery.types import Key, Tree
 
@@ -60,7 +61,8 @@ class ServerSGD(AbstractInner):
     def __call__(self, context, x, y, opt, key):
         """The inner variable y after one step, and the optimiser's state."""
         q = mean_inner_gradient(context, x, y, key)
-        return move(self.lr, q, opt, y, context.fed.round)
+        y, opt = move(self.lr, q, opt, y, context.fed.round)
+        return projected(context.problem, "y", y), opt
 
     def check(self, n_clients):
         """Always fits."""
@@ -97,6 +99,7 @@ class ServerStep(AbstractOuter):
         """The state with the x of one step."""
         h, L = self.hypergradient(context, state, key)
         x, opt = move(self.lr, h, state.opts.outer, state.x, context.fed.round)
+        x = projected(context.problem, "x", x)
         return state._replace(x=x, lipschitz=L, opts=state.opts._replace(outer=opt))
 
     def check(self, problem, n_clients):

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import NamedTuple, TypedDict
+from typing import ClassVar, NamedTuple, TypedDict
 
 import equinox as eqx
 import jax
@@ -72,6 +72,8 @@ class TwoLevelAlgorithm(SampledAlgorithm):
     Args:
         inner_start: initial y, for compositions only, where the start is x alone.
     """
+
+    projects: ClassVar[bool] = True
 
     inner_start: Tree = eqx.field(converter=tree.as_arrays, default=None, kw_only=True)
 

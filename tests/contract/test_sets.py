@@ -1,0 +1,41 @@
+"""Every algorithm keeps variables in their sets, or refuses a problem that has some."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from instances import INSTANCES
+
+import rookery as rk
+
+
+def solve(algorithm, zoo, project, rounds):
+    problem = dataclasses.replace(zoo.problem, project=project)
+    population = rk.Population.stacked(zoo.data)
+    return rk.run(algorithm, problem, population, zoo.start, rounds=rounds).solution
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n, every in INSTANCES.items()])
+def test_every_algorithm_that_projects_stays_in_the_set(name):
+    zoo, algorithm = next(iter(INSTANCES[name].values()))
+    radius = 1e-4  # the first step leaves it
+    names = [
+        n for n in zoo.problem.variables if not (n == "y" and isinstance(zoo.problem, rk.Bilevel))
+    ]
+    start = dict(zip(zoo.problem.variables, zoo.start, strict=True))
+
+    def near(centre):
+        return lambda w: jnp.clip(w, centre - radius, centre + radius)
+
+    project = {n: near(np.asarray(start[n])) for n in names}
+    if not algorithm.projects:
+        with pytest.raises(ValueError, match=f"{algorithm.name} does not project"):
+            solve(algorithm, zoo, project, 3)
+        return
+    solution = dict(zip(zoo.problem.variables, solve(algorithm, zoo, project, 3), strict=True))
+    for n in names:
+        moved = np.abs(solution[n] - start[n])
+        assert np.all(moved <= radius * (1 + 1e-9)), n
+        assert np.any(moved > 0.1 * radius), n
