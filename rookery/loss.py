@@ -197,7 +197,7 @@ def average(
     def of_block(rows: Tree, weights: Float[Array, " examples"], *keys: Key) -> Tree:
         def each(*point: Tree) -> Tree:
             def one(row: Tree, *key: Key) -> Tree:
-                return fn(*point, row, **dict(zip(("key",), key, strict=False)))
+                return fn(*point, row, key=key[0]) if key else fn(*point, row)
 
             return jax.vmap(one)(rows, *keys)
 

@@ -8,7 +8,7 @@ import pytest
 import rookery
 
 ROOT = Path(rookery.__file__).parent
-BASE = {"types", "tree", "check", "rng", "signature", "uint64", "loss", "examples"}
+BASE = {"types", "tree", "check", "rng", "signature", "uint64", "loss", "samples"}
 MAY_IMPORT = {
     "types": set(),
     "check": set(),
@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "signature": set(),
     "uint64": set(),
     "loss": {"types"},
-    "examples": {"types", "rng", "loss"},
+    "samples": {"types", "rng", "loss"},
     "models": {"types", "check", "models"},
     "problem": BASE | {"problem"},
     "clients": BASE | {"clients"},

@@ -11,7 +11,9 @@ from jaxtyping import Array, Float, Int, Integer, UInt32
 
 from rookery import uint64
 from rookery.clients.population import Population
-from rookery.examples import (
+from rookery.loss import Batch
+from rookery.rng import below
+from rookery.samples import (
     ROW_KEYS,
     AllPairs,
     DrawnPairs,
@@ -19,8 +21,6 @@ from rookery.examples import (
     check_batch,
     keys_for,
 )
-from rookery.loss import Batch
-from rookery.rng import below
 from rookery.types import Key, Sample, Tree
 
 BLOCK = 1024

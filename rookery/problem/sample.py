@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
-from rookery.examples import ROW_KEYS, AllPairs, OneBatch, check_batch, keys_for, need_key
 from rookery.loss import Batch
+from rookery.samples import ROW_KEYS, AllPairs, OneBatch, check_batch, keys_for, need_key
 from rookery.types import Key, Sample, Tree
 
 
