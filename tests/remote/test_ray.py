@@ -1,5 +1,6 @@
 """The remote engine on Ray, with real processes that are killed, slow or faulty."""
 
+import contextlib
 import json
 import os
 import signal
@@ -301,7 +302,8 @@ def descendants(pid):
     while parents:
         children = Path(f"/proc/{parents[0]}/task")
         for task in children.iterdir() if children.exists() else ():
-            new = [int(child) for child in (task / "children").read_text().split()]
-            found, parents = found + new, parents + new
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread may end
+                new = [int(child) for child in (task / "children").read_text().split()]
+                found, parents = found + new, parents + new
         parents = parents[1:]
     return found
