@@ -4,8 +4,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
+import optax
 import pytest
 
 import rookery as rk
@@ -14,6 +16,7 @@ from rookery.experiment import config
 from rookery.experiment.registry import make_stop_rules
 from rookery.experiment.task_loader import TaskLoader
 from rookery.experiment.tuning_file import write_choices
+from rookery.program.algorithm import numbers_to_arrays
 from rookery.runner.tune import Trial, Tuning
 
 BASE = """
@@ -97,6 +100,44 @@ algorithm = { ihgp = { terms = 9 } }
     assert iid.tables["partition"] == {"name": "iid", "clients": 5}
     assert longer.ihgp == rk.parts.FedIHGP(terms=9, lipschitz=rk.parts.PowerIteration(every=3))
     assert total.task_key == fast.task_key != iid.task_key
+
+
+def test_a_table_names_an_optimiser_where_a_step_size_stands(tmp_path):
+    inner = (
+        '{ name = "optax:sgd", learning_rate = { name = "Decay", lr = 0.1, factor = 0.9 }, '
+        "momentum = 0.9, keep = true }"
+    )
+    text = BASE.replace("outer_lr = 0.01", 'outer_lr = { name = "optax:adam", learning_rate = 1 }')
+    text = text.replace("inner_lr = 0.02", f"inner_lr = {inner}")
+    text = text.replace("WithReplacement", "Proportional")  # no client twice, since they keep
+    experiment = config.load(write(tmp_path, text), ["algorithm.outer_lr.b1=0.8"])
+    (made,) = algorithms(experiment)
+    Optimiser, decay = rk.parts.Optimiser, rk.parts.Decay(0.1, 0.9)
+    assert made.outer_lr == Optimiser(optax.adam, learning_rate=1.0, b1=0.8)
+    assert made.inner_lr == Optimiser(optax.sgd, learning_rate=decay, momentum=0.9, keep=True)
+    # a grid over a number inside differs in array leaves alone: one program
+    trials = [
+        experiment.curves[0].changed({"algorithm.outer_lr.learning_rate": lr}).algorithm
+        for lr in (0.1, 0.2)
+    ]
+    parts = [eqx.partition(numbers_to_arrays(one), eqx.is_array) for one in trials]
+    assert eqx.tree_equal(parts[0][1], parts[1][1])
+    assert jax.tree.leaves(parts[0][0]) != jax.tree.leaves(parts[1][0])
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ('{ name = "optax:adam", learning_rat = 1.0 }', "learning_rate"),
+        ('{ name = "optax:adm", learning_rate = 1.0 }', "Did you mean 'adam'"),
+        ('{ name = "optax:adam", learning_rate = 1.0, keep = 1 }', "keep must be True or False"),
+        ('{ name = "fractions:Fraction", numerator = 1, keep = true }', "keep is for optimisers"),
+    ],
+)
+def test_a_wrong_optimiser_in_a_file_is_found(tmp_path, table, message):
+    text = BASE.replace("outer_lr = 0.01", f"outer_lr = {table}")
+    with pytest.raises(ValueError, match=message):
+        config.load(write(tmp_path, text))
 
 
 def test_overrides_reach_every_curve_and_the_run(tmp_path):

@@ -167,7 +167,7 @@ def make_object(
     settings = {key: value for key, value in values.items() if key != "keep" or not may_keep}
     made = fn(**settings)
     if isinstance(made, optax.GradientTransformation):
-        return Optimiser(fn, **values)
+        return Optimiser(fn, **values)  # pyright: ignore[reportArgumentType]  keep is checked
     if values != settings:
         raise ValueError(f"[{where}] keep is for optimisers, and this is a {type(made).__name__}.")
     return made

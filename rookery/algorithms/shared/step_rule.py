@@ -84,6 +84,8 @@ class Optimiser(eqx.Module):
                 "Optimiser takes a function that returns an Optax transformation, such as "
                 f"optax.adam, got {factory!r}."
             )
+        if not isinstance(keep, bool):
+            raise TypeError(f"Optimiser.keep must be True or False, got {keep!r}.")
         if "learning_rate" in settings:
             settings["learning_rate"] = number(settings["learning_rate"])
         self.factory, self.settings, self.keep = factory, settings, keep
