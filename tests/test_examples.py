@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+import rookery as rk
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL = r"\d\.\d+e-(1[0-9])"
 EXPECTED = {  # regular expressions that a line of the output must match as a whole
@@ -111,7 +113,7 @@ def test_the_readmes_torch_network_predicts_in_torch(users_settings):
     (program,) = [p for p in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "torch" in p]
     names: dict[str, Any] = {}
     exec(program, names)
-    test = names["digits"].test
+    test = rk.datasets.load("digits").test
     logits = names["network"](names["torch"].from_numpy(test["inputs"])).detach().numpy()
     assert (logits.argmax(1) == test["labels"]).mean() > 0.85
 
