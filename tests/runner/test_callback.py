@@ -84,19 +84,22 @@ def test_every_engine_tells_the_cohort_of_every_exchange():
 def test_cohorts_of_a_sweep_and_of_polls_are_those_of_each_run():
     """The clients whose results an asynchronous server took, for each run of a batch."""
     clock = rk.delays.Clock(rk.delays.UniformDelay(1.0, 2.0))
-    problem = rk.zoo.quadratic_bilevel(n_clients=4).problem
-    algorithm = rk.AFBO(outer_lr=0.05, inner_lr=0.1, wait_for=2)
+    problem = rk.SingleLevel(lambda w, row: (w - row) ** 2, split="train")
+    population = rk.Population.stacked(np.arange(5.0)[:, None])
+    algorithm = rk.FedBuff(lr=0.1, buffer_size=2)
 
     def cohorts(engine):
         seen = {}
         rk.sweep(
-            [rk.Run(algorithm, ZOO.start, seed) for seed in (0, 1)], problem, POPULATION,
-            rounds=2, clock=clock, engine=engine, callback_every=1,
+            [rk.Run(algorithm, (np.zeros(()),), seed) for seed in (0, 1)], problem, population,
+            rounds=3, clock=clock, engine=engine, callback_every=1,
             callback=lambda s: seen.update({(s.run.seed, s.round): s.cohorts}),
         )  # fmt: skip
         return seen
 
-    assert cohorts(rk.Compiled()) == cohorts(rk.Eager())
+    of_compiled = cohorts(rk.Compiled())
+    assert of_compiled == cohorts(rk.Eager())
+    assert len(of_compiled) == 6 and len(set(of_compiled.values())) > 1
 
 
 @pytest.mark.parametrize("engine", [rk.Compiled(), rk.Eager(), Remote()], ids=lambda e: str(e)[:6])
