@@ -36,7 +36,11 @@ PARTS: Names = {
     for module in (availability, delays, participation)
     for name, part in vars(module).items()
     if isinstance(part, type) and issubclass(part, _KINDS) and not name.startswith("Abstract")
-} | {name: getattr(algorithms.parts, name) for name in algorithms.parts.__all__}
+} | {
+    name: getattr(algorithms.parts, name)
+    for name in algorithms.parts.__all__
+    if name != "Optimiser"  # a file names the function that makes it, as optax:adam
+}
 TASKS: Names = {name: getattr(tasks, name) for name in tasks.__all__}
 ENGINES: Names = {name: getattr(engines, name) for name in engines.__all__}
 PARTITIONS: Names = {

@@ -153,6 +153,7 @@ def test_a_transformation_given_as_it_is():
 
 
 ADAM: Any = Optimiser(optax.adam, learning_rate=0.1)
+BARE: Any = optax.adam(0.1)
 KEPT: Any = Optimiser(optax.adam, learning_rate=0.1, keep=True)
 FALLING: Any = rk.parts.Decay(0.1, 0.9)
 
@@ -161,6 +162,7 @@ FALLING: Any = rk.parts.Decay(0.1, 0.9)
     ("make", "message"),
     [
         (lambda: Optimiser(optax.adam, learning_rat=0.1), "Optimiser.adam.: .*learning_rat"),
+        (lambda: Optimiser(optax.sgd, learning_rate=-1), "learning_rate of Optimiser.sgd. must be"),
         (lambda: Optimiser(ANY), "a function that returns an Optax transformation"),
         (lambda: Optimiser(lambda lr: lr, lr=0.1), "not an Optax transformation"),
         (
@@ -194,6 +196,8 @@ FALLING: Any = rk.parts.Decay(0.1, 0.9)
         (lambda: rk.parts.ADMM(lr=ADAM), "ADMM.lr must be a number, got Optimiser"),
         (lambda: rk.Prometheus(outer_lr=0.1, inner_lr=FALLING), "inner_lr must be a number"),
         (lambda: rk.ALSET(outer_lr=ADAM, inner_lr=0.1, horizon=9), "outer_lr must be a number"),
+        (lambda: rk.TTSA(outer_lr=BARE, inner_lr=0.1), "outer_lr must be a number, got Optimiser"),
+        (lambda: rk.ADBO(outer_lr=0.1, inner_lr=BARE), "inner_lr must be a number, got Optimiser"),
         (lambda: rk.TTSA(outer_lr=0.1, inner_lr=ADAM), "inner_lr must be a number"),
         (lambda: rk.FedBuff(lr=FALLING, buffer_size=2), "lr got a schedule by round"),
         (

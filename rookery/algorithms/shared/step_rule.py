@@ -91,6 +91,8 @@ class Optimiser(eqx.Module):
         self.factory, self.settings, self.keep = factory, settings, keep
 
     def __check_init__(self):
+        if "learning_rate" in self.settings and not callable(self.settings["learning_rate"]):
+            check.positive(f"learning_rate of {self.name}", self.settings["learning_rate"])
         made = []
         numbers, others = eqx.partition(self, lambda leaf: isinstance(leaf, float | jax.Array))
         try:
@@ -227,6 +229,7 @@ def check_number(algorithm: str, name: str, value: object, why: str) -> None:
 
     The arguments are those of :func:`check_size`.
     """
+    value = step_rule(value)
     if isinstance(value, PerCall | AbstractSchedule | Optimiser):
         raise TypeError(
             f"{name} must be a number, got {type(value).__name__}. {algorithm} takes no other "
