@@ -14,6 +14,7 @@ from rookery.algorithms.fedmsa.fedmsa import local_steps, own_difference
 from rookery.algorithms.fednest.fedinn import corrected_inner_steps
 from rookery.algorithms.fednest.fedout import corrected_outer_steps
 from rookery.algorithms.prometheus.prometheus import estimates
+from rookery.algorithms.shared.local import LocalPlan
 from rookery.clients.local_client import LocalClient
 from rookery.loss import wants_key
 from rookery.problem import OverPairs, oracles
@@ -126,9 +127,9 @@ def test_noise_cancels_in_the_differences_of_fedinn_and_fedout():
         return x @ x / 2 + y @ y / 2 + (x + y) @ noise
 
     problem, q, start = rk.Bilevel(noisy, noisy, outer_split="train"), jnp.ones(D), jnp.zeros(D)
-    settings = {"problem": problem, "batch_size": 2, "lr": 0.5, "steps": 3, "round": 0}
+    plan = LocalPlan(problem, batch_size=2, lr=0.5, steps=3)
     for steps in (corrected_inner_steps, corrected_outer_steps):
-        got, _ = steps(client(), start, start, q, **settings)
+        got, _ = steps(client(), start, start, q, plan=plan, round=0)
         w = 0.0
         for _ in range(3):
             w = w - 0.5 * (w - 0.0 + 1.0)

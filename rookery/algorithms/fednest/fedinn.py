@@ -8,22 +8,17 @@ exchange for q and pays with a bias that grows with the number of local steps.
 """
 
 from dataclasses import KW_ONLY
+from functools import partial
 
-import equinox as eqx
 import jax
 
 from rookery import check
+from rookery.algorithms.fednest.local_part import AbstractLocalPart
 from rookery.algorithms.shared import levels, local
 from rookery.algorithms.shared.context import Context
-from rookery.algorithms.shared.levels import TwoLevel
+from rookery.algorithms.shared.local import LocalPlan, LocalSteps
 from rookery.algorithms.shared.server import inner_gradient
-from rookery.algorithms.shared.step_rule import (
-    StepRule,
-    check_step_rule,
-    is_keeping,
-    kept_opt,
-    step_rule,
-)
+from rookery.algorithms.shared.step_rule import StepRule
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import AbstractInner
 from rookery.problem.constraints import projected
@@ -39,7 +34,7 @@ def fedinn(
     key: Key,
     *,
     lr: StepRule,
-    local_steps: local.LocalSteps,
+    steps: LocalSteps,
     anchor_batch: int | None,
 ) -> tuple[Tree, Tree]:
     """Two exchanges with one cohort: the global gradient q at y, then local steps along it.
@@ -52,94 +47,56 @@ def fedinn(
     q_i = context.map(inner_gradient, x, y, key=anchor_key, batch_size=anchor_batch)
     q = fed.mean(q_i)  # ---------------------------------------------------- up    q
     q = fed.broadcast(cohort, q)  # ----------------------------------------- down  q
-    how = {"key": local_key, "lr": lr, "steps": local_steps}
+    how = {"key": local_key, "lr": lr, "steps": steps}
     y_i, opt = context.map_steps(cohort, opt, corrected_inner_steps, x, y, q, **how)
     y = fed.mean(y_i)  # ---------------------------------------------------- up    y
     return projected(context.problem, "y", y), opt
 
 
 def fedinn_sgd(
-    context: Context,
-    x: Tree,
-    y: Tree,
-    opt: Tree,
-    key: Key,
-    *,
-    lr: StepRule,
-    local_steps: local.LocalSteps,
+    context: Context, x: Tree, y: Tree, opt: Tree, key: Key, *, lr: StepRule, steps: LocalSteps
 ) -> tuple[Tree, Tree]:
     """One exchange: the mean of the clients' plain local steps."""
     who, local_key = jax.random.split(key)
     fed, cohort = context.fed, context.sample(who)
     x, y = fed.broadcast(cohort, x, y)  # ----------------------------------- down  x, y
-    how = {"key": local_key, "lr": lr, "steps": local_steps}
+    how = {"key": local_key, "lr": lr, "steps": steps}
     y_i, opt = context.map_steps(cohort, opt, plain_inner_steps, x, y, **how)
     y = fed.mean(y_i)  # ---------------------------------------------------- up    y
     return projected(context.problem, "y", y), opt
 
 
 def corrected_inner_steps(
-    client: Client,
-    x: Tree,
-    y: Tree,
-    q: Tree,
-    opt: Tree | None = None,
-    *,
-    problem: TwoLevel,
-    batch_size: int | None,
-    lr: StepRule,
-    steps: local.LocalSteps,
-    round: Count,
+    client: Client, x: Tree, y: Tree, q: Tree, opt: Tree = None, *, plan: LocalPlan, round: Count
 ) -> tuple[Tree, Tree]:
     """y_{i,ν+1} = y_{i,ν} - β_i [ G_i(y_{i,ν}; ζ) - G_i(y; ζ) + q ]."""
-    return local.corrected_steps(
-        client,
-        draw=lambda key: client.draw(levels.inner_split(problem), batch_size, key),
-        gradient=lambda y_i, sample: levels.inner_gradient(problem, x, y_i, sample),
-        anchor=y,
-        correction=q,
-        rule=lr,
-        steps=steps,
-        round=round,
-        opt=opt,
-    )
+    at = LocalSystem(client, plan.problem, x, y, plan.batch_size)
+    gradient = partial(levels.inner_gradient, plan.problem, x)
+    how = {"rule": plan.lr, "steps": plan.steps, "round": round, "opt": opt}
+    return local.corrected_steps(client, at.inner_sample, gradient, y, q, **how)
 
 
 def plain_inner_steps(
-    client: Client,
-    x: Tree,
-    y: Tree,
-    opt: Tree | None = None,
-    *,
-    problem: TwoLevel,
-    batch_size: int | None,
-    lr: StepRule,
-    steps: local.LocalSteps,
-    round: Count,
+    client: Client, x: Tree, y: Tree, opt: Tree = None, *, plan: LocalPlan, round: Count
 ) -> tuple[Tree, Tree]:
     """y_{i,ν+1} = y_{i,ν} - β_i G_i(y_{i,ν}; ζ)."""
-    at = LocalSystem(client, problem, x, y, batch_size)
-    return own_inner_steps(at, client.key, lr=lr, steps=steps, round=round, opt=opt)
+    at = LocalSystem(client, plan.problem, x, y, plan.batch_size)
+    return own_inner_steps(at, plan, client.key, round, opt)
 
 
 def own_inner_steps(
-    at: LocalSystem,
-    key: Key,
-    *,
-    lr: StepRule,
-    steps: local.LocalSteps,
-    round: Count,
-    opt: Tree | None,
+    at: LocalSystem, plan: LocalPlan, key: Key, round: Count, opt: Tree
 ) -> tuple[Tree, Tree]:
     """The client's inner variable after its plain local steps from y, and its rule's state."""
 
     def gradient(y_i, key):
         return levels.inner_gradient(at.problem, at.x, y_i, at.inner_sample(key))
 
-    return local.plain_steps(at.client, gradient, at.y, lr, steps, key, round=round, opt=opt)
+    how = {"rule": plan.lr, "steps": plan.steps, "round": round, "opt": opt}
+    return local.plain_steps(at.client, gradient, at.y, key=key, **how)
 
 
-class FedInn(AbstractInner):
+class FedInn(AbstractLocalPart, AbstractInner):
     """:func:`fedinn` as a part: two exchanges give a new y.
 
     Args:
@@ -152,44 +109,23 @@ class FedInn(AbstractInner):
     """
 
     _: KW_ONLY
-    lr: StepRule = eqx.field(converter=step_rule)
-    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     anchor_batch: int | None = None
 
     def __check_init__(self):
-        check_step_rule("FedInn.lr", self.lr, "local")
-        local.check_local_steps("FedInn.local_steps", self.local_steps)
         if self.anchor_batch is not None:
             check.count("anchor_batch", self.anchor_batch)
 
-    def first_opt(self, y):
-        """What the clients keep of their optimisers' states, if anything."""
-        return kept_opt(self.lr, y)
-
-    @property
-    def is_keeping(self):
-        """Whether that is anything."""
-        return is_keeping(self.lr)
-
     def __call__(self, context, x, y, opt, key):
         """The inner variable y after one round, and what the clients keep."""
-        return fedinn(
-            context,
-            x,
-            y,
-            opt,
-            key,
-            lr=self.lr,
-            local_steps=self.local_steps,
-            anchor_batch=self.anchor_batch,
-        )
+        how = {"lr": self.lr, "steps": self.local_steps, "anchor_batch": self.anchor_batch}
+        return fedinn(context, x, y, opt, key, **how)
 
     def check(self, n_clients):
         """Numbers of local steps must fit the clients."""
-        local.check_local_steps("FedInn.local_steps", self.local_steps, n_clients)
+        self.check_steps(n_clients)
 
 
-class FedInnSGD(AbstractInner):
+class FedInnSGD(AbstractLocalPart, AbstractInner):
     """:func:`fedinn_sgd` as a part: one exchange gives a new y.
 
     Args:
@@ -200,27 +136,10 @@ class FedInnSGD(AbstractInner):
     (1, 2, 3)
     """
 
-    _: KW_ONLY
-    lr: StepRule = eqx.field(converter=step_rule)
-    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-
-    def __check_init__(self):
-        check_step_rule("FedInnSGD.lr", self.lr, "local")
-        local.check_local_steps("FedInnSGD.local_steps", self.local_steps)
-
-    def first_opt(self, y):
-        """What the clients keep of their optimisers' states, if anything."""
-        return kept_opt(self.lr, y)
-
-    @property
-    def is_keeping(self):
-        """Whether that is anything."""
-        return is_keeping(self.lr)
-
     def __call__(self, context, x, y, opt, key):
         """The inner variable y after one round, and what the clients keep."""
-        return fedinn_sgd(context, x, y, opt, key, lr=self.lr, local_steps=self.local_steps)
+        return fedinn_sgd(context, x, y, opt, key, lr=self.lr, steps=self.local_steps)
 
     def check(self, n_clients):
         """Numbers of local steps must fit the clients."""
-        local.check_local_steps("FedInnSGD.local_steps", self.local_steps, n_clients)
+        self.check_steps(n_clients)

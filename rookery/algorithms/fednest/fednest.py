@@ -95,8 +95,8 @@ class FedNest(TwoLevelAlgorithm):
         inner_key, outer_key = jax.random.split(key)
         who, ihgp_key, hyper_key, local_key = jax.random.split(outer_key, 4)
         anchor = {"anchor_batch": self.anchor_batch}
-        inner = {"lr": self.inner_lr, "local_steps": self.inner_steps, **anchor}
-        outer = {"lr": self.outer_lr, "local_steps": self.outer_steps}
+        inner = {"lr": self.inner_lr, "steps": self.inner_steps, **anchor}
+        outer = {"lr": self.outer_lr, "steps": self.outer_steps}
         inner_opt, outer_opt = state.opts
 
         def inner_round(t, carry):

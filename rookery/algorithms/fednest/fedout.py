@@ -10,17 +10,13 @@ import equinox as eqx
 import jax
 
 from rookery.algorithms.fednest.fedihgp import FedIHGPSum
+from rookery.algorithms.fednest.local_part import AbstractLocalPart
 from rookery.algorithms.shared import levels, local
 from rookery.algorithms.shared.adjoint import AbstractAdjoint, mean_hypergradient
 from rookery.algorithms.shared.context import Context
-from rookery.algorithms.shared.levels import TwoLevel
-from rookery.algorithms.shared.step_rule import (
-    StepRule,
-    check_step_rule,
-    is_keeping,
-    kept_opt,
-    step_rule,
-)
+from rookery.algorithms.shared.local import LocalPlan, LocalSteps
+from rookery.algorithms.shared.step_rule import StepRule
+from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import AbstractOuter
 from rookery.problem.constraints import projected
 from rookery.program.federation import Client
@@ -36,7 +32,7 @@ def fedout(
     keys: tuple[Key, Key, Key],
     *,
     lr: StepRule,
-    local_steps: local.LocalSteps,
+    steps: LocalSteps,
 ) -> tuple[Tree, Tree]:
     """Two exchanges with one cohort: the hypergradient h at (x, y, v), then local steps along it.
 
@@ -48,7 +44,7 @@ def fedout(
     x, y, v = fed.broadcast(cohort, x, y, v)  # ----------------------------- down  x, y, v
     h = mean_hypergradient(context, x, y, v, hyper_key)  # ------------------ up    h
     h = fed.broadcast(cohort, h)  # ----------------------------------------- down  h
-    how = {"key": local_key, "lr": lr, "steps": local_steps}
+    how = {"key": local_key, "lr": lr, "steps": steps}
     x_i, opt = context.map_steps(cohort, opt, corrected_outer_steps, x, y, h, **how)
     with fed.outer():
         x = fed.mean(x_i)  # ------------------------------------------------- up    x
@@ -56,33 +52,19 @@ def fedout(
 
 
 def corrected_outer_steps(
-    client: Client,
-    x: Tree,
-    y: Tree,
-    h: Tree,
-    opt: Tree | None = None,
-    *,
-    problem: TwoLevel,
-    batch_size: int | None,
-    lr: StepRule,
-    steps: local.LocalSteps,
-    round: Count,
+    client: Client, x: Tree, y: Tree, h: Tree, opt: Tree = None, *, plan: LocalPlan, round: Count
 ) -> tuple[Tree, Tree]:
     """x_{i,ν+1} = x_{i,ν} - α_i [ f_x(x_{i,ν}, y; ξ) - f_x(x, y; ξ) + h ]."""
-    return local.corrected_steps(
-        client,
-        draw=lambda key: client.draw(levels.outer_split(problem), batch_size, key),
-        gradient=lambda x_i, sample: levels.outer_gradient_x(problem, x_i, y, sample),
-        anchor=x,
-        correction=h,
-        rule=lr,
-        steps=steps,
-        round=round,
-        opt=opt,
-    )
+    at = LocalSystem(client, plan.problem, x, y, plan.batch_size)
+
+    def gradient(x_i, sample):
+        return levels.outer_gradient_x(plan.problem, x_i, y, sample)
+
+    how = {"rule": plan.lr, "steps": plan.steps, "round": round, "opt": opt}
+    return local.corrected_steps(client, at.outer_sample, gradient, x, h, **how)
 
 
-class FedOut(AbstractOuter):
+class FedOut(AbstractLocalPart, AbstractOuter):
     """An adjoint and :func:`fedout` as a part.
 
     Args:
@@ -95,32 +77,17 @@ class FedOut(AbstractOuter):
     """
 
     _: KW_ONLY
-    lr: StepRule = eqx.field(converter=step_rule)
-    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     adjoint: AbstractAdjoint = eqx.field(default_factory=FedIHGPSum)
-
-    def __check_init__(self):
-        check_step_rule("FedOut.lr", self.lr, "local")
-        local.check_local_steps("FedOut.local_steps", self.local_steps)
-
-    def first_opt(self, x):
-        """What the clients keep of their optimisers' states, if anything."""
-        return kept_opt(self.lr, x)
-
-    @property
-    def is_keeping(self):
-        """Whether that is anything."""
-        return is_keeping(self.lr)
 
     def __call__(self, context, state, key):
         """The state with the x of one round."""
         who, adjoint_key, hyper_key, local_key = jax.random.split(key, 4)
         v, L = self.adjoint.estimate(context, state, adjoint_key)
-        keys, how = (who, hyper_key, local_key), {"lr": self.lr, "local_steps": self.local_steps}
+        keys, how = (who, hyper_key, local_key), {"lr": self.lr, "steps": self.local_steps}
         x, opt = fedout(context, state.x, state.y, v, state.opts.outer, keys, **how)
         return state._replace(x=x, lipschitz=L, opts=state.opts._replace(outer=opt))
 
     def check(self, problem, n_clients):
         """Numbers of local steps must fit the clients, and the adjoint the problem."""
-        local.check_local_steps("FedOut.local_steps", self.local_steps, n_clients)
+        self.check_steps(n_clients)
         self.adjoint.check(problem, n_clients)

@@ -25,10 +25,12 @@ import equinox as eqx
 import jax
 
 from rookery.algorithms.fednest.fedinn import FedInn, FedInnSGD, own_inner_steps
+from rookery.algorithms.fednest.local_part import AbstractLocalPart
 from rookery.algorithms.nested import LocalRoundsSettings, Nested, local_rounds
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import own_piece
 from rookery.algorithms.shared.levels import TwoLevel
+from rookery.algorithms.shared.local import LocalPlan
 from rookery.algorithms.shared.local_adjoint import (
     AbstractLocalAdjoint,
     LocalNeumannSum,
@@ -37,9 +39,6 @@ from rookery.algorithms.shared.local_adjoint import (
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     check_keeping,
-    check_step_rule,
-    is_keeping,
-    kept_opt,
     kept_opts,
     opts_to_keep,
     starting_opts,
@@ -58,7 +57,7 @@ from rookery.signature import expands
 from rookery.types import Count, Key, Tree
 
 
-class LFedOut(AbstractOuter):
+class LFedOut(AbstractLocalPart, AbstractOuter):
     """One outer round in one exchange, each client along its own hypergradient (algorithm 5).
 
     The mean of the clients' hypergradients is not the hypergradient of the means: where clients
@@ -74,29 +73,15 @@ class LFedOut(AbstractOuter):
     """
 
     _: KW_ONLY
-    lr: StepRule = eqx.field(converter=step_rule)
-    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     adjoint: AbstractLocalAdjoint = eqx.field(default_factory=LocalNeumannSum)
-
-    def __check_init__(self):
-        check_step_rule("LFedOut.lr", self.lr, "local")
-        local.check_local_steps("LFedOut.local_steps", self.local_steps)
-
-    def first_opt(self, x):
-        """What the clients keep of their optimisers' states, if anything."""
-        return kept_opt(self.lr, x)
-
-    @property
-    def is_keeping(self):
-        """Whether that is anything."""
-        return is_keeping(self.lr)
 
     def __call__(self, context, state, key):
         """The state with the x of one round."""
         who, local_key = jax.random.split(key)
         fed, cohort = context.fed, context.sample(who)
         x, y = fed.broadcast(cohort, state.x, state.y)  # -------------------- down  x, y
-        how, opt = {"key": local_key, "lfedout": self}, state.opts.outer
+        how = {"key": local_key, "lr": self.lr, "steps": self.local_steps, "adjoint": self.adjoint}
+        opt = state.opts.outer
         x_i, opt = context.map_steps(cohort, opt, local_outer_steps, x, y, **how)
         with fed.outer():
             x = fed.mean(x_i)  # --------------------------------------------- up    x
@@ -105,40 +90,39 @@ class LFedOut(AbstractOuter):
 
     def check(self, problem, n_clients):
         """Numbers of local steps must fit the clients."""
-        local.check_local_steps("LFedOut.local_steps", self.local_steps, n_clients)
+        self.check_steps(n_clients)
 
 
 def local_outer_steps(
     client: Client,
     x: Tree,
     y: Tree,
-    opt: Tree | None = None,
+    opt: Tree = None,
     *,
-    problem: TwoLevel,
-    batch_size: int | None,
-    lfedout: LFedOut,
+    plan: LocalPlan,
+    adjoint: AbstractLocalAdjoint,
     round: Count,
 ) -> tuple[Tree, Tree]:
     """x_{i,ν+1} = x_{i,ν} - α_i h_i(x_{i,ν}, y)  with the client's own adjoint at x_{i,ν}."""
-    at = LocalSystem(client, problem, x, y, batch_size)
-    return own_outer_steps(at, lfedout, client.key, round, opt)
+    at = LocalSystem(client, plan.problem, x, y, plan.batch_size)
+    return own_outer_steps(at, plan, adjoint, client.key, round, opt)
 
 
 def own_outer_steps(
-    at: LocalSystem, lfedout: LFedOut, key: Key, round: Count, opt: Tree | None
+    at: LocalSystem, plan: LocalPlan, how: AbstractLocalAdjoint, key: Key, round: Count, opt: Tree
 ) -> tuple[Tree, Tree]:
     """The client's outer variable after its local steps from x, and its rule's state."""
     steps_key, adjoint_key = jax.random.split(key)
-    adjoint = own_adjoint(at, lfedout.adjoint, adjoint_key)
+    adjoint = own_adjoint(at, how, adjoint_key)
 
     def hypergradient(x_i, key):
         adjoint_key, piece_key = jax.random.split(key)
         v = adjoint(x_i, adjoint_key)
         return own_piece(at.moved_to(x_i), v, piece_key)
 
-    rule, steps = lfedout.lr, lfedout.local_steps
+    lr, steps = plan.lr, plan.steps
     return local.plain_steps(
-        at.client, hypergradient, at.x, rule, steps, steps_key, round=round, opt=opt
+        at.client, hypergradient, at.x, lr, steps, steps_key, round=round, opt=opt
     )
 
 
@@ -239,11 +223,12 @@ def joint_steps(
 ) -> tuple[tuple[Tree, Tree], tuple[Tree, ...]]:
     """The client's own y_i by plain steps, then its own x_i at that y_i; and what it keeps."""
     inner_key, outer_key = jax.random.split(client.key)
-    rules, steps = (algorithm.inner_lr, algorithm.outer_lr), algorithm.inner_steps
+    rules, batch_size = (algorithm.inner_lr, algorithm.outer_lr), algorithm.batch_size
     y_opt, x_opt = starting_opts(rules, (y, x), kept)
-    at = LocalSystem(client, problem, x, y, algorithm.batch_size)
-    y_i, y_opt = own_inner_steps(at, inner_key, lr=rules[0], steps=steps, round=round, opt=y_opt)
-    outer = LFedOut(lr=rules[1], local_steps=algorithm.outer_steps, adjoint=algorithm.adjoint)
-    at = LocalSystem(client, problem, x, y_i, algorithm.batch_size)
-    x_i, x_opt = own_outer_steps(at, outer, outer_key, round, x_opt)
+    at = LocalSystem(client, problem, x, y, batch_size)
+    inner = LocalPlan(problem, batch_size, algorithm.inner_lr, algorithm.inner_steps)
+    y_i, y_opt = own_inner_steps(at, inner, inner_key, round, y_opt)
+    at = LocalSystem(client, problem, x, y_i, batch_size)
+    outer = LocalPlan(problem, batch_size, algorithm.outer_lr, algorithm.outer_steps)
+    x_i, x_opt = own_outer_steps(at, outer, algorithm.adjoint, outer_key, round, x_opt)
     return (x_i, y_i), opts_to_keep(rules, (y_opt, x_opt))

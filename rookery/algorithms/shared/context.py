@@ -5,7 +5,8 @@ from typing import Any
 
 import equinox as eqx
 
-from rookery.algorithms.shared.local import map_steps
+from rookery.algorithms.shared.local import LocalPlan, LocalSteps, map_steps
+from rookery.algorithms.shared.step_rule import StepRule
 from rookery.program.federation import AbstractFederation, Placed
 from rookery.program.participation import AbstractParticipation, Cohort
 from rookery.types import Key, Tree
@@ -44,8 +45,10 @@ class Context(eqx.Module):
         step: Callable[..., tuple[Tree, Tree]],
         *values: Placed,
         key: Key,
+        lr: StepRule,
+        steps: LocalSteps,
         **settings: object,
     ) -> tuple[Placed, Tree]:
-        """The same for local steps whose optimisers' states may be kept (:func:`map_steps`)."""
-        settings = {"problem": self.problem, "batch_size": self.batch_size, **settings}
-        return map_steps(self.fed, cohort, kept, step, *values, key=key, **settings)
+        """Run local steps, which get a plan and may keep optimisers' states (:func:`map_steps`)."""
+        plan = LocalPlan(self.problem, self.batch_size, lr, steps)
+        return map_steps(self.fed, cohort, kept, step, *values, key=key, plan=plan, **settings)

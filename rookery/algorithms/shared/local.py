@@ -1,6 +1,7 @@
 """Local steps on a client: how many, how large, and in which direction."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -39,6 +40,22 @@ class RandomSteps(eqx.Module):
 
 LocalSteps = int | tuple[int, ...] | RandomSteps
 """One number for all clients, one per client, or (where jobs are asynchronous) a random one."""
+
+
+class LocalPlan(eqx.Module):
+    """How the clients of an exchange take their local steps.
+
+    Attributes:
+        problem: the problem.
+        batch_size: rows per evaluation; None is all of a client's rows.
+        lr: the rule of every step.
+        steps: how many, one number or one per client.
+    """
+
+    problem: Any  # of whatever class the client step accepts
+    batch_size: int | None
+    lr: StepRule
+    steps: LocalSteps
 
 
 def local_steps(value) -> LocalSteps:

@@ -119,17 +119,21 @@ class TwoLevelAlgorithm(SampledAlgorithm):
         return self.inner_start
 
 
-class AbstractInner(eqx.Module):
-    """A way to improve y at fixed x, called T times a round."""
+class AbstractPart(eqx.Module):
+    """A part of a round that moves a variable and may carry something from call to call."""
 
     @abc.abstractmethod
-    def first_opt(self, y: Tree) -> Tree:
-        """What the part carries from call to call, such as an optimiser's state; () if nothing."""
+    def first_opt(self, start: Tree, /) -> Tree:
+        """What is carried before the first call, such as an optimiser's state; () if nothing."""
 
     @property
     def is_keeping(self) -> bool:
         """Whether clients keep any of it themselves, so that a cohort has no client twice."""
         return False
+
+
+class AbstractInner(AbstractPart):
+    """A way to improve y at fixed x, called T times a round."""
 
     @abc.abstractmethod
     def __call__(
@@ -142,17 +146,8 @@ class AbstractInner(eqx.Module):
         """Raise unless the settings fit the number of clients."""
 
 
-class AbstractOuter(eqx.Module):
+class AbstractOuter(AbstractPart):
     """A way to improve x, called once a round."""
-
-    @abc.abstractmethod
-    def first_opt(self, x: Tree) -> Tree:
-        """What the part carries from call to call, such as an optimiser's state; () if nothing."""
-
-    @property
-    def is_keeping(self) -> bool:
-        """Whether clients keep any of it themselves, so that a cohort has no client twice."""
-        return False
 
     @abc.abstractmethod
     def __call__(self, context: Context, state: State, key: Key) -> State:
