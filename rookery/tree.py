@@ -53,6 +53,15 @@ def axpy(scalar: ArrayLike, a: Tree, b: Tree) -> Tree:
     return _map(lambda u, w: jnp.asarray(scalar).astype(w.dtype) * u + w, a, b)
 
 
+def shapes(a: Tree) -> tuple[object, list[tuple[int, ...]]]:
+    """The structure of a tree and the shapes of its leaves, to compare with those of another.
+
+    >>> shapes((1.0, 2.0)) == shapes((jnp.ones(()), jnp.ones(2)))
+    False
+    """
+    return jax.tree.structure(a), [jnp.shape(leaf) for leaf in jax.tree.leaves(a)]
+
+
 def as_arrays(a: Tree) -> Tree:
     """The same tree with arrays for leaves; None stays None.
 

@@ -42,7 +42,7 @@ from rookery.algorithms.afbo.afbo import AFBO
 from rookery.algorithms.afbo.aphe import AbstractAPHE, APHESum
 from rookery.algorithms.afbo.hessians import LocalHessians
 from rookery.algorithms.shared import local
-from rookery.algorithms.shared.model import AsyncModelState
+from rookery.algorithms.shared.async_model import AbstractAsyncModel, AsyncModelState
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     first_opt,
@@ -106,7 +106,7 @@ class AbstractAFA(PolledAlgorithm):
         self.rules(n_clients).check(n_clients)
 
 
-class AFACD(AbstractAFA):
+class AFACD(AbstractAFA, AbstractAsyncModel):
     """AFA-CD: steps of the server along the mean of the results that have just arrived.
 
     >>> import rookery as rk
@@ -118,27 +118,15 @@ class AFACD(AbstractAFA):
         """When the server stops waiting."""
         return PollRules(self.results_needed(n_clients), staleness=self.staleness)
 
-    def init(self, problem: SingleLevel, w: Tree) -> AsyncModelState:
-        """The given model; no job has started."""
-        jobs = InFlight.of("inner", (w,), tree.zeros_like(w))
-        return AsyncModelState(w, jobs, first_opt(self.server_lr, w))
-
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: AsyncModelState, key: Key
     ) -> AsyncModelState:
         """One step of the server."""
-        w, jobs, opt = state
-        settings = {"problem": problem, "algorithm": self}
         rules = self.rules(fed.n_clients)
-        arrived = fed.poll(jobs, local_steps, w, rules=rules, key=key, settings=settings)
+        arrived = self.poll(local_steps, fed, problem, state, rules, key)
         g, n = arrived.sum, arrived.weight  # ------------------------------- down  w  up  G_i
-        w, opt = move_by_sum(self.server_lr, g, n, opt, w, fed.round)
-        w = projected(problem, "w", w)
-        return AsyncModelState(w, arrived.jobs, opt)
-
-    def solution(self, state: AsyncModelState) -> tuple[Tree]:
-        """(w,)."""
-        return (state.w,)
+        w, opt = move_by_sum(self.server_lr, g, n, state.opt, state.w, fed.round)
+        return AsyncModelState(projected(problem, "w", w), arrived.jobs, opt)
 
 
 class AFACS(AbstractAFA):

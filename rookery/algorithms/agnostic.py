@@ -15,35 +15,22 @@ the whole simplex, starts uniform and replaces the population's weights in the r
 rule.
 """
 
-from dataclasses import KW_ONLY
-from typing import ClassVar
-
-import equinox as eqx
 import jax
 
 from rookery.algorithms.shared import simplex
 from rookery.algorithms.shared.model import RobustState
-from rookery.algorithms.shared.simplex import PROJECTED
-from rookery.algorithms.shared.step_rule import (
-    Size,
-    StepRule,
-    check_size,
-    check_step_rule,
-    first_opt,
-    move,
-    size_of,
-    step_rule,
-)
+from rookery.algorithms.shared.robust import AbstractRobustModel
+from rookery.algorithms.shared.step_rule import check_step_rule, first_opt, move
 from rookery.problem.constraints import projected
 from rookery.problem.single_level import SingleLevel
-from rookery.program.algorithm import BatchedAlgorithm, check_kind
+from rookery.program.algorithm import check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Probabilities
 from rookery.program.participation import Everyone
 from rookery.types import Key, Tree
 
 
-class AgnosticFL(BatchedAlgorithm):
+class AgnosticFL(AbstractRobustModel):
     """One step of descent in w and one of projected ascent in λ, along all clients' gradients.
 
     >>> import rookery as rk
@@ -55,15 +42,8 @@ class AgnosticFL(BatchedAlgorithm):
         ascent_lr: γ_λ, a number or a schedule; no optimiser, since λ is projected.
     """
 
-    projects: ClassVar[bool] = True
-
-    _: KW_ONLY
-    lr: StepRule = eqx.field(converter=step_rule)
-    ascent_lr: Size = eqx.field(converter=step_rule)
-
     def __check_init__(self):
         check_step_rule("lr", self.lr)
-        check_size("AgnosticFL", "ascent_lr", self.ascent_lr, PROJECTED)
 
     def check(self, problem: SingleLevel, n_clients: int) -> None:
         """Raise unless the problem is single-level."""
@@ -83,14 +63,10 @@ class AgnosticFL(BatchedAlgorithm):
         both = fed.map(loss_and_gradient, w, key=key, problem=problem, algorithm=self)
         losses, gradients = fed.stack(both)  # ------------------------------- up    f_i, grad f_i
         descent = fed.aggregate(gradients, lam)
-        ascent = size_of(self.ascent_lr, fed.round) * losses.astype(float)
+        ascent = self.ascent_size(fed.round) * losses.astype(float)
         w, opt = move(self.lr, descent, state.opt, state.w, fed.round)
         w = projected(problem, "w", w)
         return RobustState(w, Probabilities(simplex.project(lam + ascent)), opt)
-
-    def solution(self, state: RobustState) -> tuple[Tree]:
-        """(w,)."""
-        return (state.w,)
 
 
 def loss_and_gradient(

@@ -23,7 +23,7 @@ from typing import Unpack
 from rookery import check
 from rookery.algorithms.fednest.fedihgp import FedIHGP
 from rookery.algorithms.nested import Nested, server_steps
-from rookery.algorithms.shared.lipschitz import Lipschitz, PowerIteration
+from rookery.algorithms.shared.lipschitz import Lipschitz, given_or_estimated
 from rookery.algorithms.shared.step_rule import check_number
 from rookery.algorithms.shared.two_level import TwoLevelAlgorithm, TwoLevelSettings
 from rookery.signature import expands
@@ -52,10 +52,9 @@ def ALSET(
     check.count("horizon", horizon)
     for name, lr in (("outer_lr", outer_lr), ("inner_lr", inner_lr)):
         check_number("ALSET", name, lr, "It divides the sizes by the root of the horizon.")
-    estimate = PowerIteration() if lipschitz is None else lipschitz
     return server_steps(
         "ALSET",
-        FedIHGP(terms=terms, lipschitz=estimate),
+        FedIHGP(terms=terms, lipschitz=given_or_estimated(lipschitz)),
         outer_lr=outer_lr / math.sqrt(horizon),
         inner_lr=inner_lr / math.sqrt(horizon),
         inner_rounds=inner_rounds,

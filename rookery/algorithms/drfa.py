@@ -28,7 +28,6 @@ least 0.001 before it normalises λ (``floor``); neither is in the paper, and ne
 """
 
 from dataclasses import KW_ONLY
-from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -37,22 +36,12 @@ import jax.numpy as jnp
 from rookery import check, tree
 from rookery.algorithms.shared import simplex
 from rookery.algorithms.shared.model import RobustState
+from rookery.algorithms.shared.robust import AbstractRobustModel
 from rookery.algorithms.shared.schedule import number
-from rookery.algorithms.shared.simplex import PROJECTED
-from rookery.algorithms.shared.step_rule import (
-    Size,
-    StepRule,
-    check_keeping,
-    check_size,
-    check_step_rule,
-    first_opt,
-    move,
-    size_of,
-    step_rule,
-)
+from rookery.algorithms.shared.step_rule import check_keeping, check_step_rule, first_opt, move
 from rookery.problem.constraints import projected
 from rookery.problem.single_level import SingleLevel
-from rookery.program.algorithm import BatchedAlgorithm, check_kind
+from rookery.program.algorithm import check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Probabilities
 from rookery.program.participation import Uniform, Weighted
@@ -60,7 +49,7 @@ from rookery.rng import below
 from rookery.types import Count, Key, Tree
 
 
-class DRFA(BatchedAlgorithm):
+class DRFA(AbstractRobustModel):
     """Local steps on clients drawn from λ, and a projected step of ascent in λ.
 
     >>> import rookery as rk
@@ -78,11 +67,7 @@ class DRFA(BatchedAlgorithm):
             than one over the number of clients.
     """
 
-    projects: ClassVar[bool] = True
-
     _: KW_ONLY
-    lr: StepRule = eqx.field(converter=step_rule)
-    ascent_lr: Size = eqx.field(converter=step_rule)
     local_steps: int = 1
     clients: int | None = None
     loss_batch_size: int | None = None
@@ -91,7 +76,6 @@ class DRFA(BatchedAlgorithm):
     def __check_init__(self):
         check_step_rule("lr", self.lr, "local")
         check_keeping("DRFA", Weighted(1), self.lr)
-        check_size("DRFA", "ascent_lr", self.ascent_lr, PROJECTED)
         check.count("local_steps", self.local_steps)
         check.not_negative("floor", self.floor)
         for name in ("clients", "loss_batch_size"):
@@ -131,13 +115,9 @@ class DRFA(BatchedAlgorithm):
         w_t = fed.broadcast(asked, snapshot)  # ------------------------------ down  w'
         losses = fed.stack(fed.map(own_loss, w_t, key=loss_key, **settings))  # up   f_i(w')
         u = jnp.zeros(N).at[asked.ids].set(N / m * losses.astype(float))
-        lam = simplex.project(lam + tau * size_of(self.ascent_lr, fed.round) * u)
+        lam = simplex.project(lam + tau * self.ascent_size(fed.round) * u)
         w = projected(problem, "w", w)
         return RobustState(w, Probabilities(simplex.raise_to(self.floor, lam)))
-
-    def solution(self, state: RobustState) -> tuple[Tree]:
-        """(w,)."""
-        return (state.w,)
 
 
 def steps_with_snapshot(

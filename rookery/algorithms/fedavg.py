@@ -40,5 +40,4 @@ class FedAvg(AbstractOwnLeaves):
         self, fed: AbstractFederation, problem: SingleLevel, state: ModelState, key: Key
     ) -> ModelState:
         """One exchange."""
-        mean, state = self.mean_of(gradient_steps, fed, problem, state, key)  # down  w  up  w
-        return self.server_step(fed, problem, state, mean)
+        return self.to_mean_of(gradient_steps, fed, problem, state, key)  # down  w  up  w

@@ -34,18 +34,19 @@ import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.shared import local
-from rookery.algorithms.shared.model import AsyncModelState, gradient_steps
+from rookery.algorithms.shared.async_model import AbstractAsyncModel, AsyncModelState
+from rookery.algorithms.shared.model import gradient_steps
 from rookery.algorithms.shared.schedule import number
-from rookery.algorithms.shared.step_rule import StepRule, first_opt, move_by_sum, step_rule
+from rookery.algorithms.shared.step_rule import StepRule, move_by_sum, step_rule
 from rookery.problem.constraints import projected
 from rookery.problem.single_level import SingleLevel
-from rookery.program.algorithm import BatchedAlgorithm, check_kind
+from rookery.program.algorithm import check_kind
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.polling import InFlight, PollRules
+from rookery.program.polling import PollRules
 from rookery.types import Key, Tree
 
 
-class FedBuff(BatchedAlgorithm):
+class FedBuff(AbstractAsyncModel):
     """Steps of the server along the mean of a buffer of results, the stale ones discounted.
 
     >>> import rookery as rk
@@ -90,30 +91,19 @@ class FedBuff(BatchedAlgorithm):
                 f"the buffer at most once. Use at most {n_clients}."
             )
 
-    def init(self, problem: SingleLevel, w: Tree) -> AsyncModelState:
-        """The given model; no job has begun."""
-        jobs = InFlight.of("inner", (w,), tree.zeros_like(w))
-        return AsyncModelState(w, jobs, first_opt(self.server_lr, w))
-
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: AsyncModelState, key: Key
     ) -> AsyncModelState:
         """One step of the server."""
-        w, jobs, opt = state
-        settings = {"problem": problem, "algorithm": self}
         rules = PollRules(self.buffer_size, staleness=self.staleness, discount=self.factor)
-        arrived = fed.poll(jobs, model_change, w, rules=rules, key=key, settings=settings)
+        arrived = self.poll(model_change, fed, problem, state, rules, key)
         back, n = tree.scale(-1, arrived.sum), arrived.weight  # ------------ down  w  up  Δ_i
-        w, opt = move_by_sum(self.server_lr, back, n, opt, w, fed.round)
+        w, opt = move_by_sum(self.server_lr, back, n, state.opt, state.w, fed.round)
         return AsyncModelState(projected(problem, "w", w), arrived.jobs, opt)
 
     def factor(self, staleness: jax.Array) -> jax.Array:
         """s(τ)."""
         return (1 + staleness.astype(float)) ** -jnp.asarray(self.discount, float)
-
-    def solution(self, state: AsyncModelState) -> tuple[Tree]:
-        """(w,)."""
-        return (state.w,)
 
 
 def model_change(client: Client, w: Tree, *, problem: SingleLevel, algorithm: FedBuff) -> Tree:

@@ -52,8 +52,7 @@ class FedProx(AbstractOwnLeaves):
         self, fed: AbstractFederation, problem: SingleLevel, state: ModelState, key: Key
     ) -> ModelState:
         """One exchange: local steps from w, and the mean of the models."""
-        mean, state = self.mean_of(proximal_steps, fed, problem, state, key)  # down  w  up  w
-        return self.server_step(fed, problem, state, mean)
+        return self.to_mean_of(proximal_steps, fed, problem, state, key)  # down  w  up  w
 
 
 def proximal_steps(

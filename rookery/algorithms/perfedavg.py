@@ -53,18 +53,11 @@ class PerFedAvg(AbstractLocalSGD):
         self, fed: AbstractFederation, problem: Meta, state: ModelState, key: Key
     ) -> ModelState:
         """One exchange: local steps from w, and the mean of the models."""
-        mean, state = self.mean_of(adapted_steps, fed, problem, state, key)  # down  w  up  w
-        return self.server_step(fed, problem, state, mean)
+        return self.to_mean_of(adapted_steps, fed, problem, state, key)  # down  w  up  w
 
 
 def adapted_steps(
-    client: Client,
-    w: Tree,
-    opt: Tree | None = None,
-    *,
-    problem: Meta,
-    algorithm: PerFedAvg,
-    round: Count,
+    client: Client, w: Tree, opt: Tree = None, *, problem: Meta, algorithm: PerFedAvg, round: Count
 ) -> tuple[Tree, Tree]:
     """The client's model after its local steps, and the state of its rule."""
     splits = (problem.inner_split, problem.outer_split, problem.inner_split)  # of D, D', D''

@@ -16,28 +16,16 @@ Departures from the paper: v has the opposite sign, g_yy v = f_y; outer and inne
 independently.
 """
 
-from dataclasses import KW_ONLY
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-import equinox as eqx
 import jax
 
 from rookery import tree
-from rookery.algorithms.shared.blocks import descend
-from rookery.algorithms.shared.step_rule import (
-    StepRule,
-    StepRules,
-    check_step_rule,
-    check_step_rules,
-    each_rule,
-    first_opt,
-    step_rule,
-    step_rules,
-)
+from rookery.algorithms.shared.block_steps import AbstractBlockSteps
+from rookery.algorithms.shared.step_rule import check_step_rules
 from rookery.algorithms.shared.views import Blocks
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.constraints import projected
-from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Client
 from rookery.types import Key, Tree
 
@@ -51,7 +39,7 @@ class SOBAState(NamedTuple):
     opts: tuple[Tree, ...] = ((), (), ())
 
 
-class SOBA(SampledAlgorithm):
+class SOBA(AbstractBlockSteps):
     """One step of x, y and v at once, along the means of the clients' directions.
 
     Args:
@@ -62,14 +50,7 @@ class SOBA(SampledAlgorithm):
     (0.1, 0.05)
     """
 
-    projects: ClassVar[bool] = True
-
-    _: KW_ONLY
-    outer_lr: StepRule = eqx.field(converter=step_rule)
-    inner_lr: StepRules = eqx.field(converter=step_rules)
-
     def __check_init__(self):
-        check_step_rule("outer_lr", self.outer_lr)
         check_step_rules("inner_lr", self.inner_lr, n_blocks=2)
 
     def check(self, problem: Bilevel, n_clients: int) -> None:
@@ -81,7 +62,7 @@ class SOBA(SampledAlgorithm):
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> SOBAState:
         """The given variables, and v = 0; no optimiser has taken a step."""
         blocks = x, y, tree.zeros_like(y)
-        return SOBAState(*blocks, tuple(map(first_opt, self._rules(), blocks)))
+        return SOBAState(*blocks, self.first_opts(blocks))
 
     def round(
         self, fed: AbstractFederation, problem: Bilevel, state: SOBAState, key: Key
@@ -95,16 +76,12 @@ class SOBA(SampledAlgorithm):
         d_i = fed.map(directions, at, key=sample_key, **settings)
         with fed.outer():
             d = fed.mean(d_i)  # -------------------------------------------- up    d_x, d_y, d_v
-        (x, y, v), opts = descend(self._rules(), d, state.opts, blocks, fed.round)
+        (x, y, v), opts = self.step(d, state.opts, blocks, fed.round)
         return SOBAState(projected(problem, "x", x), y, v, opts)
 
     def solution(self, state: SOBAState) -> tuple[Tree, ...]:
         """(x, y)."""
         return state.x, state.y
-
-    def _rules(self) -> tuple[StepRule, ...]:
-        """Of x, y and v."""
-        return each_rule(self.outer_lr, self.inner_lr, 3)
 
 
 def directions(client: Client, at: Blocks, *, problem: Bilevel, batch_size: int | None) -> Blocks:

@@ -18,25 +18,15 @@ maps of bilevel problems draw outer and inner rows independently.
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-import equinox as eqx
 import jax
 
-from rookery.algorithms.shared.blocks import descend, evaluate
-from rookery.algorithms.shared.step_rule import (
-    StepRule,
-    StepRules,
-    check_step_rule,
-    check_step_rules,
-    each_rule,
-    first_opt,
-    step_rule,
-    step_rules,
-)
+from rookery.algorithms.shared.block_steps import AbstractBlockSteps
+from rookery.algorithms.shared.blocks import evaluate
+from rookery.algorithms.shared.step_rule import check_step_rules
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.problem.constraints import all_projected
-from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Client
 from rookery.types import Key, Problem, Tree
 
@@ -49,7 +39,7 @@ class BlocksState(NamedTuple):
     opts: tuple[Tree, ...]
 
 
-class STSA(SampledAlgorithm):
+class STSA(AbstractBlockSteps):
     """One step of all blocks at once, along the mean of the clients' maps.
 
     Args:
@@ -61,16 +51,8 @@ class STSA(SampledAlgorithm):
     0.05
     """
 
-    projects: ClassVar[bool] = True
-
     _: KW_ONLY
-    outer_lr: StepRule = eqx.field(converter=step_rule)
-    inner_lr: StepRules = eqx.field(converter=step_rules)
     view: AbstractView | None = None
-
-    def __check_init__(self):
-        check_step_rule("outer_lr", self.outer_lr)
-        check_step_rules("inner_lr", self.inner_lr)
 
     def check(self, problem: Problem, n_clients: int) -> None:
         """Raise unless the problem has blocks and the settings fit them and the clients."""
@@ -87,9 +69,7 @@ class STSA(SampledAlgorithm):
     def init(self, problem: Problem, *variables: Tree) -> BlocksState:
         """The given variables, and what the view adds to them; no optimiser has taken a step."""
         added = view_of(problem, self.view).added(problem, *variables)
-        u = (*variables, *added)
-        rules = each_rule(self.outer_lr, self.inner_lr, len(u))
-        return BlocksState(variables, added, tuple(map(first_opt, rules, u)))
+        return BlocksState(variables, added, self.first_opts((*variables, *added)))
 
     def round(
         self, fed: AbstractFederation, problem: Problem, state: BlocksState, key: Key
@@ -102,8 +82,8 @@ class STSA(SampledAlgorithm):
         s_i = fed.map(own_maps, at, key=sample_key, problem=problem, algorithm=self)
         with fed.outer():
             s = fed.mean(s_i)  # -------------------------------------------- up    s_i(u)
-        rules, n = each_rule(self.outer_lr, self.inner_lr, len(u)), len(state.variables)
-        u, opts = descend(rules, s, state.opts, u, fed.round)
+        n = len(state.variables)
+        u, opts = self.step(s, state.opts, u, fed.round)
         return BlocksState(all_projected(problem, u[:n]), u[n:], opts)
 
     def solution(self, state: BlocksState) -> tuple[Tree, ...]:

@@ -19,7 +19,7 @@ from typing import Unpack
 
 from rookery.algorithms.fednest.fedihgp import FedIHGP
 from rookery.algorithms.nested import Nested, server_steps
-from rookery.algorithms.shared.lipschitz import Lipschitz, PowerIteration
+from rookery.algorithms.shared.lipschitz import Lipschitz, given_or_estimated
 from rookery.algorithms.shared.schedule import PowerDecay
 from rookery.algorithms.shared.step_rule import check_number
 from rookery.algorithms.shared.two_level import TwoLevelAlgorithm, TwoLevelSettings
@@ -45,10 +45,9 @@ def TTSA(
     """
     for name, lr in (("outer_lr", outer_lr), ("inner_lr", inner_lr)):
         check_number("TTSA", name, lr, "Its two speeds are the method.")
-    estimate = PowerIteration() if lipschitz is None else lipschitz
     return server_steps(
         "TTSA",
-        FedIHGP(terms=terms, lipschitz=estimate),
+        FedIHGP(terms=terms, lipschitz=given_or_estimated(lipschitz)),
         outer_lr=PowerDecay(outer_lr, 3 / 5),
         inner_lr=PowerDecay(inner_lr, 2 / 5),
         inner_rounds=1,

@@ -7,14 +7,7 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 
-from rookery.models.adapter import (
-    Apply,
-    Forward,
-    architecture,
-    check_policy,
-    needs_key,
-    one_example,
-)
+from rookery.models import adapter
 from rookery.models.patches import with_patches
 from rookery.types import Key, Tree
 
@@ -28,7 +21,7 @@ def from_equinox(
     batch_norm: str | None = None,
     batch_axis: bool = False,
     patches: bool = False,
-) -> tuple[Apply, Tree]:
+) -> tuple[adapter.Apply, Tree]:
     """An Equinox module as ``apply(params, example)``, and its parameters: the module's arrays.
 
     All arrays of floating-point numbers are parameters, everything else is constant. Modules of
@@ -55,7 +48,7 @@ def from_equinox(
         )
     layers = _found(module, eqx.nn.BatchNorm)
     training = [type(layer).__name__ for layer in layers if not layer.inference]
-    check_policy(batch_norm, training, "eqx.nn.inference_mode(module)")
+    adapter.check_policy(batch_norm, training, "eqx.nn.inference_mode(module)")
     has_state = bool(_found(module, eqx.nn.StateIndex))
     if has_state and state is None:
         raise ValueError(
@@ -70,7 +63,7 @@ def from_equinox(
 
     def called(values: Tree, inputs: Tree, key: Key | None) -> Tree:
         if is_random and key is None:
-            raise needs_key("Dropout", "eqx.nn.inference_mode(module)")
+            raise adapter.needs_key("Dropout", "eqx.nn.inference_mode(module)")
         model = eqx.combine(values, static)
         options = {"key": key} if takes_key and key is not None else {}
         if not has_state:
@@ -84,8 +77,8 @@ def from_equinox(
         return output
 
     constants = jax.tree.leaves(eqx.filter((static, state), eqx.is_array))
-    text = architecture(_layers(module), str(static), constants)
-    apply = one_example(Forward(called, text), batch_axis)
+    text = adapter.architecture(_layers(module), str(static), constants)
+    apply = adapter.one_example(adapter.Forward(called, text), batch_axis)
     return with_patches(apply) if patches else apply, params
 
 

@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from rookery.models.adapter import (
-    Apply,
-    Forward,
-    architecture,
-    check_policy,
-    needs_key,
-    one_example,
-)
+from rookery.models import adapter
 from rookery.models.patches import with_patches
 from rookery.types import Key, Tree
 
@@ -27,7 +20,7 @@ def from_nnx(
     batch_norm: str | None = None,
     batch_axis: bool = True,
     patches: bool = False,
-) -> tuple[Apply, Tree]:
+) -> tuple[adapter.Apply, Tree]:
     """A Flax NNX module as ``apply(params, example)``, and its parameters, a nested dictionary.
 
     ``apply`` takes **one example** without a batch axis, as losses do; use ``jax.vmap`` for many.
@@ -56,7 +49,7 @@ def from_nnx(
     layers = {".".join(map(str, path)): layer for path, layer in nnx.iter_modules(own)}
     norms = {n: x for n, x in layers.items() if isinstance(x, nnx.BatchNorm)}
     training = [name for name, layer in norms.items() if not layer.use_running_average]
-    check_policy(batch_norm, training, "module.eval()")
+    adapter.check_policy(batch_norm, training, "module.eval()")
     for layer in norms.values():
         layer.eval()
     random = [n for n, x in layers.items() if isinstance(x, nnx.Dropout) and not x.deterministic]
@@ -65,7 +58,7 @@ def from_nnx(
 
     def called(values: Tree, inputs: Tree, key: Key | None) -> Tree:
         if random and key is None:
-            raise needs_key(f"the layers {random}", "module.eval()")
+            raise adapter.needs_key(f"the layers {random}", "module.eval()")
         state = nnx.clone(params)
         nnx.replace_by_pure_dict(state, values)
         model = nnx.merge(
@@ -81,8 +74,8 @@ def from_nnx(
         return output
 
     fixed = [leaf for leaf in constants if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)]
-    text = architecture(layers.values(), repr(definition), fixed)
-    apply = one_example(Forward(called, text), batch_axis)
+    text = adapter.architecture(layers.values(), repr(definition), fixed)
+    apply = adapter.one_example(adapter.Forward(called, text), batch_axis)
     return with_patches(apply) if patches else apply, nnx.to_pure_dict(params)
 
 

@@ -10,14 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.models.adapter import (
-    Apply,
-    Forward,
-    architecture,
-    check_policy,
-    needs_key,
-    one_example,
-)
+from rookery.models import adapter
 from rookery.models.patches import with_patches
 from rookery.types import Key, Tree
 
@@ -35,7 +28,7 @@ def from_torch(
     batch_norm: str | None = None,
     batch_axis: bool = True,
     patches: bool = False,
-) -> tuple[Apply, dict[str, jax.Array]]:
+) -> tuple[adapter.Apply, dict[str, jax.Array]]:
     """A PyTorch module as ``apply(params, example)``, and its parameters by their PyTorch names.
 
     ``apply`` takes **one example** without a batch axis, as losses do; use ``jax.vmap`` for many.
@@ -64,7 +57,9 @@ def from_torch(
         raise TypeError(f"from_torch takes a PyTorch module, got {type(module).__name__}.")
     own = copy.deepcopy(module)
     layers = _batch_norms(torch, own)
-    check_policy(batch_norm, [n for n, layer in layers.items() if layer.training], "module.eval()")
+    adapter.check_policy(
+        batch_norm, [n for n, layer in layers.items() if layer.training], "module.eval()"
+    )
     for name, layer in layers.items():
         layer.eval()
         if layer.running_mean is None:
@@ -91,7 +86,7 @@ def from_torch(
             buffers = {name: tensors[name] for name in constants}
             output = torch.func.functional_call(own, tensors, (env.j2t_iso(inputs),))
             if key is None and env.prng_key is not given:
-                raise needs_key("dropout, for example", "module.eval()")
+                raise adapter.needs_key("dropout, for example", "module.eval()")
             for name, tensor in buffers.items():
                 if tensors[name] is not tensor or tensor.jax() is not constants[name]:
                     raise ValueError(
@@ -101,8 +96,8 @@ def from_torch(
                     )
             return env.t2j_iso(output)
 
-    text = architecture(own.modules(), repr(own), constants.values())
-    apply = one_example(Forward(batched, text), batch_axis)
+    text = adapter.architecture(own.modules(), repr(own), constants.values())
+    apply = adapter.one_example(adapter.Forward(batched, text), batch_axis)
     return with_patches(apply) if patches else apply, params
 
 

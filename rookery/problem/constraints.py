@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from rookery.tree import shapes
 from rookery.types import Problem, Tree
 
 Projection = Callable[[Tree], Tree]
@@ -118,10 +119,7 @@ def _applied(project: Projection, value: Tree) -> Tree:
     """The function's value by JAX's usual rules of promotion, in the precision of ``value``."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         out = project(value)
-    wanted, got = (
-        (jax.tree.structure(tree), [jnp.shape(a) for a in jax.tree.leaves(tree)])
-        for tree in (value, out)
-    )
+    wanted, got = shapes(value), shapes(out)
     if got != wanted:
         raise ValueError(
             f"a projection must return what it is given, changed in value only: wanted {wanted}, "

@@ -10,6 +10,7 @@ from jax.core import Tracer
 
 from rookery import loss as losses
 from rookery.problem.constraints import check_projections
+from rookery.tree import shapes
 from rookery.types import Loss, Problem, Tree
 
 
@@ -121,11 +122,7 @@ def _example_of(loss: Loss) -> str:
 
 def check_like(name: str, value: Tree, what: str, want: Tree) -> None:
     """Raise unless ``value`` has the structure and the shapes of ``want``."""
-    got, wanted = (
-        (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
-        for tree in (value, want)
-    )
-    if got != wanted:
+    if shapes(value) != shapes(want):
         raise ValueError(
             f"{name} must be shaped like {what} {describe(want)}, got {describe(value)}."
         )

@@ -50,6 +50,11 @@ class PowerIteration(eqx.Module):
 Lipschitz = float | PowerIteration
 
 
+def given_or_estimated(rule: Lipschitz | None) -> Lipschitz:
+    """L as given; None is :class:`PowerIteration`."""
+    return PowerIteration() if rule is None else rule
+
+
 def check_lipschitz(name: str, rule: Lipschitz) -> None:
     """Raise unless L is a positive number or a way to estimate it."""
     if not isinstance(rule, PowerIteration):

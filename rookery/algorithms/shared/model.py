@@ -22,7 +22,6 @@ from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import SampledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Probabilities
-from rookery.program.polling import InFlight
 from rookery.program.step import Step
 from rookery.types import Count, Key, Problem, Tree
 
@@ -37,14 +36,6 @@ class ModelState(NamedTuple):
     opt: Tree = ()
     own_opt: Tree = ()
     own: Tree = ()
-
-
-class AsyncModelState(NamedTuple):
-    """The model, the jobs whose results move it, and the state of the server's rule."""
-
-    w: Tree
-    jobs: InFlight
-    opt: Tree = ()
 
 
 class RobustState(NamedTuple):
@@ -109,10 +100,11 @@ class AbstractLocalSGD(SampledAlgorithm):
         replies, own = local.map_steps(fed, cohort, own, step, w, key=local_key, **settings)
         return fed.mean(replies), state._replace(own_opt=own)  # ------------- up    its replies
 
-    def server_step(
-        self, fed: AbstractFederation, problem: Problem, state: ModelState, mean: Tree
+    def to_mean_of(
+        self, step: Step, fed: AbstractFederation, problem: Problem, state: ModelState, key: Key
     ) -> ModelState:
-        """The state after the server's step towards the mean of the clients' models."""
+        """One exchange, and the server's step towards the mean of the clients' models."""
+        mean, state = self.mean_of(step, fed, problem, state, key)
         w, opt = move_to_mean(self.server_lr, mean, state.opt, state.w, fed.round)
         return state._replace(w=projected(problem, "w", w), opt=opt)
 

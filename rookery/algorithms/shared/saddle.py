@@ -16,13 +16,8 @@ from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 
-from rookery.algorithms.shared.step_rule import (
-    StepRule,
-    check_step_rule,
-    first_opt,
-    move,
-    step_rule,
-)
+from rookery.algorithms.shared.local import check_fields
+from rookery.algorithms.shared.step_rule import StepRule, first_opt, move, step_rule
 from rookery.problem.constraints import projected
 from rookery.problem.minimax import Minimax
 from rookery.program.algorithm import SampledAlgorithm, check_kind
@@ -52,8 +47,7 @@ class AbstractDescentAscent(SampledAlgorithm):
     inner_lr: StepRule = eqx.field(converter=step_rule)
 
     def __check_init__(self):
-        check_step_rule("outer_lr", self.outer_lr)
-        check_step_rule("inner_lr", self.inner_lr)
+        check_fields(self, place="server")
 
     def check(self, problem: Minimax, n_clients: int) -> None:
         """Raise unless the problem is minimax and there are enough clients."""

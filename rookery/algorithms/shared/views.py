@@ -16,7 +16,7 @@ to have f_y on its right.)
 
 import abc
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import equinox as eqx
 import jax
@@ -37,9 +37,15 @@ P = TypeVar("P", bound=Problem)
 class AbstractView(eqx.Module, Generic[P]):
     """A class of problems, seen as blocks with averaged maps."""
 
-    @abc.abstractmethod
+    kind: ClassVar[type]  # of the problems that a subclass is a view of
+
     def check(self, problem: P) -> None:
         """Raise unless the problem is of the class."""
+        if not isinstance(problem, self.kind):
+            raise TypeError(
+                f"{type(self).__name__} is a view of {self.kind.__name__} problems, "
+                f"got {type(problem).__name__}."
+            )
 
     @abc.abstractmethod
     def n_blocks(self, problem: P) -> int:
@@ -71,9 +77,7 @@ class BilevelView(AbstractView[Bilevel]):
     3
     """
 
-    def check(self, problem: Bilevel) -> None:
-        """The problem must be bilevel."""
-        _check_class(self, problem, Bilevel)
+    kind: ClassVar[type] = Bilevel
 
     def n_blocks(self, problem: Bilevel) -> int:
         """x, y and v."""
@@ -107,9 +111,7 @@ class MinimaxView(AbstractView[Minimax]):
     2
     """
 
-    def check(self, problem: Minimax) -> None:
-        """The problem must be minimax."""
-        _check_class(self, problem, Minimax)
+    kind: ClassVar[type] = Minimax
 
     def n_blocks(self, problem: Minimax) -> int:
         """x and y."""
@@ -129,7 +131,31 @@ class MinimaxView(AbstractView[Minimax]):
         return problem.grad_x(x, y, sample), tree.scale(-1, problem.grad_y(x, y, sample))
 
 
-class AdjointView(AbstractView[Composition]):
+class AbstractLayersView(AbstractView[Composition]):
+    """A composition whose blocks hold z_1 .. z_N, the values between its layers.
+
+    Args:
+        starts: initial z_1 .. z_N; those of the problem if not given.
+    """
+
+    kind: ClassVar[type] = Composition
+
+    starts: Blocks | None = eqx.field(converter=tree.as_arrays, default=None)
+
+    def check(self, problem: Composition) -> None:
+        """Raise unless the problem is a composition with initial values."""
+        super().check(problem)
+        initial_values(problem, self.starts)
+
+    def check_start(self, problem, start, example):
+        """Initial values must have the shapes of the layers' values."""
+        (z,), row = start, example(problem.split)
+        for n, initial in enumerate(initial_values(problem, self.starts)):
+            z = validation.check_map(f"layers[{n}]", problem.layers[n], z, row)
+            validation.check_like(f"starts[{n}]", initial, f"the value of layers[{n}]", z)
+
+
+class AdjointView(AbstractLayersView):
     """A composition as (x, z_1 .. z_N, a_1 .. a_N), whose maps are exact in the mean.
 
     Every map holds one factor that depends on the client, so the mean of the clients' maps is the
@@ -142,17 +168,6 @@ class AdjointView(AbstractView[Composition]):
     >>> AdjointView(starts=([0.0, 0.0],)).n_blocks(rk.zoo.linear_chain(sizes=(1, 2)).problem)
     3
     """
-
-    starts: Blocks | None = eqx.field(converter=tree.as_arrays, default=None)
-
-    def check(self, problem: Composition) -> None:
-        """The problem must be a composition."""
-        _check_class(self, problem, Composition)
-        initial_values(problem, self.starts)
-
-    def check_start(self, problem, start, example):
-        """Initial values must have the shapes of the layers' values."""
-        _check_layer_values(problem, self.starts, start, example)
 
     def n_blocks(self, problem: Composition) -> int:
         """x, and a value and an adjoint for each level between the layers."""
@@ -177,7 +192,7 @@ class AdjointView(AbstractView[Composition]):
         return pulled[0], *behind, *map(tree.sub, a, pulled[1:])
 
 
-class ProductView(AbstractView[Composition]):
+class ProductView(AbstractLayersView):
     """A composition as (x, z_1 .. z_N) with the paper's product of a client's own Jacobians.
 
     The mean of products is not the product of means: the maps have the right zero only if at most
@@ -186,17 +201,6 @@ class ProductView(AbstractView[Composition]):
     Args:
         starts: initial z_1 .. z_N; those of the problem if not given.
     """
-
-    starts: Blocks | None = eqx.field(converter=tree.as_arrays, default=None)
-
-    def check(self, problem: Composition) -> None:
-        """The problem must be a composition."""
-        _check_class(self, problem, Composition)
-        initial_values(problem, self.starts)
-
-    def check_start(self, problem, start, example):
-        """Initial values must have the shapes of the layers' values."""
-        _check_layer_values(problem, self.starts, start, example)
 
     def n_blocks(self, problem: Composition) -> int:
         """x, and a value for each level between the layers."""
@@ -227,9 +231,7 @@ class SequencesView(AbstractView[MultiSequence]):
     SequencesView()
     """
 
-    def check(self, problem: MultiSequence) -> None:
-        """The problem must be a multi-sequence one."""
-        _check_class(self, problem, MultiSequence)
+    kind: ClassVar[type] = MultiSequence
 
     def n_blocks(self, problem: MultiSequence) -> int:
         """One for each map."""
@@ -278,23 +280,3 @@ def initial_values(problem: Composition, given: Blocks | None = None) -> Blocks:
     if len(values) != between:
         raise ValueError(f"{between + 1} layers need {between} initial values, got {len(values)}.")
     return jax.tree.map(jnp.asarray, tuple(values))
-
-
-def _check_layer_values(
-    problem: Composition,
-    given: Blocks | None,
-    start: tuple[Tree, ...],
-    example: Callable[[str], Tree],
-) -> None:
-    (z,), row = start, example(problem.split)
-    for n, initial in enumerate(initial_values(problem, given)):
-        z = validation.check_map(f"layers[{n}]", problem.layers[n], z, row)
-        validation.check_like(f"starts[{n}]", initial, f"the value of layers[{n}]", z)
-
-
-def _check_class(view: AbstractView, problem: Problem, wanted: type) -> None:
-    if not isinstance(problem, wanted):
-        raise TypeError(
-            f"{type(view).__name__} is a view of {wanted.__name__} problems, "
-            f"got {type(problem).__name__}."
-        )
