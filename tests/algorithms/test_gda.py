@@ -32,8 +32,8 @@ def test_rounds_by_hand_with_all_clients_and_with_one_that_holds_everything(kind
         for _, old, new, cost in round_by_round(
             zoo, kind(outer_lr=0.05, inner_lr=0.1), 2, rk.Eager()
         ):
-            want = by_hand(kind, np.concatenate(old), lr)
-            np.testing.assert_allclose(np.concatenate(new), want, rtol=1e-12)
+            want = by_hand(kind, np.concatenate(old[:2]), lr)
+            np.testing.assert_allclose(np.concatenate(new[:2]), want, rtol=1e-12)
             n = len(zoo.D)
             assert cost.exchanges == EXCHANGES[kind]
             assert cost.bytes_down == n * EXCHANGES[kind] * 3 * 8
