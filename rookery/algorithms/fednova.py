@@ -42,6 +42,7 @@ from rookery.algorithms.shared import local
 from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState
 from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.step_rule import Optimiser, check_size, move, size_of
+from rookery.problem.constraints import projected
 from rookery.problem.single_level import SingleLevel
 from rookery.program.federation import AbstractFederation, Client
 from rookery.types import Count, Key, Tree
@@ -83,7 +84,7 @@ class FedNova(AbstractLocalSGD):
         d, length = both  # ------------------------------------------------------ up    d_i, ‖a_i‖₁
         direction, rule = tree.scale(length, d), 1.0 if self.server_lr is None else self.server_lr
         w, opt = move(rule, direction, state.opt, state.w, fed.round)
-        return state._replace(w=w, opt=opt)
+        return state._replace(w=projected(problem, "w", w), opt=opt)
 
 
 def normalised_move(

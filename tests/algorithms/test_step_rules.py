@@ -78,6 +78,30 @@ def test_only_the_clients_of_a_cohort_renew_what_they_keep():
     assert np.all(np.asarray(state.own_opt.rows[0].mu)[[0, 2]] == 0)
 
 
+def test_inner_rounds_of_a_round_hand_on_what_clients_keep():
+    zoo = rk.zoo.quadratic_bilevel(n_clients=2, x_size=1, y_size=2, rows=2, noise=0.3)
+    x, y = (jnp.asarray(a) for a in zoo.start)
+    rows = [jax.tree.map(lambda a, i=i: jnp.asarray(a[i]), zoo.data) for i in range(2)]
+    inner = jax.grad(
+        lambda y, own: jnp.mean(jax.vmap(zoo.problem.inner, (None, None, 0))(x, y, own))
+    )
+    own, w = [Adam(0.1), Adam(0.1)], np.asarray(y)
+    for _ in range(2 * 3):
+        models = []
+        for adam, mine in zip(own, rows, strict=True):
+            w_i = w
+            for _ in range(2):
+                w_i = adam.step(w_i, np.asarray(inner(jnp.asarray(w_i), mine)))
+            models.append(w_i)
+        w = np.mean(models, axis=0)
+    rule = Optimiser(optax.adam, learning_rate=0.1, keep=True)
+    part = rk.parts.FedInnSGD(lr=rule, local_steps=2)
+    algorithm = rk.Nested(inner=part, outer=rk.parts.FrozenOuter(), inner_rounds=3)
+    result = solve(zoo, algorithm, 2)
+    np.testing.assert_allclose(result.solution[1], w, rtol=1e-12)
+    assert result.state.opts.inner.rows[0].count.tolist() == [12, 12]
+
+
 def test_numbers_have_no_state():
     for algorithm in (rk.FedAvg(lr=0.1), rk.FedAvg(lr=rk.parts.Decay(0.1, 0.5), server_lr=0.5)):
         state = first_state(algorithm, LOSSES.problem, 3, LOSSES.start)
