@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 import equinox as eqx
 import jax
@@ -29,7 +30,8 @@ from rookery.clients.population_checks import (
     normalised,
     one_row,
 )
-from rookery.clients.table import Dealt, Encode, Fields, Missing, Splits, deal
+from rookery.clients.table import DealSettings, Dealt, deal
+from rookery.signature import expands
 from rookery.types import Tree
 
 Rows = PyTree[Shaped[AnyArray, "rows ..."]]
@@ -140,17 +142,14 @@ class Population(eqx.Module):
         )
 
     @classmethod
+    @expands(deal)
     def from_table(
         cls,
         table: object,
         *,
         client: str,
-        splits: Splits | None = None,
-        fields: Fields | None = None,
-        encode: Encode = (),
-        missing: Missing = "error",
         weights: NamedWeights = None,
-        seed: int = 0,
+        **settings: Unpack[DealSettings],
     ) -> "Population":
         """Clients from a table with a column that names them: pandas, polars, Arrow, arrays.
 
@@ -181,24 +180,17 @@ class Population(eqx.Module):
         >>> p.names, p.rows(1, "train")["input"].tolist(), p.rows(1, "train")["label"].tolist()
         (('Bergen', 'Oslo'), [[31.0, 1.0], [40.0, 0.5]], [0, 1])
         """
-        dealt = deal(
-            read_columns(table), client=client, splits=splits, fields=fields, encode=encode,
-            missing=missing, seed=seed,
-        )  # fmt: skip
-        return cls._from_dealt(dealt, weights)
+        return cls._from_dealt(deal(read_columns(table), client, **settings), weights)
 
     @classmethod
+    @expands(deal)
     def from_huggingface(
         cls,
         dataset: object,
         *,
         client: str,
-        splits: Splits | None = None,
-        fields: Fields | None = None,
-        encode: Encode = (),
-        missing: Missing = "error",
         weights: NamedWeights = None,
-        seed: int = 0,
+        **settings: Unpack[DealSettings],
     ) -> "Population":
         """Clients from a loaded ``datasets.Dataset``, or from a ``DatasetDict`` with its splits.
 
@@ -222,6 +214,7 @@ class Population(eqx.Module):
                 dataset, client="writer_id", fields={"input": "image", "label": "character"}
             )
         """
+        splits, fields = settings.get("splits"), settings.get("fields")
         if isinstance(dataset, Mapping) and splits is not None:
             raise ValueError(
                 f"the data set has the splits {list(dataset)} already, got splits={splits!r}. "
@@ -233,25 +226,20 @@ class Population(eqx.Module):
             keys = [client, splits] if isinstance(splits, str) else [client]
             columns = list(dict.fromkeys(itertools.chain(keys, *own)))
         found, row_numbers = read_huggingface(dataset, columns)
-        dealt = deal(
-            found, client=client, splits=splits if row_numbers is None else SPLIT, fields=fields,
-            encode=encode, missing=missing, seed=seed, row_numbers=row_numbers,
-        )  # fmt: skip
-        return cls._from_dealt(dealt, weights)
+        if row_numbers is not None:
+            settings["splits"] = SPLIT
+        return cls._from_dealt(deal(found, client, row_numbers, **settings), weights)
 
     @classmethod
+    @expands(deal)
     def from_folder(
         cls,
         path: str | Path,
         *,
         pattern: str = "*",
         read: Callable[[Path], object] | None = None,
-        splits: Splits | None = None,
-        fields: Fields | None = None,
-        encode: Encode = (),
-        missing: Missing = "error",
         weights: NamedWeights = None,
-        seed: int = 0,
+        **settings: Unpack[DealSettings],
     ) -> "Population":
         r"""Clients from a folder with one file each, named by the files without their suffix.
 
@@ -276,11 +264,7 @@ class Population(eqx.Module):
         (('Bergen', 'Oslo'), [31, 40])
         """
         columns, row_numbers = read_folder(Path(path), pattern=pattern, read=read)
-        dealt = deal(
-            columns, client=CLIENT, splits=splits, fields=fields, encode=encode, missing=missing,
-            seed=seed, row_numbers=row_numbers,
-        )  # fmt: skip
-        return cls._from_dealt(dealt, weights)
+        return cls._from_dealt(deal(columns, CLIENT, row_numbers, **settings), weights)
 
     @classmethod
     def _from_dealt(cls, dealt: Dealt, weights: NamedWeights) -> "Population":

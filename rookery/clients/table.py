@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 from jaxtyping import Int
@@ -36,28 +37,38 @@ class Dealt:
     names: list[str]
 
 
+class DealSettings(TypedDict, total=False):
+    """The settings of :func:`deal`, as keywords of a function that reads a table."""
+
+    splits: Splits | None
+    fields: Fields | None
+    encode: Encode
+    missing: Missing
+    seed: int
+
+
 def deal(
     columns: Mapping[str, Column],
-    *,
     client: str,
-    splits: Splits | None,
-    fields: Fields | None,
-    encode: Encode,
-    missing: Missing,
-    seed: int,
     row_numbers: Int[np.ndarray, " rows"] | None = None,
+    *,
+    splits: Splits | None = None,
+    fields: Fields | None = None,
+    encode: Encode = (),
+    missing: Missing = "error",
+    seed: int = 0,
 ) -> Dealt:
     """Check, encode and group the rows of a table; see ``Population.from_table``.
 
     Args:
         columns: of the table.
         client: the column that names the clients.
+        row_numbers: how errors call the rows; their positions if not given.
         splits: the column that names the splits, or fractions.
         fields: which columns become which field.
         encode: columns that become class numbers.
         missing: what to do with missing values.
         seed: of random splits.
-        row_numbers: how errors call the rows; their positions if not given.
     """
     if row_numbers is None:
         row_numbers = np.arange(len(next(iter(columns.values())).values))
