@@ -11,7 +11,7 @@ import abc
 import functools
 import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -38,7 +38,29 @@ class Batch(NamedTuple):
 class AbstractOver(eqx.Module):
     """A function whose example is not one row."""
 
-    loss: eqx.AbstractVar[Callable[..., Tree]]
+    kind: ClassVar[type[Pair | Batch]]  # of one example
+
+    loss: Callable[..., Tree]
+
+    def __check_init__(self):
+        name = type(self).__name__
+        if not callable(self.loss):
+            raise TypeError(f"{name} needs a function, got {self.loss!r}.")
+        if isinstance(self.loss, AbstractOver):
+            raise TypeError(
+                f"{name} cannot hold {type(self.loss).__name__}: an example is either a pair or a "
+                "batch."
+            )
+
+    def __call__(self, *arguments: Tree, **key: Key) -> Tree:
+        """The loss of one example, of which it gets every part."""
+        *point, example = arguments
+        if not isinstance(example, self.kind):
+            raise TypeError(
+                f"{type(self).__name__} was called with a single row. It must be the outermost "
+                "wrapper of a loss, so that the problem can see what the loss is evaluated on."
+            )
+        return self.loss(*point, *example, **key)
 
     @abc.abstractmethod
     def examples(self, sample: Sample) -> Sample:
@@ -75,16 +97,7 @@ class OverPairs(AbstractOver):
     0.333
     """
 
-    loss: Callable[..., Tree]
-
-    def __check_init__(self):
-        _check_inner(self)
-
-    def __call__(self, *arguments: Tree, **key: Key) -> Tree:
-        """The loss of one pair."""
-        *point, pair = arguments
-        _check_example(self, pair, Pair)
-        return self.loss(*point, pair.first, pair.second, **key)
+    kind: ClassVar[type[Pair | Batch]] = Pair
 
     def examples(self, sample: Sample) -> Sample:
         """Pairs of rows."""
@@ -122,16 +135,7 @@ class OverBatch(AbstractOver):
     1.099
     """
 
-    loss: Callable[..., Tree]
-
-    def __check_init__(self):
-        _check_inner(self)
-
-    def __call__(self, *arguments: Tree, **key: Key) -> Tree:
-        """The loss of one batch."""
-        *point, batch = arguments
-        _check_example(self, batch, Batch)
-        return self.loss(*point, batch.rows, batch.weights, **key)
+    kind: ClassVar[type[Pair | Batch]] = Batch
 
     def examples(self, sample: Sample) -> Sample:
         """All rows of the sample as one batch."""
@@ -205,21 +209,3 @@ def average(
 
     seen = examples(fn, sample)
     return seen.average_with_keys(of_block) if wants_key(fn) else seen.average(of_block)
-
-
-def _check_inner(over: OverPairs | OverBatch) -> None:
-    if not callable(over.loss):
-        raise TypeError(f"{type(over).__name__} needs a function, got {over.loss!r}.")
-    if isinstance(over.loss, AbstractOver):
-        raise TypeError(
-            f"{type(over).__name__} cannot hold {type(over.loss).__name__}: an example is either a "
-            "pair or a batch."
-        )
-
-
-def _check_example(over: OverPairs | OverBatch, given: Tree, kind: type) -> None:
-    if not isinstance(given, kind):
-        raise TypeError(
-            f"{type(over).__name__} was called with a single row. It must be the outermost wrapper "
-            "of a loss, so that the problem can see what the loss is evaluated on."
-        )

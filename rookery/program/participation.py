@@ -94,6 +94,15 @@ class AbstractParticipation(eqx.Module):
         """Raise unless the rule fits a population of this size."""
 
 
+class AbstractOfSize(AbstractParticipation):
+    """A rule for cohorts with ``n`` slots, whatever the population."""
+
+    n: int = eqx.field(static=True)
+
+    def __check_init__(self):
+        check.count("the number of clients per exchange", self.n)
+
+
 class Everyone(AbstractParticipation):
     """All clients, in the order of their ids.
 
@@ -125,7 +134,7 @@ def _floyd(key: Key, n: int, n_clients: int) -> jax.Array:
     return lax.fori_loop(0, n, add, jnp.full(n, -1, jnp.int32))
 
 
-class Uniform(AbstractParticipation):
+class Uniform(AbstractOfSize):
     """``n`` different clients, every set of n equally likely.
 
     A mean divides by the sum of the weights drawn. If clients' weights differ, it is biased; use
@@ -135,11 +144,6 @@ class Uniform(AbstractParticipation):
     >>> len(Uniform(2).draw(jax.random.key(0), 10, None))
     2
     """
-
-    n: int = eqx.field(static=True)
-
-    def __check_init__(self):
-        check.count("the number of clients per exchange", self.n)
 
     def draw(self, key, n_clients, probabilities):
         """Floyd's algorithm: n draws, whatever the size of the population."""
@@ -152,7 +156,7 @@ class Uniform(AbstractParticipation):
         _check_enough(self.n, n_clients)
 
 
-class Proportional(AbstractParticipation):
+class Proportional(AbstractOfSize):
     """``n`` different clients, each drawn with a probability proportional to its weight.
 
     The mean is unbiased whatever the weights are, and slot weights sum to one. A client that would
@@ -168,11 +172,6 @@ class Proportional(AbstractParticipation):
     >>> 0 in cohort.ids.tolist()
     True
     """
-
-    n: int = eqx.field(static=True)
-
-    def __check_init__(self):
-        check.count("the number of clients per exchange", self.n)
 
     def draw(self, key, n_clients, probabilities):
         """Systematic sampling; the probabilities are those passed, otherwise the weights."""
@@ -197,18 +196,13 @@ class Proportional(AbstractParticipation):
         _check_enough(self.n, n_clients)
 
 
-class WithReplacement(AbstractParticipation):
+class WithReplacement(AbstractOfSize):
     """``n`` slots filled independently and uniformly; a client may fill several.
 
     >>> import jax
     >>> len(WithReplacement(5).draw(jax.random.key(0), 2, None))
     5
     """
-
-    n: int = eqx.field(static=True)
-
-    def __check_init__(self):
-        check.count("the number of clients per exchange", self.n)
 
     def draw(self, key, n_clients, probabilities):
         """Independent uniform draws."""
@@ -218,7 +212,7 @@ class WithReplacement(AbstractParticipation):
         """Always fits."""
 
 
-class Weighted(AbstractParticipation):
+class Weighted(AbstractOfSize):
     """``n`` slots filled independently with given probabilities; in a mean they count equally.
 
     The probabilities are those passed to ``fed.sample``, otherwise the clients' weights. The mean
@@ -229,11 +223,6 @@ class Weighted(AbstractParticipation):
     >>> Weighted(3).draw(jax.random.key(0), 2, jnp.array([0.0, 1.0])).ids.tolist()
     [1, 1, 1]
     """
-
-    n: int = eqx.field(static=True)
-
-    def __check_init__(self):
-        check.count("the number of clients per exchange", self.n)
 
     def draw(self, key, n_clients, probabilities):
         """Independent draws by inversion."""

@@ -103,7 +103,7 @@ def test_the_order_of_the_clients_does_not_matter(name):
 
 
 def test_q_of_zero_is_fedavg():
-    sampling: Any = {"clients": 2, "batch_size": 2}
+    sampling: Any = {"clients": rk.participation.Proportional(2), "batch_size": 2}
     for lr in (0.1, rk.parts.PerCall(0.2)):
         got = eager(
             NOISY, rk.QFedAvg(lr=lr, q=0, local_steps=(1, 2, 3), **sampling), 3, (0.2, 0.3, 0.5)

@@ -26,7 +26,16 @@ class AbstractSchedule(eqx.Module):
         """The step size in a round, counted from 0."""
 
 
-class Decay(AbstractSchedule):
+class AbstractDecay(AbstractSchedule):
+    """A step size that falls from ``lr`` in round 0."""
+
+    lr: float = eqx.field(converter=number)
+
+    def __check_init__(self):
+        check.positive(f"{type(self).__name__}.lr", self.lr)
+
+
+class Decay(AbstractDecay):
     """A step size that shrinks by a factor every round:  lr factor^r.
 
     >>> float(Decay(0.5, 0.5)(1))
@@ -37,11 +46,9 @@ class Decay(AbstractSchedule):
         factor: at most 1.
     """
 
-    lr: float = eqx.field(converter=number)
     factor: float = eqx.field(converter=number)
 
     def __check_init__(self):
-        check.positive("Decay.lr", self.lr)
         check.fraction("Decay.factor", self.factor)
 
     def __call__(self, round):
@@ -49,7 +56,7 @@ class Decay(AbstractSchedule):
         return self.lr * jnp.asarray(self.factor) ** jnp.asarray(round, float)
 
 
-class PowerDecay(AbstractSchedule):
+class PowerDecay(AbstractDecay):
     """A step size that falls like a power of the round:  lr / (r + 1)^exponent.
 
     >>> float(PowerDecay(0.5, 1.0)(1))
@@ -60,11 +67,9 @@ class PowerDecay(AbstractSchedule):
         exponent: such as 1/2 or 3/4.
     """
 
-    lr: float = eqx.field(converter=number)
     exponent: float = eqx.field(converter=number)
 
     def __check_init__(self):
-        check.positive("PowerDecay.lr", self.lr)
         check.not_negative("PowerDecay.exponent", self.exponent)
 
     def __call__(self, round):
