@@ -80,6 +80,7 @@ def test_several_unequal_local_steps_end_at_the_saddle_point_where_fedavg_s_does
     np.testing.assert_allclose(np.concatenate(scaffold.state.c), 0, rtol=0, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:.*with equal probabilities")
 @pytest.mark.parametrize(("clients", "weights"), [(None, None), (2, (0.1, 0.2, 0.3, 0.4))])
 def test_the_servers_variate_is_the_mean_of_the_clients(clients, weights):
     state = after(
