@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rookery.engines.compiled import stack
 from rookery.engines.eager import Eager
@@ -208,7 +209,7 @@ class BatchLoop:
             return progress.cohorts[-1]
 
         try:
-            if callback(one.snapshot(replay)) is True:
+            if _is_stop(callback(one.snapshot(replay))):
                 one.reason = one.reason or CALLBACK_STOPPED
         except StopRun as stop:
             one.reason = one.reason or str(stop) or CALLBACK_STOPPED
@@ -274,6 +275,19 @@ class BatchLoop:
 
     def _padded(self, values: list[T]) -> list[T]:
         return values + [values[-1]] * (self._width - len(values))
+
+
+def _is_stop(answer: object) -> bool:
+    """Whether a callback's answer ends the run; None and False let it go on."""
+    if answer is None or isinstance(answer, bool):
+        return bool(answer)
+    is_array = isinstance(answer, np.bool_ | np.ndarray | jax.Array)
+    if is_array and answer.shape == () and answer.dtype == bool:
+        return bool(answer)
+    raise TypeError(
+        "callback must return True to end the run, and False or None to go on; "
+        f"got {answer!r} of type {type(answer).__name__}."
+    )
 
 
 _fold_in_all = jax.jit(jax.vmap(jax.random.fold_in, (0, None)))

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import jax
+import numpy as np
+
 from rookery.engines.engine import Event
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.ledger import Ledger
@@ -208,7 +211,7 @@ class Snapshot:
         return self.run.algorithm.solution(self.state)
 
 
-Callback = Callable[[Snapshot], bool | None]
+Callback = Callable[[Snapshot], bool | np.bool_ | jax.Array | None]
 """Called between rounds; the run ends if it returns True or raises :class:`StopRun`."""
 
 

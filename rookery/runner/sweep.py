@@ -224,6 +224,11 @@ def _sweep(
         check.positive("seconds", seconds)
     check.count("evaluate_every", evaluate_every)
     check.count("batch", batch)
+    if callback is not None and not callable(callback):
+        raise TypeError(
+            "callback must be a function of a rookery.stop.Snapshot, or None; "
+            f"got {callback!r} of type {type(callback).__name__}."
+        )
     clock = clock if clock is not None else Clock()
     clock.check(population.n_clients)
     if isinstance(aggregate, AbstractRobust):

@@ -1,8 +1,10 @@
 """What a callback sees, and how it ends a run."""
 
 import json
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -55,6 +57,23 @@ def test_true_stops_the_run_and_the_same_call_resumes_it_bit_for_bit(tmp_path):
     assert resumed.status == "finished"
     assert resumed.history.rows == whole.history.rows
     np.testing.assert_array_equal(resumed.solution[0], whole.solution[0])
+
+
+@pytest.mark.parametrize("answer", [np.bool_, np.asarray, jnp.asarray], ids=lambda f: f.__name__)
+def test_booleans_of_numpy_and_jax_stop_the_run_like_true(answer):
+    stopped = go(callback=lambda s: answer(s.round == 3))
+    assert (stopped.status, stopped.rounds) == ("stopped", 3)
+    assert go(callback=lambda s: answer(False)).status == "finished"
+
+
+def test_other_answers_and_things_that_are_no_function_are_errors():
+    answers: list[Any] = [1, "yes", np.array([True]), jnp.float32(0)]
+    for answer in answers:
+        with pytest.raises(TypeError, match="callback must return True to end the run"):
+            go(callback=lambda s, answer=answer: answer)
+    three: Any = 3
+    with pytest.raises(TypeError, match="callback must be a function"):
+        go(callback=three)
 
 
 def test_one_run_of_a_sweep_is_stopped_alone():
