@@ -12,7 +12,9 @@ them. What happens to the statistics is a choice that the loss and the algorithm
 Metrics use :func:`by_statistics`, which needs no batch.
 
 Statistics are the mean and the mean square, not the variance: both average over batches and over
-clients without bias, so the averaged ones are those of all clients' rows together.
+clients without bias, so the averaged ones are those of all clients' rows together. Their variance
+is square - mean^2, which cancels in float32 if a feature's mean is a thousand times its standard
+deviation: centre such inputs before the model. :func:`by_batch` does not normalise by it.
 
 X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou. FedBN: federated learning on non-IID features via local
 batch normalization. ICLR 2021, arXiv:2102.07623.
@@ -61,7 +63,8 @@ def by_statistics(
         epsilon: is added to the variance.
     """
     mean, square = lax.stop_gradient((norm["mean"], norm["square"]))
-    return _normalised(values, mean, square, norm, epsilon)
+    variance = jnp.maximum(square - mean**2, 0)
+    return _normalised(values, mean, variance, norm, epsilon)
 
 
 def by_batch(
@@ -101,15 +104,20 @@ def by_batch(
         return jnp.tensordot(weights, jnp.mean(each, axis=between) if between else each, 1)
 
     mean, square = over_batch(values), over_batch(values**2)
+    # square - mean**2 would cancel in float32 where the mean is large
+    variance = over_batch((values - _along_features(mean, values.ndim)) ** 2)
     now = lax.stop_gradient((mean, square))
     off = [jnp.sum((a - b) ** 2) for a, b in zip((norm["mean"], norm["square"]), now, strict=True)]
     distance = jnp.asarray(rate).astype(values.dtype) * (off[0] + off[1]) / 2
     follow = distance - lax.stop_gradient(distance)
-    return _normalised(values, mean, square, norm, epsilon), follow
+    return _normalised(values, mean, variance, norm, epsilon), follow
 
 
-def _normalised(values: Array, mean: Array, square: Array, norm: Norm, epsilon: float) -> Array:
-    variance = jnp.maximum(square - mean**2, 0)
+def _normalised(values: Array, mean: Array, variance: Array, norm: Norm, epsilon: float) -> Array:
     factor = norm["scale"] * lax.rsqrt(variance + jnp.asarray(epsilon, values.dtype))
-    like = (1,) * (values.ndim - 1) + (-1,)
-    return (values - mean.reshape(like)) * factor.reshape(like) + norm["shift"].reshape(like)
+    mean, factor, shift = (_along_features(v, values.ndim) for v in (mean, factor, norm["shift"]))
+    return (values - mean) * factor + shift
+
+
+def _along_features(vector: Array, ndim: int) -> Array:
+    return vector.reshape((1,) * (ndim - 1) + (-1,))

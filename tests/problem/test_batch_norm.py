@@ -75,6 +75,16 @@ def test_values_are_those_of_the_rows_that_count():
     assert float(follow) == 0
 
 
+def test_a_large_mean_does_not_cancel_the_variance_in_float32():
+    values = RANDOM.normal(1e4, 1.0, size=(32, 3, 2)).astype(np.float32)
+    exact = values.astype(np.float64).reshape(-1, 2)
+    norm = batch_norm.init(2, jnp.float32)
+    got, _ = batch_norm.by_batch(jnp.asarray(values), jnp.full(32, 1 / 32, jnp.float32), norm)
+    assert got.dtype == jnp.float32
+    wanted = (exact - exact.mean(0)) / exact.std(0)
+    np.testing.assert_allclose(got.reshape(-1, 2), wanted, atol=2e-3)
+
+
 def test_gradients_pass_through_the_statistics_of_the_batch(differences):
     def loss(flat):
         hidden, follow = batch_norm.by_batch(
