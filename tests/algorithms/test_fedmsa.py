@@ -162,6 +162,19 @@ def test_a_schedule_a_radius_and_a_step():
     assert_close(new, (0.9 * x, 0.8 * y, 0.7 * v))
 
 
+def test_a_size_per_call_is_shared_out_over_the_local_steps():
+    zoo = rk.zoo.scalar_bilevel()
+    population = rk.Population.stacked(zoo.data)
+    for output in (rk.parts.LastIterate(), rk.parts.RandomIterate()):  # which takes fewer steps
+
+        def solve(lr, output=output):
+            how = {"local_steps": 4, "output": output}
+            algorithm = rk.FedMSA(outer_lr=lr, inner_lr=lr, **how)
+            return rk.run(algorithm, zoo.problem, population, zoo.start, rounds=4, seed=1).solution
+
+        assert_close(solve(rk.parts.PerCall(0.2)), solve(0.05))
+
+
 def test_a_bound_on_v_holds_and_a_warm_up_starts_near_the_adjoint():
     zoo = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2)
     warm = rk.parts.BilevelWarmUp(

@@ -86,8 +86,9 @@ class FedMSA(SampledAlgorithm):
     """Moves all blocks at once, along a global direction that local differences keep fresh.
 
     Args:
-        outer_lr: α, the rule of the local steps of x. With an optimiser the local differences still
-            keep the direction fresh, but the steps are no longer along its mean over clients.
+        outer_lr: α, the rule of the local steps of x, or a size for all K steps of a round
+            (:class:`PerCall`), of which round 0 takes one. With an optimiser the local differences
+            still keep the direction fresh, but the steps are no longer along its mean over clients.
         inner_lr: the rules of all other blocks, one for all or a tuple with one each; in a bilevel
             problem those of y and v, of which v's should not be the larger.
         local_steps: K.
@@ -275,7 +276,7 @@ def local_steps(
     rules = each_rule(algorithm.outer_lr, algorithm.inner_lr, len(u))
 
     def move(w, opts, d):
-        return descend(rules, d, opts, w, round, algorithm.inner_radius)
+        return descend(rules, d, opts, w, round, algorithm.inner_radius, algorithm.local_steps)
 
     def step(k, carry):
         (w, opts), before, d = carry

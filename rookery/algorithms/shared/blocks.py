@@ -47,6 +47,7 @@ def descend(
     blocks: Blocks,
     round: Count,
     radius: Radius = None,
+    steps: Count = 1,
 ) -> tuple[Blocks, tuple[Tree, ...]]:
     """Every block a step by its own rule against its direction, within its radius.
 
@@ -57,12 +58,13 @@ def descend(
         blocks: x and the others.
         round: of the run, for schedules.
         radius: the largest norm of the blocks other than x.
+        steps: how many steps this call takes in all, for :class:`PerCall`.
 
     Returns:
         the blocks, and the rules' states.
     """
     each = zip(rules, direction, opts, blocks, strict=True)
-    moved, opts = zip(*(move(*one, round) for one in each), strict=True)
+    moved, opts = zip(*(move(*one, round, steps) for one in each), strict=True)
     if radius is None:
         return moved, opts
     x, *others = moved
