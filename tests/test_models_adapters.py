@@ -488,6 +488,44 @@ def test_a_run_describes_its_model_the_same_in_every_process(torch, nnx):
         assert one == same != other
 
 
+def shift(x):
+    return x + 1.0
+
+
+def of_code(forward, activation=jnp.tanh, scale=1.0):
+    """A module of Equinox whose printed text does not show what it computes."""
+
+    class Layer(eqx.Module):
+        weight: jax.Array
+
+        def __call__(self, x):
+            return self.inner(x)
+
+        def inner(self, x):
+            return forward(self.weight * x)
+
+    layers = [Layer(jnp.ones(3) * scale), eqx.nn.Lambda(activation)]
+    return describe(models.from_equinox(eqx.nn.Sequential(layers))[0])
+
+
+def test_a_run_tells_modules_apart_whose_code_differs(monkeypatch):
+    def times(factor):
+        return lambda x: factor * x
+
+    one = of_code(lambda x: jnp.tanh(x))
+    assert one == of_code(lambda x: jnp.tanh(x)), "the same code, built again"
+    assert one == of_code(lambda x: jnp.tanh(x), scale=2.0), "parameters are no part of it"
+    assert one != of_code(lambda x: jnp.sin(x)), "another name"
+    assert of_code(lambda x: x * 2.0) != of_code(lambda x: x * 3.0), "another constant"
+    assert of_code(lambda x, by=2.0: x * by) != of_code(lambda x, by=3.0: x * by), "a default"
+    assert of_code(times(2.0)) != of_code(times(3.0)), "a closure"
+    assert of_code(lambda x: [x * 2.0 for _ in "a"]) != of_code(lambda x: [x * 3.0 for _ in "a"])
+    assert of_code(times(2.0), lambda x: x + 1) != of_code(times(2.0), lambda x: x + 2)
+    before = of_code(lambda x: shift(x))
+    monkeypatch.setattr("test_models_adapters.shift", lambda x: x + 2.0)
+    assert before != of_code(lambda x: shift(x)), "a function of the file"
+
+
 # ---- what is not installed
 
 

@@ -1,7 +1,6 @@
 """What the adapters have in common: the shape of ``apply``, and policies for statistics."""
 
 import hashlib
-import inspect
 import re
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -12,6 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from rookery import check
+from rookery.models.code_digest import CodeReader
 from rookery.types import Key, Tree
 
 POLICIES = ("frozen", "averaged", "own")
@@ -43,7 +43,7 @@ class Forward:
 
 
 def architecture(layers: Iterable[object], text: str, constants: Iterable[ArrayLike]) -> str:
-    """A digest of a module: what it prints, the code of its layers, and its constants.
+    """A digest of a module: what it prints, what its layers compute, and its constants.
 
     Args:
         layers: the module and everything in it.
@@ -51,12 +51,9 @@ def architecture(layers: Iterable[object], text: str, constants: Iterable[ArrayL
         constants: arrays that are no parameters.
     """
     digest = hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", text).encode())
+    reader = CodeReader()
     for layer in layers:
-        kind = type(layer)
-        forward = getattr(kind, "forward", kind.__call__)
-        code = getattr(inspect.unwrap(forward), "__code__", None)
-        digest.update(f"{kind.__module__}.{kind.__qualname__}".encode())
-        digest.update(b"" if code is None else code.co_code)
+        digest.update(reader.layer(layer).encode())
     for constant in constants:
         array = np.asarray(constant)
         digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
