@@ -29,13 +29,15 @@ from rookery.types import Count, Key, Problem, Tree
 class ModelState(NamedTuple):
     """The model, the state of the server's rule, and what clients keep.
 
-    That is the state of the local rule, and the leaves of the model that are their own.
+    That is the state of the local rule, and the leaves of the model that are their own, with the
+    clients' weights in the mean of these leaves.
     """
 
     w: Tree
     opt: Tree = ()
     own_opt: Tree = ()
     own: Tree = ()
+    own_weights: Tree = ()
 
 
 class RobustState(NamedTuple):

@@ -13,11 +13,12 @@ from dataclasses import KW_ONLY
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.memory import Memory, check_rule
+from rookery.program.memory import Memory, Probabilities, check_rule
 from rookery.program.step import Step
 from rookery.types import Count, Key, Problem, Tree
 
@@ -49,8 +50,8 @@ class AbstractOwnLeaves(AbstractLocalSGD):
     Args:
         own: names of parts of the model that are each client's own, as the keys of a dictionary or
             the fields of a module: every leaf below one of them is kept by the client and never
-            sent. The solution has the clients' mean of these leaves; evaluations on clients use
-            the client's own, and :meth:`client_solution` is the model of one client.
+            sent. The solution has the clients' mean of these leaves, by their weights; evaluations
+            on clients use the client's own, and :meth:`client_solution` is the model of one client.
     """
 
     _: KW_ONLY
@@ -75,14 +76,22 @@ class AbstractOwnLeaves(AbstractLocalSGD):
     def init(self, problem: Problem, w: Tree) -> ModelState:
         """The given model; every client begins with the same leaves of its own."""
         state = super().init(problem, w)
-        return state._replace(own=Memory.of(split(w, self.own)[1])) if self.own else state
+        if not self.own:
+            return state
+        own = Memory.of(split(w, self.own)[1])
+        # equal leaves have the same mean by any weights; a round knows the clients' own
+        return state._replace(own=own, own_weights=Probabilities())
 
     def solution(self, state: ModelState) -> tuple[Tree]:
-        """(w,), with the mean of the clients' own leaves."""
+        """(w,), with the mean of the clients' own leaves by their weights."""
         if not self.own:
             return (state.w,)
-        mean = jax.tree.map(lambda rows: jnp.mean(rows, axis=0), state.own.rows)
-        return (eqx.combine(mean, state.w),)
+        weights = state.own_weights.values
+
+        def mean(rows: Array) -> Array:
+            return jnp.average(rows, axis=0, weights=weights).astype(rows.dtype)
+
+        return (eqx.combine(jax.tree.map(mean, state.own.rows), state.w),)
 
     def own_leaves(self, state: ModelState) -> tuple[Tree] | None:
         """The clients' own leaves, a row each."""
@@ -110,8 +119,9 @@ class AbstractOwnLeaves(AbstractLocalSGD):
         )
         models, own = replies
         mean = fed.mean(models)  # ------------------------------------------- up    shared leaves
+        weights = Probabilities(fed.weights.astype(state.own_weights.values.dtype))
         return eqx.combine(mean, at_server), state._replace(
-            own_opt=opt, own=fed.keep(state.own, own)
+            own_opt=opt, own=fed.keep(state.own, own), own_weights=weights
         )
 
 
