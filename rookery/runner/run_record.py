@@ -18,7 +18,7 @@ from rookery.runner.best import Best
 from rookery.runner.checkpoint import Checkpoint, load_all, remove_after, save
 from rookery.runner.history import ClientHistory, History, HistoryFile, Row, replace_file, to_json
 from rookery.runner.lock import locked
-from rookery.runner.solution_file import remove_solutions, save_solution
+from rookery.runner.solution_file import remove_solutions, save_own, save_solution
 from rookery.runner.tracker import Tracker
 from rookery.types import Tree
 
@@ -128,6 +128,18 @@ class RunRecord:
         """Write a solution as a file of its own."""
         if self.directory is not None:
             save_solution(self.directory, which, solution, variables, round)
+
+    def leave_own(
+        self,
+        own: tuple[Tree, ...],
+        solution: tuple[Tree, ...],
+        variables: tuple[str, ...],
+        clients: tuple[str, ...] | None,
+        round: int,
+    ) -> None:
+        """Write the clients' own leaves as a file of their own."""
+        if self.directory is not None:
+            save_own(self.directory, own, solution, variables, clients, round)
 
     def cut_back_to(self, checkpoint: Checkpoint | None, is_due: Callable[[int], bool]) -> None:
         """Drop everything recorded after a checkpoint; without one, everything.

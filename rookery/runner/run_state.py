@@ -225,6 +225,7 @@ class RunState:
     checkpoints: dict[int, Checkpoint]
     variables: tuple[str, ...]
     evaluate_every: int
+    client_names: tuple[str, ...] | None = None
     keep: KeepBest | None = None
     watch: Callable[[Row], str] = lambda row: ""
     growth_limit: float | None = None
@@ -325,11 +326,14 @@ class RunState:
         self.record.save(self.round, self.state, self.regular_best)
 
     def leave_solution(self) -> None:
-        """Write the solution, and the best one if it is kept, for use elsewhere."""
+        """Write the solution, the clients' own leaves and the best solution, if there are any."""
         best = self.best
         if self.status != "diverged":
-            solution = self.run.algorithm.solution(self.state)
-            self.record.leave("last", solution, self.variables, self.round)
+            algorithm, names = self.run.algorithm, self.variables
+            solution, own = algorithm.solution(self.state), algorithm.own_leaves(self.state)
+            if own is not None:
+                self.record.leave_own(own, solution, names, self.client_names, self.round)
+            self.record.leave("last", solution, names, self.round)
         if best is not None:
             self.record.leave("best", best.solution, self.variables, best.round)
 

@@ -117,6 +117,7 @@ class SweepSettings:
                 {r: c for r, c in found.items() if self._can_resume(c)},
                 variables=self.program.problem.variables,
                 evaluate_every=self.evaluate_every,
+                client_names=self.program.population.names,
                 keep=self.keep,
                 watch=any_of(self.stop),
                 growth_limit=self.growth_limit,

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from rookery.types import Tree
 
 FILES = {"last": "solution.safetensors", "best": "best.safetensors"}
 """The files of a run directory, by what they hold."""
+OWN_FILE = "own.safetensors"
+"""The clients' own leaves of the last iterate, a row per client; only if the algorithm has any."""
 
 
 def save_solution(
@@ -39,14 +41,46 @@ def save_solution(
     write_arrays(directory / FILES[which], arrays, {"round": round, "variables": list(variables)})
 
 
+def save_own(
+    directory: Path,
+    own: tuple[Tree, ...],
+    solution: tuple[Tree, ...],
+    variables: Sequence[str],
+    clients: Sequence[str] | None,
+    round: int,
+) -> None:
+    """Write the clients' own leaves into a run directory, atomically.
+
+    Args:
+        directory: the run directory.
+        own: a row per client of every own leaf, with None in place of every shared leaf.
+        solution: the problem's variables, whose names the rows get.
+        variables: their names.
+        clients: names of the clients; None if they have none.
+        round: after how many rounds.
+    """
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(solution)]
+    names = dict(zip(paths, _named(solution, variables), strict=True))
+    arrays = {
+        names[jax.tree_util.keystr(path)]: np.asarray(rows, order="C")
+        for path, rows in jax.tree.leaves_with_path(own)
+    }
+    note = {"round": round, "clients": None if clients is None else list(clients)}
+    write_arrays(directory / OWN_FILE, arrays, note)
+
+
 def remove_solutions(directory: Path) -> None:
     """Remove what an earlier end of the run left."""
-    for name in FILES.values():
+    for name in (*FILES.values(), OWN_FILE):
         (directory / name).unlink(missing_ok=True)
 
 
 def load_solution(
-    directory: str | Path, like: tuple[Tree, ...], *, which: Literal["last", "best"] = "last"
+    directory: str | Path,
+    like: tuple[Tree, ...],
+    *,
+    which: Literal["last", "best"] = "last",
+    client: int | str | None = None,
 ) -> tuple[Tree, ...]:
     """The solution that a run has left in its directory.
 
@@ -66,17 +100,20 @@ def load_solution(
         directory: the run directory.
         like: variables of the same structure, shapes and types, such as the run's start.
         which: the ``last`` iterate, or the ``best`` of a run with ``keep=``.
+        client: name or number of a client, for its personal model: the shared leaves with its own,
+            after a run with ``own=``. Only of the last iterate. None gives the clients' mean.
     """
     check.one_of("which", which, FILES)
+    if client is not None and which != "last":
+        raise ValueError(
+            "client needs which='last': the clients' own leaves are kept of the last iterate only."
+        )
     path = Path(directory) / FILES[which]
     if not path.exists():
         raise FileNotFoundError(_why_missing(path, which))
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            note = json.loads((file.metadata() or {})["rookery"])
-            arrays = {name: file.get_tensor(name) for name in file.keys()}
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is not a solution of rookery: {error}") from error
+    arrays, note = _read(path)
+    if client is not None:
+        arrays |= _own_arrays(path.parent / OWN_FILE, client)
     variables = note["variables"]
     if not isinstance(like, tuple | list) or len(like) != len(variables):
         raise ValueError(
@@ -101,6 +138,37 @@ def load_solution(
             )
     leaves = [jnp.asarray(arrays[name]) for name in wanted]
     return jax.tree.unflatten(jax.tree.structure(tuple(like)), leaves)
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays of a file by name, and the note with them."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            note = json.loads((file.metadata() or {})["rookery"])
+            return {name: file.get_tensor(name) for name in file.keys()}, note
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is not a solution of rookery: {error}") from error
+
+
+def _own_arrays(path: Path, client: int | str) -> dict[str, np.ndarray]:
+    """The own leaves of one client, by name."""
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist: the run had no own=, its clients share the whole solution. "
+            "Leave out client."
+        )
+    rows, note = _read(path)
+    n_clients = len(next(iter(rows.values())))
+    names = note["clients"] or [f"client {i}" for i in range(n_clients)]
+    if isinstance(client, str):
+        number = names.index(check.one_of("client", client, names))
+    else:
+        number = check.count("client", client, least=0)
+        if number >= n_clients:
+            raise ValueError(
+                f"client must be below {n_clients}, the number of clients; got {client}."
+            )
+    return {name: values[number] for name, values in rows.items()}
 
 
 def _why_missing(path: Path, which: str) -> str:

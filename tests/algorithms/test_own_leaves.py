@@ -131,6 +131,34 @@ def test_evaluations_on_clients_use_their_own_leaves():
     assert result.history.last("s") == pytest.approx(np.average(own, weights=[1, 2, 3]))
 
 
+def test_a_run_leaves_the_personal_model_of_every_client(tmp_path):
+    named = rk.Population.stacked(DATA, weights=[1.0, 2.0, 3.0], names=["Oslo", "Bergen", "Bodø"])
+    algorithm = rk.FedAvg(lr=0.2, own="norm")
+
+    def go(population, folder, algorithm=algorithm):
+        directory = tmp_path / folder
+        rk.run(algorithm, PROBLEM, population, (START,), rounds=1, directory=directory)
+        return directory
+
+    for directory, last in ((go(named, "named"), "Bodø"), (go(POPULATION, "plain"), "client 2")):
+        models: Any = fedbn_round(dict.fromkeys(range(3), START), range(3), 0.2, 1)
+        close(rk.load_solution(directory, like=(START,), client=0)[0], models[0])
+        close(rk.load_solution(directory, like=(START,), client=last)[0], models[2])
+        mean = np.average([m["norm"]["mean"] for m in models.values()], axis=0, weights=[1, 2, 3])
+        close(rk.load_solution(directory, like=(START,))[0]["norm"]["mean"], mean)
+    directory = tmp_path / "named"
+    with pytest.raises(ValueError, match="unknown client 'Olso'"):
+        rk.load_solution(directory, like=(START,), client="Olso")
+    with pytest.raises(ValueError, match="client must be below 3"):
+        rk.load_solution(directory, like=(START,), client=3)
+    with pytest.raises(ValueError, match="client needs which='last'"):
+        rk.load_solution(directory, like=(START,), which="best", client=0)
+    shared = go(named, "shared", rk.FedAvg(lr=0.2))
+    assert not (shared / "own.safetensors").exists()
+    with pytest.raises(FileNotFoundError, match="the run had no own="):
+        rk.load_solution(shared, like=(START,), client=0)
+
+
 def test_nothing_changes_without_own_leaves():
     one, other = (rk.FedAvg(lr=0.2, local_steps=2, own=own) for own in ((), []))
     close(run(one, 1).solution, run(other, 1).solution)
