@@ -107,6 +107,22 @@ def _number(name: str, value: object) -> np.ndarray | None:
     return number
 
 
+def distinct(what: str, names: Iterable[str]) -> None:
+    """Raise if a name occurs twice.
+
+    >>> distinct("column names", ["x", "y", "x"])
+    Traceback (most recent call last):
+    ValueError: column names must differ, got 'x' 2 times in x, y, x. Rename or remove all but one.
+    """
+    names = list(names)
+    for name in names:
+        if (times := names.count(name)) > 1:
+            raise ValueError(
+                f"{what} must differ, got {name!r} {times} times in {', '.join(names)}. Rename or "
+                "remove all but one."
+            )
+
+
 def one_of(what: str, name: str, valid: Iterable[str]) -> str:
     """A name out of a list; otherwise an error with the nearest valid one.
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
+from rookery import check
+
 
 @dataclass(frozen=True)
 class Column:
@@ -54,6 +56,7 @@ def read_columns(table: object) -> dict[str, Column]:
     [False, True]
     """
     if isinstance(table, Mapping):
+        check.distinct("column names", map(str, table))
         found = {str(name): table[name] for name in table}
         if found and all(hasattr(value, "column_names") for value in found.values()):
             raise TypeError(
@@ -61,6 +64,7 @@ def read_columns(table: object) -> dict[str, Column]:
                 "for a DatasetDict, or join the tables to one with a column that names the split."
             )
     elif (names := _names(table)) is not None:
+        check.distinct("column names", map(str, names))
         found = {str(name): table[name] for name in names}  # pyright: ignore[reportIndexIssue]
     elif hasattr(table, "__arrow_c_stream__"):
         return read_columns(_through_arrow(table))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
+from rookery import check
 from rookery.clients.columns import Column, as_column, read_columns
 
 CLIENT = "client"
@@ -22,13 +23,15 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 def read_csv(path: Path) -> dict[str, np.ndarray]:
     """The columns of a ``.csv`` file whose first line has their names.
 
-    A column of whole numbers, of numbers or of text; an empty cell is missing.
+    A column of whole numbers, of numbers or of text; an empty cell is missing. Blanks around names
+    and cells do not count.
     """
     with path.open(newline="", encoding="utf-8-sig") as stream:
         rows = [row for row in csv.reader(stream) if row]
     if len(rows) < 2:
         raise ValueError(f"{path} needs a line of column names and at least one row.")
-    header, *body = rows
+    header, body = [name.strip() for name in rows[0]], rows[1:]
+    check.distinct("column names", header)
     for number, row in enumerate(body):
         if len(row) != len(header):
             raise ValueError(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
+import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -95,6 +96,9 @@ def deal(
         else _together(field, [numbers[name] for name in own], own)
         for field, own in wanted.items()
     }
+    for field, own in wanted.items():
+        for name in own:
+            _check_fits(name, numbers[name], data[field].dtype, where)
     parts = [np.flatnonzero(owner == i) for i in range(len(names))]
     return Dealt(data, _split(parts, splits, used, names, seed), names)
 
@@ -228,6 +232,24 @@ def _numbers(column: Column, where: _Where) -> np.ndarray:
         f"{some}, or encode={{{name!r}: [...]}} with the values in your order, or leave the "
         "column out by fields=."
     )
+
+
+def _check_fits(name: str, values: np.ndarray, kind: np.dtype, where: _Where) -> None:
+    """Raise if JAX would wrap a whole number of a field, because it has 32 bits for it."""
+    held = jax.dtypes.canonicalize_dtype(kind)
+    if held == kind or held.kind not in "iu":
+        return
+    limits = np.iinfo(held)
+    rows = values.reshape(len(values), -1)
+    too_large = ((rows < limits.min) | (rows > limits.max)).any(axis=1)
+    if too_large.any():
+        row = int(np.argmax(too_large))
+        raise ValueError(
+            f"{where(name, row)}: {values[row]} does not fit {held} ({too_large.sum()} such rows "
+            "in all), which JAX uses for whole numbers. Make the column floating-point numbers, "
+            f"pass encode=[{name!r}] if its values are classes, leave it out by fields=, or set "
+            "jax.config.update('jax_enable_x64', True) first."
+        )
 
 
 def _reads_as_number(value: object) -> bool:

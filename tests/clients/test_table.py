@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -366,3 +367,39 @@ def test_mistakes_in_a_folder(tmp_path):
     (tmp_path / "a.csv").unlink()
     with pytest.raises(ValueError, match="has a column 'client'"):
         rk.Population.from_folder(tmp_path)
+
+
+def test_a_column_name_occurs_once(tmp_path):
+    (tmp_path / "Oslo.csv").write_text("x, y,x\n1,2,3\n")
+    with pytest.raises(ValueError, match=r"Oslo.csv: column names must differ, got 'x' 2 times"):
+        rk.Population.from_folder(tmp_path)
+    (tmp_path / "Oslo.csv").write_text("x, y ,z\n1,2,3\n")
+    assert list(rk.Population.from_folder(tmp_path, fields={"y": "y"}).data) == ["y"]
+    doubled = pd.DataFrame([["Oslo", 1.0, 2.0]], columns=["hospital", "x", "x"])
+    for table in (doubled, {"hospital": ["Oslo"], 1: [1.0], "1": [2.0]}):
+        with pytest.raises(ValueError, match="column names must differ"):
+            rk.Population.from_table(table, client="hospital")
+
+
+# ---- whole numbers that JAX would wrap
+
+
+@pytest.mark.usefixtures("users_settings")
+def test_whole_numbers_need_32_bits():
+    def of(*values, **options):
+        table = {"hospital": ["Oslo", "Oslo", "Bergen"], "id": np.array(values), "age": np.ones(3)}
+        return rk.Population.from_table(table, client="hospital", **options).data
+
+    assert of(1, 2**31 - 1, -(2**31))["id"].max() == 2**31 - 1
+    said = r"column 'id', row 2 \(client 'Bergen'\): 2147483648 does not fit int32 \(1 such"
+    with pytest.raises(ValueError, match=said):
+        of(1, 2, 2**31)
+    with pytest.raises(
+        ValueError, match=r"row 0 \(client 'Oslo'\): -2147483649 does not fit int32"
+    ):
+        of(-(2**31) - 1, 2, 3)
+    assert of(1, 2, 2**40, encode=["id"])["id"].tolist() == [2, 0, 1]
+    assert "id" not in of(1, 2, 2**40, fields={"age": "age"})
+    assert of(1, 2, 2**40, fields={"x": ["id", "age"]})["x"].max() == 2.0**40
+    jax.config.update("jax_enable_x64", True)
+    assert of(1, 2, 2**40)["id"].max() == 2**40
