@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import rookery
 
 DOCS = Path(__file__).parent.parent / "docs" / "add-an-algorithm.md"
@@ -23,6 +25,7 @@ for engine in (rk.Eager(), rk.Compiled()):
 """
 
 
+@pytest.mark.slow
 def test_one_file_and_two_lines_are_enough(tmp_path):
     file, lines = (block.split("```")[0] for block in DOCS.read_text().split("```python\n")[1:3])
     package = tmp_path / "rookery"

@@ -94,6 +94,7 @@ def tuned_and_run(tmp_path_factory):
     return folder, tuned.stdout, ran.stdout
 
 
+@pytest.mark.slow
 def test_tune_writes_the_grid_and_the_choice(tuned_and_run):
     folder, said, _ = tuned_and_run
     kept = json.loads((folder / "small.tuning.json").read_text())["curves"]["FedNest"]
@@ -125,6 +126,7 @@ def test_the_same_command_again_goes_on_and_ends_with_the_same_numbers(tuned_and
     assert (folder / "out" / "results.json").read_text() == before
 
 
+@pytest.mark.slow
 def test_what_is_set_by_hand_goes_over_what_was_chosen(tuned_and_run):
     folder, _, _ = tuned_and_run
     by_hand = ("--set", "algorithm.outer_lr=0.3", "run.rounds=1", "--set", "run.seeds=[0]")

@@ -28,7 +28,13 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, marks=[pytest.mark.slow] if c in ("asynchronous", "random length") else [])
+        for c in CASES
+    ],
+)
 def test_costs_before_a_run_are_those_of_the_run(case):
     tables = {"task": {"name": "quadratic", "n_clients": 5}, "run": {"rounds": 1}, **CASES[case]}
     (curve,) = config.build(tables).curves

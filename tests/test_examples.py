@@ -35,6 +35,9 @@ EXPECTED = {  # regular expressions that a line of the output must match as a wh
 }
 NEEDS = {"20_torch_model.py": "torchax", "21_nnx_model.py": "flax"}  # make test-models has them
 
+QUICK = {"01", "03", "09", "10", "20", "21"}  # `make test-slow` runs all
+QUICK_RECIPE = ("clean_labels", "hospitals")
+
 RECIPES = {  # by recipe and table
     ("tune_regularisation", "hospitals"): r"the three smallest penalties have inputs 0 1 2",
     ("tune_regularisation", "digits"): r"test error 0\.[45]\d\d",
@@ -57,7 +60,10 @@ def test_every_example_is_tested():
     assert {p.name for p in EXAMPLES.glob("*.py")} == set(EXPECTED)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n[:2] in QUICK else [pytest.mark.slow]) for n in EXPECTED],
+)
 def test_example(name, tmp_path, users_settings, monkeypatch):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name], reason="make test-models runs it")
@@ -70,7 +76,10 @@ def test_example(name, tmp_path, users_settings, monkeypatch):
 
 @pytest.mark.parametrize(
     ("recipe", "table"),
-    [pytest.param(*case, marks=[pytest.mark.slow] * (case[1] == "digits")) for case in RECIPES],
+    [
+        pytest.param(*case, marks=[] if case == QUICK_RECIPE else [pytest.mark.slow])
+        for case in RECIPES
+    ],
 )
 def test_recipe(recipe, table, tmp_path, users_settings, monkeypatch):
     folder = EXAMPLES / "recipes"
@@ -96,6 +105,7 @@ def test_a_number_that_is_far_off_does_not_pass():
     assert not has_line(pattern, "FedNest: |x - x*| = 2.0e+05 Ledger(exchanges=1)")
 
 
+@pytest.mark.slow
 def test_the_deployed_study_runs_as_a_program(tmp_path):
     done = python(str(EXAMPLES / "04_deploy" / "clinics.py"), cwd=tmp_path)
     assert "finished {'round': 20," in done

@@ -168,6 +168,7 @@ class Snapshot:
     ...     rounds=9,
     ...     callback=callback,
     ...     callback_every=1,
+    ...     engine=rk.Eager(),
     ... )
     >>> result.status, seen
     ('stopped', [(1, (0,)), (2, (0,))])

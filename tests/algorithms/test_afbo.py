@@ -71,7 +71,7 @@ WORLDS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if "two delays" in n else []) for n in WORLDS]
+    "name", [pytest.param(n, marks=[] if "ties" in n else [pytest.mark.slow]) for n in WORLDS]
 )
 def test_a_naive_simulation_gives_the_same_trajectory_and_the_same_clock(name):
     clock, algorithm = WORLDS[name]
@@ -210,6 +210,7 @@ def test_the_papers_product_recovers_less_than_1_over_e_and_lands_elsewhere():
     assert np.abs(direct - ZOO.solution()[0]).max() > 0.05
 
 
+@pytest.mark.slow
 def test_resuming_in_mid_flight_is_exact(tmp_path):
     clock, algorithm = WORLDS["two delays, a straggler, bounds, local steps"]
     population = rk.Population.stacked(ZOO.data)

@@ -93,6 +93,7 @@ def fixed_point(lr, steps, counts):
     return np.linalg.solve(left, right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [(1, 1, 1, 1), STEPS])
 def test_afa_cs_ends_where_its_mean_is_zero_however_unequal_the_delays(steps):
     algorithm = rk.AFACS(lr=0.05, server_lr=0.05, local_steps=steps, wait_for=1, staleness=5)

@@ -135,6 +135,7 @@ def test_shifted_is_literal_with_another_step_size():
     np.testing.assert_allclose(shifted, plain, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gamma", [1e30, np.inf])
 @pytest.mark.parametrize(
     "weighting", [None, rk.parts.NormalisedWeights(stale_scalar=True, batch_size=1)]

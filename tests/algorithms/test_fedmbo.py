@@ -45,6 +45,7 @@ def assert_mean(drawn, want):
 # ---- one estimate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chains",
     [

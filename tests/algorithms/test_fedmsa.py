@@ -41,10 +41,11 @@ SEQUENCES = rk.zoo.linear_sequences(n_clients=3, sizes=(2, 1))
             rk.FedMSA(outer_lr=0.2, inner_lr=0.5),
             1000,
         ),
-        (
+        pytest.param(
             rk.zoo.linear_chain(n_clients=3, sizes=(2, 3, 3)),
             rk.FedMSA(outer_lr=0.02, inner_lr=0.3, local_steps=5),
             1500,
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             rk.zoo.linear_chain(n_clients=3, sizes=(2, 2, 3, 3)),
@@ -61,6 +62,7 @@ def test_it_reaches_the_exact_solution_though_clients_differ(zoo, algorithm, rou
     assert_close(result.solution, zoo.solution(), atol=1e-11)
 
 
+@pytest.mark.slow
 def test_the_papers_product_of_jacobians_ends_elsewhere():
     zoo = rk.zoo.scalar_composition()  # the mean of the clients' own gradients is zero at 8/5
     algorithm = rk.FedMSA(outer_lr=0.1, inner_lr=0.5, view=rk.parts.ProductView())
@@ -175,6 +177,7 @@ def test_a_size_per_call_is_shared_out_over_the_local_steps():
         assert_close(solve(rk.parts.PerCall(0.2)), solve(0.05))
 
 
+@pytest.mark.slow
 def test_a_bound_on_v_holds_and_a_warm_up_starts_near_the_adjoint():
     zoo = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2)
     warm = rk.parts.BilevelWarmUp(

@@ -68,6 +68,7 @@ def wide_outer(x, y, row):
     return jnp.sum((y @ row["a"] - row["b"]) ** 2) / 2
 
 
+@pytest.mark.slow
 def test_a_million_inner_parameters_take_a_fixed_number_of_copies_of_the_blocks():
     """However many local steps and rows: fifty of each would show."""
     m, c, K, rows, size = 3, 1, 50, 50, 1000

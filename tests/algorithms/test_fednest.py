@@ -57,7 +57,7 @@ def test_a_random_length_leaves_a_noise_floor_around_the_solution():
     assert np.linalg.norm(tail.mean(0) - x_star) < noise / 3
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_both_precisions(dtype):
     zoo = rk.zoo.quadratic_bilevel(n_clients=3, dtype=dtype)
     algorithm = rk.FedNest(
@@ -69,6 +69,7 @@ def test_both_precisions(dtype):
     np.testing.assert_allclose(result.solution[0], zoo.solution()[0], atol=tolerance)
 
 
+@pytest.mark.slow
 def test_permuting_the_clients_changes_nothing():
     order = [3, 0, 4, 1, 2]
     shuffled = rk.zoo.QuadraticBilevel(**{k: a[order] for k, a in ZOO.data.items()}, m0=ZOO.m0)
@@ -80,6 +81,7 @@ def test_permuting_the_clients_changes_nothing():
     assert a.ledger == b.ledger
 
 
+@pytest.mark.slow
 def test_client_weights_move_the_solution():
     weights = np.array([0.4, 0.3, 0.1, 0.1, 0.1])
     weighted = rk.zoo.QuadraticBilevel(
@@ -249,6 +251,7 @@ def test_fresh_cohorts_give_the_series_of_the_mean_hessian_and_one_cohort_would_
     assert np.any(np.abs(reused - want) > 10 * error)
 
 
+@pytest.mark.slow
 def test_the_estimated_lipschitz_constant_bounds_the_mean_hessian():
     algorithm = rk.FedNest(
         outer_lr=0.01,

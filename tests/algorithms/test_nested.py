@@ -115,6 +115,7 @@ PAPERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_paper_is_a_combination_under_a_name(name):
     written_out, combined = (solve(ZOO, algorithm, 3) for algorithm in PAPERS[name])

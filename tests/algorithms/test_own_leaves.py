@@ -102,6 +102,7 @@ def test_every_client_has_the_model_that_fedbn_gives_it(algorithm, cohort, mu):
     )
 
 
+@pytest.mark.slow
 def test_own_leaves_are_neither_sent_nor_billed_and_engines_agree():
     algorithm = rk.FedAvg(lr=0.2, local_steps=2, clients=2, own="norm")
     ready = Program(PROBLEM, POPULATION, rk.delays.Clock(), rk.aggregate.Mean())

@@ -59,7 +59,7 @@ def check_kkt(kind, x, gradient):
         ("box", rk.FedNest(outer_lr=0.2, inner_lr=0.3, inner_rounds=3, ihgp=EXACT)),
         ("ball", rk.SOBA(outer_lr=0.1, inner_lr=0.3)),
         ("simplex", rk.SOBA(outer_lr=0.1, inner_lr=0.3)),
-        ("box", rk.FedMSA(outer_lr=0.1, inner_lr=0.3)),
+        pytest.param("box", rk.FedMSA(outer_lr=0.1, inner_lr=0.3), marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", value),
 )

@@ -90,6 +90,7 @@ def assert_at_rest(zoo, state):
     assert np.abs(limit - zoo.solution()[0]).max() > 1e-2  # nor at the solution of the means
 
 
+@pytest.mark.slow
 def test_a_ring_agrees_on_where_the_mean_of_local_hypergradients_is_zero():
     algorithm = rk.Prometheus(
         outer_lr=0.05, inner_lr=0.1, mixing=rk.parts.RingGraph(), adjoint=LONG

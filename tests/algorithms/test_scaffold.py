@@ -118,6 +118,7 @@ def test_one_client_takes_plain_gradient_steps():
     np.testing.assert_allclose(got, w, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("zoo", "algorithm", "size"),
     [

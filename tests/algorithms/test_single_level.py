@@ -206,6 +206,7 @@ def first_reply(replies, weights):
     return jax.tree.map(lambda a: a[0], replies)
 
 
+@pytest.mark.slow
 def test_robust_methods_lower_the_greatest_loss():
     plain, drfa, agnostic = (
         ZOO.losses(np.asarray(solve(ZOO, algorithm, 600).solution[0])).max()
@@ -280,6 +281,7 @@ def test_a_client_drawn_twice_by_drfa_is_sent_the_model_once():
 # ---- errors
 
 
+@pytest.mark.slow
 def test_single_precision_stays_single():
     zoo = rk.zoo.quadratic_losses(n_clients=2, size=2, dtype=np.float32)
     for algorithm in (

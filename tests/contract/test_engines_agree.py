@@ -30,7 +30,10 @@ LEFT_OUT = set(
     "AFACD FedBuff AlternatingGDA Extragradient STSA NASA ComposedSGD ScaffoldS AgnosticFL "
     "FedProx ADBO Prometheus".split()
 )
-CHEAPEST = {"FedMSA": "composition, random output"}  # where it is not the first
+CHEAPEST = {
+    "FedMSA": "composition, random output",
+    "FedNest": "one number",
+}  # where it is not the first
 ROUNDS = 3 if IS_WHOLE else 2
 
 
@@ -110,7 +113,7 @@ def agree(name, zoo, algorithm, *, is_remote):
 
 def by_messages(name):
     """Whether the remote engine takes part, which compiles every step a second time."""
-    return IS_WHOLE or name in {"FedAvg", "FedMBO", "FedMSA", "Scaffold", "AFBO"}
+    return IS_WHOLE or name in {"FedAvg", "FedNest", "FedMSA", "Scaffold"}
 
 
 def same_state(got, want):

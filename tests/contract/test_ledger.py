@@ -140,6 +140,7 @@ def test_fednest_is_cheaper_where_there_is_nothing_to_solve(T, N):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("T", "N"), SETTINGS)
 def test_fednest_sgd_saves_an_exchange_per_inner_round(T, N):
     settings = {"inner_rounds": T, "inner_steps": 2, "clients": 2}
@@ -161,6 +162,7 @@ def test_fednest_sgd_saves_an_exchange_per_inner_round(T, N):
     assert [ledger.exchanges for ledger in made] == [T + n + 3 for n in drawn]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("T", "N"), SETTINGS)
 @pytest.mark.parametrize(("zoo", "start"), [(TINY, None), (SADDLE, None), (CHAIN, jnp.zeros(2))])
 def test_the_light_family_does_not_pay_for_the_series(T, N, zoo, start):
@@ -176,6 +178,7 @@ def test_the_light_family_does_not_pay_for_the_series(T, N, zoo, start):
     assert one_round(joint, zoo).exchanges == 1
 
 
+@pytest.mark.slow
 def test_work_and_bytes_of_the_light_family():
     m, T, N, p, q = 3, 2, 4, 8, 16
     light = rk.LFedNest(

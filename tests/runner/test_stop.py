@@ -167,6 +167,7 @@ def test_a_run_killed_near_the_end_of_its_budget_is_the_same(tmp_path, after):
     np.testing.assert_array_equal(result.solution[0], go(rounds=4).solution[0])
 
 
+@pytest.mark.slow
 def test_each_run_of_a_sweep_stops_for_itself():
     runs = [rk.Run(ALGORITHM, ZOO.start, seed) for seed in SEEDS]
     target = rk.stop.Target("distance", at_most=0.5)
@@ -262,7 +263,7 @@ def test_an_evaluation_at_the_end_counts_for_this_run_only(tmp_path):
     [
         (rk.Compiled(), 3),
         (rk.Compiled(), 15),
-        (Remote(), 15),
+        pytest.param(Remote(), 15, marks=pytest.mark.slow),
         pytest.param(rk.Eager(), 5, marks=pytest.mark.slow),
     ],
     ids=["compiled 3", "compiled 15", "remote", "eager"],

@@ -105,6 +105,7 @@ def test_an_interrupted_sweep_goes_on_from_the_round_that_all_runs_have(tmp_path
     assert [r.history.rows for r in go(runs, zoo, rounds=9)] == whole
 
 
+@pytest.mark.slow
 def test_a_run_ends_at_the_last_measurement_within_its_seconds(tmp_path):
     zoo = rk.zoo.quadratic_bilevel(n_clients=4)
     clock = rk.delays.Clock(rk.delays.LogNormalDelay(1.0), seed=3)

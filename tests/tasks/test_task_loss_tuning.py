@@ -66,6 +66,7 @@ def test_balanced_accuracy_is_the_mean_over_classes(uneven, uneven_parts, measur
         assert got[f"{prefix}accuracy"] == pytest.approx(right.mean())
 
 
+@pytest.mark.slow
 def test_fednest_lowers_the_outer_loss(uneven, uneven_parts, lower_the_outer_loss):
     task = rk.tasks.loss_tuning(uneven, uneven_parts, hidden=(16,))
     result = lower_the_outer_loss(task, rounds=10, outer_lr=0.01, inner_lr=0.5, inner_steps=10)
