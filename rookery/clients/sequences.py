@@ -22,8 +22,13 @@ def pad_sequences(
     Args:
         sequences: one per row, with places along the first axis; other axes must agree.
         length: to pad to; that of the longest sequence if not given.
-        value: what padding holds.
+        value: what padding holds: a finite number at which the model is finite and differentiable.
     """
+    if not np.isfinite(value):
+        raise ValueError(
+            f"value must be finite, got {value}: gradients would be NaN in spite of the mask. "
+            "Keep 0, or choose a number at which the model is differentiable."
+        )
     arrays = [np.asarray(sequence) for sequence in sequences]
     if not arrays:
         raise ValueError("sequences is empty; pass at least one.")

@@ -36,8 +36,22 @@ def test_values_outside_the_mask_get_no_gradient():
     assert float(masked_mean(jnp.ones(2), jnp.zeros(2, bool))) == 0
 
 
+def test_a_model_that_is_infinite_at_the_padding_needs_other_inputs_there():
+    inputs, mask = jnp.array([3.0, 5.0, 0.0]), jnp.array([True, True, False])
+
+    def mean_log(w, inputs):
+        return masked_mean(jnp.log(w * inputs), mask)
+
+    assert np.isfinite(mean_log(2.0, inputs))
+    assert np.isnan(jax.grad(mean_log)(2.0, inputs))  # zero times infinity
+    assert float(jax.grad(mean_log)(2.0, jnp.where(mask, inputs, 1.0))) == 0.5
+
+
 def test_mistakes_are_named():
     pad = rk.datasets.pad_sequences
+    for value in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="value must be finite"):
+            pad(SEQUENCES, value=value)
     with pytest.raises(ValueError, match="sequence 2 has 5 places"):
         pad(SEQUENCES, length=4)
     with pytest.raises(ValueError, match="first axis"):
