@@ -50,7 +50,7 @@ from rookery.algorithms.shared.step_rule import (
     move_by_sum,
     step_rule,
 )
-from rookery.problem.constraints import projected
+from rookery.problem.constraints import projected, projection
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import PolledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
@@ -184,7 +184,8 @@ def local_steps(client: Client, w: Tree, *, problem: SingleLevel, algorithm: Abs
     def gradient(w, key):
         return problem.gradient(w, client.draw(problem.split, algorithm.batch_size, key))
 
-    return local.mean_gradient(client, gradient, w, algorithm.lr, steps, key)
+    project = projection(problem, "w")
+    return local.mean_gradient(client, gradient, w, algorithm.lr, steps, key, project=project)
 
 
 def AFLBilevel(

@@ -110,13 +110,13 @@ class DRFA(AbstractRobustModel):
         w, at = fed.broadcast(drawn, state.w, t)  # -------------------------- down  w, t'
         both = fed.map(steps_with_snapshot, w, at, key=local_key, round=fed.round, **settings)
         w, snapshot = fed.mean(both)  # -------------------------------------- up    w, w'
+        w, snapshot = projected(problem, "w", w), projected(problem, "w", snapshot)
 
         asked = fed.sample(Uniform(m), others)
         w_t = fed.broadcast(asked, snapshot)  # ------------------------------ down  w'
         losses = fed.stack(fed.map(own_loss, w_t, key=loss_key, **settings))  # up   f_i(w')
         u = jnp.zeros(N).at[asked.ids].set(N / m * losses.astype(float))
         lam = simplex.project(lam + tau * self.ascent_size(fed.round) * u)
-        w = projected(problem, "w", w)
         return RobustState(w, Probabilities(simplex.raise_to(self.floor, lam)))
 
 
@@ -134,6 +134,7 @@ def steps_with_snapshot(
 
     def step(nu, carry):
         w, snapshot, opt = carry
+        w = projected(problem, "w", w)
         key = jax.random.fold_in(client.key, nu)
         sample = client.draw(problem.split, algorithm.batch_size, key)
         w, opt = move(rule, problem.gradient(w, sample), opt, w, round, steps)

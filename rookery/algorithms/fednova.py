@@ -101,6 +101,7 @@ def normalised_move(
 
     def step(nu, carry):
         w, u, length, speed = carry
+        w = projected(problem, "w", w)
         sample = client.draw(
             problem.split, algorithm.batch_size, jax.random.fold_in(client.key, nu)
         )

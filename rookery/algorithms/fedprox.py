@@ -24,6 +24,7 @@ from rookery.algorithms.shared import local
 from rookery.algorithms.shared.model import ModelState
 from rookery.algorithms.shared.own_leaves import AbstractOwnLeaves
 from rookery.algorithms.shared.schedule import number
+from rookery.problem.constraints import projection
 from rookery.problem.single_level import SingleLevel
 from rookery.program.federation import AbstractFederation, Client
 from rookery.types import Count, Key, Tree
@@ -71,6 +72,5 @@ def proximal_steps(
         return tree.axpy(algorithm.mu, tree.sub(w, centre), problem.gradient(w, sample))
 
     rule, steps = algorithm.lr, algorithm.local_steps
-    return local.plain_steps(
-        client, gradient, centre, rule, steps, client.key, round=round, opt=opt
-    )
+    how = {"project": projection(problem, "w"), "round": round, "opt": opt}
+    return local.plain_steps(client, gradient, centre, rule, steps, client.key, **how)

@@ -26,6 +26,7 @@ import jax
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.meta_hessian import AbstractHessian, ExactHessian, meta_gradient
 from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState
+from rookery.problem.constraints import projection
 from rookery.problem.meta import Meta
 from rookery.program.federation import AbstractFederation, Client
 from rookery.types import Count, Key, Tree
@@ -68,4 +69,5 @@ def adapted_steps(
         return meta_gradient(problem, algorithm.hessian, w, *batches)[1]
 
     rule, steps = algorithm.lr, algorithm.local_steps
-    return local.plain_steps(client, gradient, w, rule, steps, client.key, round=round, opt=opt)
+    how = {"project": projection(problem, "w"), "round": round, "opt": opt}
+    return local.plain_steps(client, gradient, w, rule, steps, client.key, **how)

@@ -136,11 +136,12 @@ def saddle_steps(
 
     def step(nu, carry):
         (x, y), (x_opt, y_opt) = carry
+        x, y = projected(problem, "x", x), projected(problem, "y", y)
         key = jax.random.fold_in(client.key, nu)
         sample = client.draw(problem.split, algorithm.batch_size, key)
         back_y = ascent_field(problem, (x, y), sample)
         new_y, y_opt = move(rules[1], back_y, y_opt, y, round, steps)
-        f_x = problem.grad_x(x, algorithm.order(y, new_y), sample)
+        f_x = problem.grad_x(x, algorithm.order(y, projected(problem, "y", new_y)), sample)
         x, x_opt = move(rules[0], f_x, x_opt, x, round, steps)
         return (x, new_y), (x_opt, y_opt)
 

@@ -22,8 +22,8 @@ class Constrained(eqx.Module):
     Args:
         project: the projection of a variable onto its set, by the variable's name, such as
             ``{"x": optax.projections.projection_simplex}``; for a problem with one variable the
-            function alone. Algorithms apply it after every step of the server; one that cannot
-            keep a variable in its set refuses the problem.
+            function alone. Algorithms apply it to every new value of the server and before every
+            local step of a client; one that cannot keep a variable in its set refuses the problem.
     """
 
     project: Projection | Mapping[str, Projection] | None = eqx.field(default=None, kw_only=True)
@@ -77,6 +77,16 @@ def projected(problem: Problem, name: str, value: Tree) -> Tree:
     return value if project is None else _applied(project, value)
 
 
+def projection(problem: Problem, name: str) -> Projection:
+    """:func:`projected` as a function of the value alone.
+
+    >>> import rookery as rk
+    >>> projection(rk.SingleLevel(lambda w, row: w * row), "w")(3.0)
+    3.0
+    """
+    return functools.partial(projected, problem, name)
+
+
 def all_projected(problem: Problem, values: tuple[Tree, ...]) -> tuple[Tree, ...]:
     """The values of all variables, each within its set."""
     return tuple(map(functools.partial(projected, problem), problem.variables, values))
@@ -104,6 +114,35 @@ def check_projections(problem: Problem, start: tuple[Tree, ...]) -> None:
                     "than once. A penalty or a proximal step belongs into the optimiser "
                     "(rk.parts.proximal_sgd)."
                 )
+
+
+def check_apart(
+    problem: Problem, name: str, value: Tree, split: Callable[[Tree], tuple[Tree, Tree]], why: str
+) -> None:
+    """Raise unless a variable's set is a product of a set for each of two parts of the variable.
+
+    Args:
+        problem: the problem.
+        name: of the variable.
+        value: where the variable starts.
+        split: into the two parts, each with None in place of the other.
+        why: a sentence on who needs it.
+    """
+    project = projections(problem).get(name)
+    if project is None or not _is_known(value):
+        return
+    value = jax.tree.map(jnp.asarray, value)
+    far = _moved(value, 100.0, np.random.default_rng(0))
+    (a, b), (far_a, far_b) = split(value), split(far)
+    both = split(_applied(project, far))
+    alone = (
+        split(_applied(project, eqx.combine(far_a, b)))[0],
+        split(_applied(project, eqx.combine(a, far_b)))[1],
+    )
+    if not _are_close(both, alone):
+        raise ValueError(
+            f"project[{name!r}] moves one part of {name} by the values of another. {why}"
+        )
 
 
 def _moved(value: Tree, distance: float, rng: np.random.Generator) -> Tree:

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import rookery as rk
+from rookery.algorithms import FedNova
 from rookery.problem.sample import Rows
 
 SIMPLEX = optax.projections.projection_simplex
@@ -96,6 +97,88 @@ def test_a_composition():
     for algorithm in (rk.ComposedSGD(outer_lr=0.05), rk.NASA(lr=0.3, proximity=4.0)):
         (x,) = solve(algorithm, zoo, box, rounds=1500)
         check_kkt("box", x, zoo.gradient(x))
+
+
+def limit(algorithm, problem, start, rounds=300, targets=(0.0, 0.0)):
+    """Where two clients end, equal ones unless their targets differ."""
+    population = rk.Population.stacked({"target": np.array(targets)[:, None]})
+    result = rk.run(algorithm, problem, population, start, rounds=rounds)
+    assert result.status == "finished"
+    return [np.asarray(value) for value in result.solution]
+
+
+def tilted(w, row):
+    """A quadratic whose free solution (2, -1) is outside the square; within it (1, -0.1) is."""
+    away = w - jnp.array([2.0, -1.0])
+    return jnp.vdot(away, jnp.array([[1.0, 0.9], [0.9, 1.0]]) @ away) / 2
+
+
+def square(w):
+    return jnp.clip(w, -1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        rk.FedAvg(lr=0.1, local_steps=10),
+        FedNova(lr=0.1, local_steps=(5, 10), momentum=0.5),
+        rk.AFACS(lr=0.1, server_lr=0.5, local_steps=5),
+    ],
+    ids=lambda algorithm: algorithm.name,
+)
+def test_several_local_steps_of_equal_clients_reach_the_constrained_solution(algorithm):
+    (w,) = limit(algorithm, rk.SingleLevel(tilted, project=square), (np.zeros(2),))
+    np.testing.assert_allclose(w, [1.0, -0.1], atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        rk.FedAvgS(outer_lr=0.1, inner_lr=0.1, local_steps=3),
+        rk.FedAvgS(outer_lr=0.1, inner_lr=0.1, local_steps=3, order=rk.parts.Alternating()),
+        rk.LFedNestNonAlt(outer_lr=0.1, inner_lr=0.1, inner_steps=3, outer_steps=3),
+    ],
+    ids=lambda algorithm: algorithm.name,
+)
+def test_several_local_steps_reach_the_constrained_saddle_point(algorithm):
+    def value(x, y, row):
+        return x * y - 0.05 * y**2 + (x - 2) ** 2 / 2
+
+    problem = rk.Minimax(value, project={"y": square})
+    x, y = limit(algorithm, problem, (np.array(0.0), np.array(0.0)))
+    np.testing.assert_allclose([x, y], [1.0, 1.0], atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        rk.FedNest(outer_lr=0.1, inner_lr=0.1, inner_steps=10),
+        rk.FedMSA(outer_lr=0.1, inner_lr=0.1, local_steps=10, clients=2),
+    ],
+    ids=lambda algorithm: algorithm.name,
+)
+def test_corrected_local_steps_do_so_though_clients_differ(algorithm):
+    def value(x, y, row):
+        return x**2 / 2 - tilted(y, row) + row["target"] * jnp.sum(y)
+
+    problem = rk.Minimax(value, project={"y": square})
+    x, y = limit(algorithm, problem, (np.array(1.0), np.zeros(2)), targets=(1.0, -1.0))
+    np.testing.assert_allclose([x, *y], [0.0, 1.0, -0.1], atol=1e-8)
+
+
+def test_clients_that_differ_are_projected_after_their_mean():
+    problem = rk.SingleLevel(lambda w, row: (w - row["target"]) ** 2 / 2, project=square)
+    (w,) = limit(rk.FedAvg(lr=0.1), problem, (np.array(0.0),), targets=(4.0, -1.0))
+    np.testing.assert_allclose(w, 1.0, atol=1e-12)  # the mean of projections ends at 0.5
+
+
+def test_losses_of_drfa_are_taken_within_the_set():
+    problem = rk.SingleLevel(
+        lambda w, row: w * row["target"] - 0.01 * jnp.log(w), project=lambda w: jnp.clip(w, 0.1, 1)
+    )
+    algorithm = rk.DRFA(lr=0.1, ascent_lr=0.1, local_steps=3)
+    (w,) = limit(algorithm, problem, (np.array(0.5),), rounds=20, targets=(3.0, 5.0))
+    np.testing.assert_allclose(w, 0.1, atol=1e-12)
 
 
 def shrink(x, a):

@@ -48,7 +48,7 @@ from rookery.algorithms.shared.step_rule import (
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import REMEDY, Opts
 from rookery.problem.bilevel import Bilevel
-from rookery.problem.constraints import projected
+from rookery.problem.constraints import projected, projection
 from rookery.program.algorithm import PolledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.polling import InFlight, PollRules
@@ -210,7 +210,8 @@ def inner_iterations(
         sample = client.draw(problem.inner_split, algorithm.batch_size, key)
         return problem.inner_grad_y(x, y, sample)
 
-    return local.mean_gradient(client, gradient, y, rule, steps, key)
+    project = projection(problem, "y")
+    return local.mean_gradient(client, gradient, y, rule, steps, key, project=project)
 
 
 def piece(

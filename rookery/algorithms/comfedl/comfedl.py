@@ -66,7 +66,7 @@ from rookery.algorithms.shared.step_rule import (
     step_rule,
 )
 from rookery.problem.composition import LocalComposition
-from rookery.problem.constraints import projected
+from rookery.problem.constraints import projected, projection
 from rookery.problem.meta import Meta
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import SMALLER_STEP, SampledAlgorithm
@@ -262,7 +262,8 @@ def composed_steps(
         return problem.gradient(w, *algorithm.batches(client, problem, key))
 
     rule, steps = algorithm.lr, algorithm.local_steps
-    return local.plain_steps(client, direction, w, rule, steps, client.key, round=round, opt=opt)
+    how = {"project": projection(problem, "w"), "round": round, "opt": opt}
+    return local.plain_steps(client, direction, w, rule, steps, client.key, **how)
 
 
 def weighted_steps(
@@ -291,7 +292,8 @@ def weighted_steps(
         return tree.scale(weights.weight(value, level, gamma), gradient)
 
     rule, steps = algorithm.lr, algorithm.local_steps
-    report, how = weights.report(ask, level, gamma), {"round": round, "opt": opt}
+    report = weights.report(ask, level, gamma)
+    how = {"project": projection(problem, "w"), "round": round, "opt": opt}
     own, opt = local.plain_steps(client, direction, w, rule, steps, client.key, **how)
     return (own, report), opt
 

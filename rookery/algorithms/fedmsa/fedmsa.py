@@ -274,12 +274,14 @@ def local_steps(
 ) -> tuple[Blocks, tuple[Tree, ...]]:
     """w^1 = u, d^1 = h;  w^{k+1} = w^k - a d^k,  d^k = d^{k-1} + s_i(w^k; ξ) - s_i(w^{k-1}; ξ)."""
     rules = each_rule(algorithm.outer_lr, algorithm.inner_lr, len(u))
+    n = len(problem.variables)
 
     def move(w, opts, d):
         return descend(rules, d, opts, w, round, algorithm.inner_radius, algorithm.local_steps)
 
     def step(k, carry):
         (w, opts), before, d = carry
+        w = (*all_projected(problem, w[:n]), *w[n:])
         key = jax.random.fold_in(client.key, k)
         view, batch_size = algorithm.view, algorithm.batch_size
         new, old = evaluate(client, problem, view, batch_size, key, w, before)

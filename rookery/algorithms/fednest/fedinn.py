@@ -21,7 +21,7 @@ from rookery.algorithms.shared.server import inner_gradient
 from rookery.algorithms.shared.step_rule import StepRule
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import AbstractInner
-from rookery.problem.constraints import projected
+from rookery.problem.constraints import projected, projection
 from rookery.program.federation import Client
 from rookery.types import Count, Key, Tree
 
@@ -73,6 +73,7 @@ def corrected_inner_steps(
     at = LocalSystem(client, plan.problem, x, y, plan.batch_size)
     gradient = partial(levels.inner_gradient, plan.problem, x)
     how = {"rule": plan.lr, "steps": plan.steps, "round": round, "opt": opt}
+    how["project"] = projection(plan.problem, "y")
     return local.corrected_steps(client, at.inner_sample, gradient, y, q, **how)
 
 
@@ -93,6 +94,7 @@ def own_inner_steps(
         return levels.inner_gradient(at.problem, at.x, y_i, at.inner_sample(key))
 
     how = {"rule": plan.lr, "steps": plan.steps, "round": round, "opt": opt}
+    how["project"] = projection(plan.problem, "y")
     return local.plain_steps(at.client, gradient, at.y, key=key, **how)
 
 

@@ -18,7 +18,7 @@ from rookery.algorithms.shared.local import LocalPlan, LocalSteps
 from rookery.algorithms.shared.step_rule import StepRule
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import AbstractOuter
-from rookery.problem.constraints import projected
+from rookery.problem.constraints import projected, projection
 from rookery.program.federation import Client
 from rookery.types import Count, Key, Tree
 
@@ -61,6 +61,7 @@ def corrected_outer_steps(
         return levels.outer_gradient_x(plan.problem, x_i, y, sample)
 
     how = {"rule": plan.lr, "steps": plan.steps, "round": round, "opt": opt}
+    how["project"] = projection(plan.problem, "x")
     return local.corrected_steps(client, at.outer_sample, gradient, x, h, **how)
 
 

@@ -51,7 +51,7 @@ from rookery.algorithms.shared.two_level import (
     State,
     TwoLevelAlgorithm,
 )
-from rookery.problem.constraints import projected
+from rookery.problem.constraints import projected, projection
 from rookery.program.federation import AbstractFederation, Client
 from rookery.signature import expands
 from rookery.types import Count, Key, Tree
@@ -121,9 +121,8 @@ def own_outer_steps(
         return own_piece(at.moved_to(x_i), v, piece_key)
 
     lr, steps = plan.lr, plan.steps
-    return local.plain_steps(
-        at.client, hypergradient, at.x, lr, steps, steps_key, round=round, opt=opt
-    )
+    rest = {"project": projection(plan.problem, "x"), "round": round, "opt": opt}
+    return local.plain_steps(at.client, hypergradient, at.x, lr, steps, steps_key, **rest)
 
 
 @expands(local_rounds)
@@ -228,7 +227,7 @@ def joint_steps(
     at = LocalSystem(client, problem, x, y, batch_size)
     inner = LocalPlan(problem, batch_size, algorithm.inner_lr, algorithm.inner_steps)
     y_i, y_opt = own_inner_steps(at, inner, inner_key, round, y_opt)
-    at = LocalSystem(client, problem, x, y_i, batch_size)
+    at = LocalSystem(client, problem, x, projected(problem, "y", y_i), batch_size)
     outer = LocalPlan(problem, batch_size, algorithm.outer_lr, algorithm.outer_steps)
     x_i, x_opt = own_outer_steps(at, outer, algorithm.adjoint, outer_key, round, x_opt)
     return (x_i, y_i), opts_to_keep(rules, (y_opt, x_opt))

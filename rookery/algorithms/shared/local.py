@@ -15,6 +15,7 @@ from rookery.algorithms.shared.step_rule import (
     first_opt,
     move,
 )
+from rookery.problem.constraints import Projection
 from rookery.program.federation import AbstractFederation, Client, Placed, Step
 from rookery.program.memory import Memory
 from rookery.program.participation import Cohort
@@ -171,10 +172,14 @@ def plain_steps(
     steps: LocalSteps,
     key: Key,
     *,
+    project: Projection,
     round: Count,
     opt: Tree | None = None,
 ) -> tuple[Tree, Tree]:
     """Local steps against ``direction(w, key)``, with a fresh key each.
+
+    Every step starts in the variable's set. The last one may leave it: the mean over the clients is
+    projected, not their replies, since the mean of projections is another point.
 
     Args:
         client: who takes them.
@@ -183,6 +188,7 @@ def plain_steps(
         rule: how the client moves.
         steps: how many, one number or one per client.
         key: of all steps.
+        project: onto the variable's set.
         round: of the run, for schedules.
         opt: the rule's state that the client kept; None starts afresh.
 
@@ -194,6 +200,7 @@ def plain_steps(
 
     def step(nu, carry):
         w, opt = carry
+        w = project(w)
         return move(rule, direction(w, jax.random.fold_in(key, nu)), opt, w, round, own_steps)
 
     return client.repeat(own_steps, step, (start, opt))
@@ -206,6 +213,8 @@ def mean_gradient(
     rule: StepRule,
     steps: Count,
     key: Key,
+    *,
+    project: Projection,
 ) -> Tree:
     """The mean of the gradients along a number of local steps, with a key each.
 
@@ -214,6 +223,7 @@ def mean_gradient(
 
     def step(k, carry):
         w, opt, total = carry
+        w = project(w)
         g = gradient(w, jax.random.fold_in(key, k))
         return *move(rule, g, opt, w, 0, steps), tree.add(total, g)
 
@@ -231,6 +241,7 @@ def corrected_steps(
     rule: StepRule,
     steps: LocalSteps,
     *,
+    project: Projection,
     round: Count,
     opt: Tree | None = None,
 ) -> tuple[Tree, Tree]:
@@ -244,6 +255,7 @@ def corrected_steps(
 
     def step(nu, carry):
         w, opt = carry
+        w = project(w)
         sample = draw(jax.random.fold_in(client.key, nu))
         drift = tree.sub(gradient(w, sample), gradient(anchor, sample))
         return move(rule, tree.add(drift, correction), opt, w, round, own_steps)

@@ -17,7 +17,7 @@ from rookery.algorithms.shared.step_rule import (
     move,
     step_rule,
 )
-from rookery.problem.constraints import projected
+from rookery.problem.constraints import projected, projection
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import SampledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
@@ -148,4 +148,5 @@ def gradient_steps(
         return problem.gradient(w, client.draw(problem.split, algorithm.batch_size, key))
 
     rule, steps = algorithm.lr, algorithm.local_steps
-    return local.plain_steps(client, gradient, w, rule, steps, client.key, round=round, opt=opt)
+    how = {"project": projection(problem, "w"), "round": round, "opt": opt}
+    return local.plain_steps(client, gradient, w, rule, steps, client.key, **how)
