@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import rookery as rk
@@ -179,3 +180,29 @@ def test_mistakes_are_named():
     for algorithm in (rk.QFedAvg, rk.Scaffold):
         with pytest.raises(TypeError, match="own"):
             algorithm(lr=0.1, own="norm")  # pyright: ignore[reportCallIssue]
+
+
+def distance(w, row):
+    return (w["a"] - row["t"]) ** 2 / 2 + (w["b"] - 3 * row["t"]) ** 2 / 2
+
+
+PAIR: Any = ({"a": np.array(0.0), "b": np.array(0.0)},)
+TARGETS = rk.Population.stacked({"t": np.array([[-2.0], [0.25], [3.25]])})
+
+
+def test_own_leaves_stay_in_their_set():
+    def box(w):
+        return jax.tree.map(lambda leaf: jnp.clip(leaf, -1.0, 1.0), w)
+
+    algorithm = rk.FedAvg(lr=0.1, local_steps=3, own="b")
+    problem = rk.SingleLevel(distance, project=box)
+    result = rk.run(algorithm, problem, TARGETS, PAIR, rounds=100)
+    for i, b in enumerate([-1.0, 0.75, 1.0]):
+        close(algorithm.client_solution(result.state, i), ({"a": result.solution[0]["a"], "b": b},))
+    assert 0 < result.solution[0]["a"] < 1
+
+
+def test_a_set_that_ties_own_leaves_to_others_is_refused():
+    problem = rk.SingleLevel(distance, project=optax.projections.projection_l2_ball)
+    with pytest.raises(ValueError, match=r"project\['w'\] moves one part.*set for each"):
+        rk.run(rk.FedAvg(lr=0.1, own="b"), problem, TARGETS, PAIR, rounds=1)

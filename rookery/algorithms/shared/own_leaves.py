@@ -17,10 +17,17 @@ from jaxtyping import Array
 
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState
+from rookery.problem.constraints import check_apart, projected
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory, Probabilities, check_rule
 from rookery.program.step import Step
 from rookery.types import Count, Key, Problem, Tree
+
+APART = (
+    "Leaves named by own are projected by each client, the others by the server, so that neither "
+    "sees both. Use a set for each, such as a box, or leave own out."
+)
+"""Why own leaves need a set of their own."""
 
 
 def split(w: Tree, own: tuple[str, ...]) -> tuple[Tree, Tree]:
@@ -52,6 +59,8 @@ class AbstractOwnLeaves(AbstractLocalSGD):
             the fields of a module: every leaf below one of them is kept by the client and never
             sent. The solution has the clients' mean of these leaves, by their weights; evaluations
             on clients use the client's own, and :meth:`client_solution` is the model of one client.
+            A set of the model (``project``) must bound these leaves and the others each by
+            themselves.
     """
 
     _: KW_ONLY
@@ -72,6 +81,8 @@ class AbstractOwnLeaves(AbstractLocalSGD):
                 raise ValueError(f"own names {name!r}, which is not in the model: {listed}.")
         if self.own and not jax.tree.leaves(split(start[0], self.own)[0]):
             raise ValueError(f"own={self.own} leaves nothing to share of the model: {listed}.")
+        if self.own:
+            check_apart(problem, "w", start[0], lambda w: split(w, self.own), APART)
 
     def init(self, problem: Problem, w: Tree) -> ModelState:
         """The given model; every client begins with the same leaves of its own."""
@@ -139,7 +150,9 @@ def steps_with_own(
     """The shared and the own leaves after the client's local steps, and the state of its rule."""
     w = eqx.combine(shared, own)
     w, opt = whole_step(client, w, opt, problem=problem, algorithm=algorithm, round=round)
-    return split(w, algorithm.own), opt
+    sent, _ = split(w, algorithm.own)  # the server projects their mean
+    _, kept = split(projected(problem, "w", w), algorithm.own)
+    return (sent, kept), opt
 
 
 def _names(path: tuple) -> tuple[str, ...]:
