@@ -91,7 +91,8 @@ def test_recipe(recipe, table, tmp_path, users_settings, monkeypatch):
     with contextlib.chdir(tmp_path), contextlib.redirect_stdout(out):
         runpy.run_path(str(folder / f"{recipe}.py"), run_name="__main__")
     assert has_line(RECIPES[recipe, table], out.getvalue()), out.getvalue()
-    assert list(tmp_path.glob("*/solution.safetensors"))
+    saved = [path.parent.name for path in tmp_path.glob("*/solution.safetensors")]
+    assert saved and all(name.endswith(f"-{table}") for name in saved), "a directory per table"
 
 
 def test_every_recipe_is_tested():

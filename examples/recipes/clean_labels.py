@@ -33,7 +33,7 @@ result = rk.run(
     population,
     start=(jnp.zeros(8), jnp.zeros((table["input"].shape[1], table["label"].max() + 1))),
     rounds=60,
-    directory="cleaning",
+    directory=f"cleaning-{tables.NAME}",
 )
 for name, trust in zip(tables.HOSPITALS, jax.nn.sigmoid(result.solution[0]), strict=True):
     print(f"{name:>8}: labels trusted to {trust:.2f}")

@@ -33,7 +33,7 @@ result = rk.run(
     start=(jnp.zeros((table["input"].shape[1], table["label"].max() + 1)),),
     rounds=60,
     evaluate=[common, adapted],
-    directory="personal",
+    directory=(saved := f"personal-{tables.NAME}"),
 )
 before, after = (result.history[f"{name}/mean"][-1] for name in ("error", "adapted error"))
-print(f"error {before:.3f}, after a step {after:.3f}; saved in personal/solution.safetensors")
+print(f"error {before:.3f}, after a step {after:.3f}; saved in {saved}/solution.safetensors")

@@ -32,8 +32,8 @@ result = rk.run(
     start=(body, jnp.zeros((16, n_classes))),
     rounds=60,
     evaluate=[rk.metrics.OnClients(losses={"error": error})],
-    directory="representation",
+    directory=(saved := f"representation-{tables.NAME}"),
 )
 first, last = result.history["error/mean"][[0, -1]]
 print(f"test error with the learned features: {first:.3f} -> {last:.3f}")
-print("The model is in representation/solution.safetensors.")
+print(f"The model is in {saved}/solution.safetensors.")

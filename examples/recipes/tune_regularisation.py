@@ -27,11 +27,10 @@ result = rk.run(
     start=(jnp.full(n, -4.0), jnp.zeros((n, n_classes))),
     rounds=50,
     evaluate=[rk.metrics.OnClients(losses={"error": error})],
-    directory="regularisation",
+    directory=(saved := f"regularisation-{tables.NAME}"),
 )
 x, y = result.solution
 print(f"test error {result.history['error/mean'][-1]:.3f}")
 print("the three smallest penalties have inputs", *sorted(jnp.argsort(x)[:3].tolist()))
-x, y = rk.load_solution(
-    "regularisation", like=result.solution
-)  # in another program, at any later time
+# in another program, at any later time:
+x, y = rk.load_solution(saved, like=result.solution)

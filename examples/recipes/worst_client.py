@@ -31,8 +31,8 @@ for algorithm in (
         start=(jnp.zeros((table["input"].shape[1], table["label"].max() + 1)),),
         rounds=100,
         evaluate=[rk.metrics.OnClients(losses={"error": error}, per_client=True)],
-        directory=algorithm.name,
+        directory=f"{algorithm.name}-{tables.NAME}",
     )
     mean, worst = (result.history[f"error/{of}"][-1] for of in ("mean", "worst"))
     print(f"{algorithm.name}: mean {mean:.3f}, worst hospital {worst:.3f}")
-print("The models are in FedAvg/solution.safetensors and DRFA/solution.safetensors.")
+print(f"The models are in the folders FedAvg-{tables.NAME} and DRFA-{tables.NAME}.")

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -36,7 +37,7 @@ from rookery.types import Tree
 
 Rows = PyTree[Shaped[AnyArray, "rows ..."]]
 NamedWeights = str | Mapping[str, float] | None
-"""Weights of clients with names: "rows" for their numbers of rows, or a number for each name."""
+"""Weights of clients with names: "rows" for the numbers of training rows, or a number each."""
 
 
 class Population(eqx.Module):
@@ -54,6 +55,8 @@ class Population(eqx.Module):
         splits: names of the splits, in the order of the first axis of ``offsets``.
         largest: per split, the number of rows of its largest client.
         names: of the clients (a hospital, a writer), for tables and errors; None if they have none.
+        encoded: fields that were values of any kind, each with its values in the order of their
+            numbers; read them from :attr:`classes`.
 
     >>> import numpy as np
     >>> hospitals = Population.from_parts(
@@ -72,10 +75,23 @@ class Population(eqx.Module):
     splits: tuple[str, ...] = eqx.field(static=True)
     largest: tuple[int, ...] = eqx.field(static=True)
     names: tuple[str, ...] | None = eqx.field(static=True, default=None)
+    encoded: tuple[tuple[str, tuple[object, ...]], ...] = eqx.field(static=True, default=())
 
     def __check_init__(self):
         if self.names is not None:
             check_names(self.names, self.n_clients)
+
+    @property
+    def classes(self) -> dict[str, tuple[object, ...]]:
+        """Per field that ``encode`` made class numbers of: the values of the classes 0, 1, ...
+
+        An encoded column among several of a field is called "field.column".
+
+        >>> table = {"hospital": ["Oslo", "Bergen"], "ill": ["yes", "no"]}
+        >>> Population.from_table(table, client="hospital", encode=["ill"]).classes
+        {'ill': ('no', 'yes')}
+        """
+        return dict(self.encoded)
 
     @property
     def n_clients(self) -> int:
@@ -168,7 +184,7 @@ class Population(eqx.Module):
             missing: "error"; or "drop" to leave out rows with a missing value; or per column a
                 value to fill in.
             weights: of the clients in every mean: equal if not given, "rows" for the numbers of
-                rows, or by name.
+                rows in the split "train" (in all splits if there is none of this name), or by name.
             seed: of the random splits.
 
         >>> table = {"hospital": ["Oslo", "Bergen", "Oslo"], "age": [31.0, 55.0, 40.0],
@@ -271,7 +287,9 @@ class Population(eqx.Module):
         in_order = None
         if isinstance(weights, str):
             check.one_of("kind of weights", weights, ("rows",))
-            own = zip(*dealt.parts.values(), strict=True)
+            train = dealt.parts.get("train")
+            counted = dealt.parts.values() if train is None else [train]
+            own = zip(*counted, strict=True)
             in_order = [float(sum(len(rows) for rows in splits)) for splits in own]
         elif isinstance(weights, Mapping):
             if set(weights) != set(dealt.names):
@@ -279,7 +297,8 @@ class Population(eqx.Module):
                     f"weights needs one number per client of {dealt.names}, got {dict(weights)}."
                 )
             in_order = [weights[name] for name in dealt.names]
-        return cls.from_parts(dealt.data, dealt.parts, weights=in_order, names=dealt.names)
+        made = cls.from_parts(dealt.data, dealt.parts, weights=in_order, names=dealt.names)
+        return replace(made, encoded=tuple(dealt.classes.items()))
 
     @classmethod
     def stacked(
@@ -384,6 +403,7 @@ class Population(eqx.Module):
             splits=parts[0].splits,
             largest=tuple(int(c) for c in counts.max(axis=1)),
             names=_joined_names(parts) if names is None else as_names(names),
+            encoded=_joined_classes(parts),
         )
 
     @property
@@ -435,6 +455,7 @@ class Population(eqx.Module):
             splits=self.splits,
             largest=self.largest,
             names=whole.names,
+            encoded=self.encoded or whole.encoded,
         )
 
     def client_name(self, client: int) -> str:
@@ -462,7 +483,8 @@ class Population(eqx.Module):
         Args:
             label: the field that holds the label, or a function from rows to labels; without it
                 only rows are counted.
-            classes: names of the labels 0, 1, ...; the labels themselves if not given.
+            classes: names of the labels 0, 1, ...; those in :attr:`classes` if not given, or the
+                labels themselves.
             bins: for a label that is a measurement: how many ranges of equal width to count.
 
         >>> import numpy as np
@@ -483,6 +505,8 @@ class Population(eqx.Module):
         read = label if callable(label) else partial(_field, label)
         parts = [[np.asarray(read(self.rows(c, s))) for s in self.splits] for c in clients]
         called = label if isinstance(label, str) else "label"
+        if isinstance(label, str) and label in self.classes and classes is None and bins is None:
+            classes = [str(value) for value in self.classes[label]]
         return DataDescription(
             names, self.splits, counts, called, *count_labels(parts, classes, bins)
         )
@@ -545,9 +569,8 @@ class Population(eqx.Module):
         """The same population without any row, for clients that hold their own."""
         none = np.zeros_like(np.asarray(self.counts))
         data = jax.tree.map(lambda a: np.asarray(a[:0]), self.data)
-        return Population(
-            data, none, none, np.asarray(self.weights), self.splits, self.largest, self.names
-        )
+        weights = np.asarray(self.weights)
+        return replace(self, data=data, offsets=none, counts=none, weights=weights)
 
     def with_rows(self, rows: Mapping[int, Mapping[str, Tree]]) -> "Population":
         """The same population with the given rows, as the process of these clients holds it.
@@ -585,6 +608,7 @@ class Population(eqx.Module):
             splits=self.splits,
             largest=self.largest if self.has_rows else tuple(int(c) for c in counts.max(axis=1)),
             names=self.names,
+            encoded=self.encoded,
         )
 
 
@@ -594,6 +618,20 @@ def _field(name: str, rows: Rows) -> AnyArray:
             "the rows have no fields with names; pass a function from rows to labels as label."
         )
     return rows[check.one_of("field", name, rows)]
+
+
+def _joined_classes(
+    parts: "Sequence[Population]",
+) -> tuple[tuple[str, tuple[object, ...]], ...]:
+    """The classes that the parts know; the same number must not mean two things."""
+    known = [part for part in parts if part.encoded]
+    for part in known[1:]:
+        if part.classes != known[0].classes:
+            raise ValueError(
+                f"the populations have different classes: {known[0].classes} and {part.classes}. "
+                "Build them with the same encode={column: [...]}."
+            )
+    return known[0].encoded if known else ()
 
 
 def _joined_names(parts: "Sequence[Population]") -> tuple[str, ...] | None:

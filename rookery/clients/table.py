@@ -31,11 +31,14 @@ class Dealt:
         data: one array per field.
         parts: per split, the row numbers of each client.
         names: of the clients.
+        classes: per encoded field, the values of its classes in order; a column among several of a
+            field is called "field.column".
     """
 
     data: dict[str, np.ndarray]
     parts: dict[str, list[np.ndarray]]
     names: list[str]
+    classes: dict[str, tuple[object, ...]]
 
 
 class DealSettings(TypedDict, total=False):
@@ -83,11 +86,12 @@ def deal(
     used, row_numbers = _without_missing(used, client, missing, row_numbers)
     names, owner = _groups(used[client])
     where = _Where(row_numbers, [names[i] for i in owner])
-    classes = _classes(encode, columns)
+    encoded = {
+        name: _encoded(used[name], given, where)
+        for name, given in _classes(encode, columns, contents).items()
+    }
     numbers = {
-        name: _encoded(used[name], classes[name], where)
-        if name in classes
-        else _numbers(used[name], where)
+        name: encoded[name][0] if name in encoded else _numbers(used[name], where)
         for name in contents
     }
     data = {
@@ -100,7 +104,13 @@ def deal(
         for name in own:
             _check_fits(name, numbers[name], data[field].dtype, where)
     parts = [np.flatnonzero(owner == i) for i in range(len(names))]
-    return Dealt(data, _split(parts, splits, used, names, seed), names)
+    classes = {
+        field if data[field].ndim == 1 else f"{field}.{name}": encoded[name][1]
+        for field, own in wanted.items()
+        for name in own
+        if name in encoded
+    }
+    return Dealt(data, _split(parts, splits, used, names, seed), names, classes)
 
 
 @dataclass(frozen=True)
@@ -179,37 +189,63 @@ def _groups(column: Column) -> tuple[list[str], Int[np.ndarray, " rows"]]:
     """The distinct values in ascending order, as text, and which of them each row has."""
     if column.values.ndim != 1:
         raise ValueError(f"column {column.name!r} names the clients; it needs one value per row.")
-    values = column.values.astype(str) if column.values.dtype.kind == "O" else column.values
-    distinct, owner = np.unique(values, return_inverse=True)
+    distinct, owner = np.unique(_as_text(column), return_inverse=True)
     return [str(value) for value in distinct], owner
 
 
-def _classes(encode: Encode, columns: Mapping[str, Column]) -> dict[str, Sequence[object] | None]:
+def _as_text(column: Column) -> np.ndarray:
+    """The values; Python objects as text, which must not make two of them the same."""
+    if column.values.dtype.kind != "O":
+        return column.values
+    texts: dict[str, object] = {}
+    for value in column.values:
+        other = texts.setdefault(str(value), value)
+        if other != value:
+            raise ValueError(
+                f"column {column.name!r} has the values {other!r} and {value!r}, which are one "
+                "text. Give the column one type."
+            )
+    return column.values.astype(str)
+
+
+def _classes(
+    encode: Encode, columns: Mapping[str, Column], contents: Sequence[str]
+) -> dict[str, Sequence[object] | None]:
+    """Per column to encode, the classes that were given for it."""
     if isinstance(encode, str):
         raise TypeError(f"encode must be a list of columns, got {encode!r}. Write [{encode!r}].")
     for name in encode:
         check.one_of("column (encode)", name, columns)
+        if name not in contents:
+            raise ValueError(
+                f"encode has the column {name!r}, which is in no field; the fields have "
+                f"{list(contents)}. Leave it out of encode, or add it by fields=."
+            )
     return dict(encode) if isinstance(encode, Mapping) else dict.fromkeys(encode)
 
 
-def _encoded(column: Column, classes: Sequence[object] | None, where: _Where) -> np.ndarray:
-    """Class numbers from 0, in the order of ``classes`` or of the sorted values."""
+def _encoded(
+    column: Column, classes: Sequence[object] | None, where: _Where
+) -> tuple[np.ndarray, tuple[object, ...]]:
+    """Class numbers from 0 and the values, in the order of ``classes`` or of the sorted values."""
     if column.values.ndim != 1:
         raise ValueError(
             f"column {column.name!r} has a row of values per sample; encode needs one."
         )
     if classes is None:
-        values = column.values
-        values = values.astype(str) if values.dtype.kind == "O" else values
-        return np.unique(values, return_inverse=True)[1].astype(np.int32)
+        distinct, found = np.unique(_as_text(column), return_inverse=True)
+        kinds = distinct.astype(str) if distinct.dtype.kind in "mM" else distinct
+        return found.astype(np.int32), tuple(kinds.tolist())
     number = {value: i for i, value in enumerate(classes)}
+    if len(number) < len(classes):
+        raise ValueError(f"encode gives column {column.name!r} a class twice: {list(classes)}.")
     for row, value in enumerate(column.values.tolist()):
         if value not in number:
             raise ValueError(
                 f"{where(column.name, row)}: {value!r} is not among the classes {list(classes)} "
                 "that encode gives for this column."
             )
-    return np.array([number[value] for value in column.values.tolist()], np.int32)
+    return np.array([number[v] for v in column.values.tolist()], np.int32), tuple(classes)
 
 
 def _numbers(column: Column, where: _Where) -> np.ndarray:

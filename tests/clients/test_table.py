@@ -140,11 +140,32 @@ def test_classes_in_a_given_order():
 
 @pytest.mark.parametrize(
     "weights, wanted",
-    [(None, [1, 1, 1]), ("rows", [2, 3, 2]), ({"Oslo": 2.0, "Bergen": 1, "Tromsø": 5}, [1, 2, 5])],
+    [(None, [1, 1, 1]), ("rows", [1, 2, 1]), ({"Oslo": 2.0, "Bergen": 1, "Tromsø": 5}, [1, 2, 5])],
 )
 def test_weights(weights, wanted):
     got = built(HOSPITALS, weights=weights).weights
     np.testing.assert_allclose(got, np.array(wanted) / sum(wanted))
+
+
+def test_weights_by_rows_count_all_splits_where_none_is_called_train():
+    use = ["fit" if use == "train" else use for use in HOSPITALS["use"]]
+    np.testing.assert_allclose(
+        built({**HOSPITALS, "use": use}, weights="rows").weights, np.array([2, 3, 2]) / 7
+    )
+
+
+def test_a_population_knows_its_classes():
+    population = built(HOSPITALS)
+    assert population.classes == {"label": ("f", "m")}
+    assert population.describe("label").classes == ("f", "m")
+    assert population.only(1).classes == population.without_rows().classes == population.classes
+    assert built(HOSPITALS, encode={"sex": ["m", "f"]}).classes == {"label": ("m", "f")}
+    wide = built(HOSPITALS, fields={"input": ["age", "sex"]}, encode=["sex"])
+    assert wide.classes == {"input.sex": ("f", "m")}
+    other = built(HOSPITALS, encode={"sex": ["m", "f"]})
+    assert rk.Population.joined([population] * 2, names=[*"abcdef"]).classes == population.classes
+    with pytest.raises(ValueError, match="the populations have different classes"):
+        rk.Population.joined([population, other], names=[*"abcdef"])
 
 
 # ---- what is no number, and what is missing
@@ -210,6 +231,9 @@ def test_what_is_no_number(column, said):
         ({"fields": {}}, ValueError, "Name at least one"),
         ({"encode": "sex"}, TypeError, r"Write \['sex'\]"),
         ({"encode": ["sexes"]}, ValueError, "Did you mean 'sex'"),
+        ({"encode": ["sex", "hospital"]}, ValueError, "'hospital', which is in no field"),
+        ({"fields": {"age": "age"}}, ValueError, "'sex', which is in no field"),
+        ({"encode": {"sex": ["f", "m", "f"]}}, ValueError, "column 'sex' a class twice"),
         ({"missing": "dropp"}, ValueError, "Did you mean 'drop'"),
         ({"missing": {"agee": 0}}, ValueError, "Did you mean 'age'"),
         ({"weights": "row"}, ValueError, "Did you mean 'rows'"),
@@ -220,6 +244,16 @@ def test_what_is_no_number(column, said):
 def test_bad_arguments(change, error, said, wrong_types):
     with pytest.raises(error, match=said):
         built(HOSPITALS, **change)
+
+
+def test_a_number_and_its_text_are_not_one_class():
+    mixed = np.array([1, "1", "2", 3, 3, 3, 3], object)
+    with pytest.raises(ValueError, match="column 'sex' has the values 1 and '1'"):
+        built({**HOSPITALS, "sex": mixed})
+    with pytest.raises(ValueError, match="column 'hospital' has the values 1 and '1'"):
+        built({**HOSPITALS, "hospital": mixed})
+    told_apart = built({**HOSPITALS, "sex": mixed}, encode={"sex": [1, "1", "2", 3]})
+    assert told_apart.rows(0, "train")["label"].tolist() == [1]
 
 
 def test_bad_tables():
