@@ -41,7 +41,7 @@ from rookery import check, tree
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState
 from rookery.algorithms.shared.schedule import number
-from rookery.algorithms.shared.step_rule import Optimiser, check_size, move, size_of
+from rookery.algorithms.shared.step_rule import Optimiser, PerCall, check_size, move, size_of
 from rookery.problem.constraints import projected
 from rookery.problem.single_level import SingleLevel
 from rookery.program.federation import AbstractFederation, Client
@@ -62,7 +62,7 @@ class FedNova(AbstractLocalSGD):
 
     Args:
         momentum: ρ, at least 0 and below 1.
-        mu: μ; lr mu must be below 1.
+        mu: μ; lr times mu must be below 1, or a step would go beyond the server's model.
     """
 
     kind: ClassVar[type] = SingleLevel
@@ -72,9 +72,17 @@ class FedNova(AbstractLocalSGD):
     mu: float = eqx.field(converter=number, default=0.0)
 
     def __check_init__(self):
-        check_size("FedNova", "lr", self.lr, LINEAR)
+        if isinstance(self.lr, PerCall):
+            raise TypeError(
+                "lr of FedNova cannot be PerCall. FedNova divides a client's move by its number of "
+                "steps already; with smaller steps as well, clients that take many would count "
+                "less. Use a number or a schedule."
+            )
+        check_size("FedNova", "lr", self.lr, LINEAR, "local")
         check.decay("momentum", self.momentum)
         check.not_negative("mu", self.mu)
+        assert not isinstance(self.lr, Optimiser), "check_size refuses it"
+        check.decay("lr times mu", size_of(self.lr, 0) * self.mu)
 
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: ModelState, key: Key

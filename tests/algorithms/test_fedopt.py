@@ -161,3 +161,12 @@ def test_fednova_with_equal_steps_is_fedavg_and_with_unequal_ones_keeps_the_obje
     assert errors[1] < errors[0] / 5
     # what is left is the drift of local steps, which falls with their size
     assert errors[2] == pytest.approx(errors[1] / 10, rel=0.2)
+
+
+def test_fednova_refuses_a_proximal_term_beyond_its_range_and_a_size_per_call():
+    for lr in (0.5, rk.parts.Decay(0.5, 0.9)):
+        assert FedNova(lr=lr, mu=1.9).mu == 1.9
+        with pytest.raises(ValueError, match=r"lr times mu must be .* below 1, got 1\.0"):
+            FedNova(lr=lr, mu=2.0)
+    with pytest.raises(TypeError, match=r"lr of FedNova cannot be PerCall.*number of steps"):
+        FedNova(lr=rk.parts.PerCall(0.1))
