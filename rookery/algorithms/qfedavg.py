@@ -18,6 +18,7 @@ place of drawing clients by weight; 1e-10 is added to losses, as in the released
 0^(q-1) is not finite.
 """
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY
 from typing import ClassVar
 
@@ -28,11 +29,12 @@ import jax.numpy as jnp
 from rookery import check, tree
 from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState, gradient_steps
 from rookery.algorithms.shared.schedule import number
+from rookery.algorithms.shared.statistics import follows_batches
 from rookery.algorithms.shared.step_rule import Optimiser, check_size, move, size_of
 from rookery.problem.constraints import projected
 from rookery.problem.single_level import SingleLevel
 from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Count, Key, Tree
+from rookery.types import Count, Key, Problem, Tree
 
 
 class QFedAvg(AbstractLocalSGD):
@@ -56,6 +58,18 @@ class QFedAvg(AbstractLocalSGD):
     def __check_init__(self):
         check.not_negative("q", self.q)
         check_size("QFedAvg", "lr", self.lr, "It stands for 1 / L in Δ_k and h_k.", "local")
+
+    def check_start(
+        self, problem: Problem, start: tuple[Tree, ...], example: Callable[[str], Tree]
+    ) -> None:
+        """Raise if the weights by losses would spoil running statistics in the model."""
+        super().check_start(problem, start, example)
+        if jnp.any(jnp.asarray(self.q) > 0) and follows_batches(problem, start[0], example):
+            raise ValueError(
+                f"the model has running statistics of BatchNorm, and q-FedAvg with q={self.q} "
+                "moves them by weights that depend on the losses: they would not become the mean "
+                "over batches and clients. Freeze them (batch_norm.by_statistics), or use q=0."
+            )
 
     def round(
         self, fed: AbstractFederation, problem: SingleLevel, state: ModelState, key: Key

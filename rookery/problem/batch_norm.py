@@ -5,11 +5,17 @@ them. What happens to the statistics is a choice that the loss and the algorithm
 
     policy      in the loss                 in the algorithm
     frozen      :func:`by_statistics`       any; statistics never change, scale and shift do
-    averaged    :func:`by_batch`            any; statistics are averaged with the rest of the model
+    averaged    :func:`by_batch`            any with plain steps; statistics are averaged with the
+                                            rest of the model
     own         :func:`by_batch`            FedAvg and FedProx with ``own="norm"``, the name of the
                                             layer, which then stays on each client (FedBN)
 
 Metrics use :func:`by_statistics`, which needs no batch.
+
+Plain steps are proportional to the gradient: SGD and momentum. Adam, clipping and weight decay give
+wrong statistics, and so do weights that depend on losses (q-FedAvg, q > 0). FedAvg, its relatives
+and q-FedAvg refuse them; with other algorithms give the statistics plain steps, by
+:func:`is_statistic` and ``optax.partition``. Weight decay spoils frozen statistics as well.
 
 Statistics are the mean and the mean square, not the variance: both average over batches and over
 clients without bias, so the averaged ones are those of all clients' rows together. Their variance
@@ -20,18 +26,22 @@ X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou. FedBN: federated learning on non-IID
 batch normalization. ICLR 2021, arXiv:2102.07623.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from rookery import check
-from rookery.types import Number, Scalar
+from rookery.types import Number, Scalar, Tree
 
 Norm = Mapping[str, Float[Array, " features"]]
 """One layer: ``scale`` and ``shift`` are trained, ``mean`` and ``square`` are its statistics."""
+
+_MARK = "rookery_running_statistics"
+"""Name of the value whose gradient moves running statistics, in the program of a loss."""
 
 
 def init(features: int, dtype: jax.typing.DTypeLike = float) -> dict[str, Array]:
@@ -47,6 +57,40 @@ def init(features: int, dtype: jax.typing.DTypeLike = float) -> dict[str, Array]
     check.count("features", features)
     zeros, ones = jnp.zeros(features, dtype), jnp.ones(features, dtype)
     return {"scale": ones, "shift": zeros, "mean": zeros, "square": ones}
+
+
+def is_statistic(w: Tree) -> Tree:
+    """True at the running statistics in a model, the ``mean`` and ``square`` of every layer.
+
+    >>> is_statistic({"norm": init(1), "out": jnp.ones(1)})
+    {'norm': {'mean': True, 'scale': False, 'shift': False, 'square': True}, 'out': False}
+
+    Args:
+        w: a model with layers that :func:`init` has made.
+    """
+    paths = [_names(path) for path, _ in jax.tree.leaves_with_path(w)]
+    layers: dict[tuple[str, ...], set[str]] = {}
+    for *layer, name in filter(None, paths):
+        layers.setdefault(tuple(layer), set()).add(name)
+
+    def is_one(names: tuple[str, ...]) -> bool:
+        is_named = bool(names) and names[-1] in ("mean", "square")
+        return is_named and layers[names[:-1]] == {"mean", "scale", "shift", "square"}
+
+    return jax.tree.unflatten(jax.tree.structure(w), map(is_one, paths))
+
+
+def is_followed(value: Callable[..., Scalar], *arguments: Tree) -> bool:
+    """Whether a loss uses :func:`by_batch`, whose statistics follow the batches.
+
+    >>> is_followed(lambda norm: by_batch(jnp.ones((2, 1)), jnp.ones(2) / 2, norm)[1], init(1))
+    True
+
+    Args:
+        value: the loss.
+        arguments: its arguments, or their shapes.
+    """
+    return _MARK in str(jax.make_jaxpr(value)(*arguments))
 
 
 def by_statistics(
@@ -109,6 +153,7 @@ def by_batch(
     now = lax.stop_gradient((mean, square))
     off = [jnp.sum((a - b) ** 2) for a, b in zip((norm["mean"], norm["square"]), now, strict=True)]
     distance = jnp.asarray(rate).astype(values.dtype) * (off[0] + off[1]) / 2
+    distance = checkpoint_name(distance, _MARK)
     follow = distance - lax.stop_gradient(distance)
     return _normalised(values, mean, variance, norm, epsilon), follow
 
@@ -117,6 +162,10 @@ def _normalised(values: Array, mean: Array, variance: Array, norm: Norm, epsilon
     factor = norm["scale"] * lax.rsqrt(variance + jnp.asarray(epsilon, values.dtype))
     mean, factor, shift = (_along_features(v, values.ndim) for v in (mean, factor, norm["shift"]))
     return (values - mean) * factor + shift
+
+
+def _names(path: tuple[object, ...]) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
 
 
 def _along_features(vector: Array, ndim: int) -> Array:

@@ -5,9 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import rookery as rk
+from rookery.algorithms import FedAdam
 from rookery.problem import OverBatch, batch_norm
 from rookery.problem.sample import Rows
 
@@ -155,6 +157,53 @@ def test_statistics_in_an_inner_variable_have_the_identity_as_their_hessian():
     product = jax.jit(problem.inner_hvp)(jnp.zeros(1), START, v, sample)
     for name in ("mean", "square"):
         np.testing.assert_allclose(product["norm"][name], v["norm"][name], rtol=1e-13)
+
+
+def adam_on_weights(lr, rate):
+    def kinds(w):
+        return jax.tree.map(
+            lambda is_one: "plain" if is_one else "adam", batch_norm.is_statistic(w)
+        )
+
+    return optax.partition({"adam": optax.adam(lr), "plain": optax.sgd(rate)}, kinds)
+
+
+CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
+AVERAGED, FROZEN = OverBatch(by_batch_loss), frozen_loss
+NOT_PROPORTIONAL, AT_ZERO = "not proportional to the gradient", "although their gradient is zero"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "loss", "message"),
+    [
+        (rk.FedAvg(lr=optax.adam(0.1)), AVERAGED, f"lr=.*{NOT_PROPORTIONAL}"),
+        (rk.FedProx(lr=CLIPPED, mu=0.1), AVERAGED, NOT_PROPORTIONAL),
+        (rk.FedAvg(lr=optax.adam(0.1), own="norm"), AVERAGED, NOT_PROPORTIONAL),
+        (FedAdam(lr=0.1, server_lr=0.1), AVERAGED, f"server_lr=.*{NOT_PROPORTIONAL}"),
+        (rk.FedAvg(lr=optax.adamw(0.1)), FROZEN, AT_ZERO),
+        (rk.QFedAvg(lr=0.1, q=1.0), AVERAGED, "depend on the losses"),
+        (rk.QFedAvg(lr=0.1, q=0.0), AVERAGED, None),
+        (rk.QFedAvg(lr=0.1, q=1.0), FROZEN, None),
+        (rk.FedAvg(lr=optax.adam(0.1)), FROZEN, None),
+        (rk.FedAvg(lr=optax.sgd(0.1, momentum=0.9)), AVERAGED, None),
+        (rk.FedAvg(lr=0.1, server_lr=optax.adam(0.1), own="norm"), AVERAGED, None),
+        (rk.FedAvg(lr=rk.parts.Optimiser(adam_on_weights, lr=0.1, rate=0.2)), AVERAGED, None),
+    ],
+)
+def test_rules_that_would_spoil_the_statistics_are_refused(algorithm, loss, message):
+    problem = rk.SingleLevel(loss)
+    if message is None:
+        algorithm.check_start(problem, (START,), POPULATION.example)
+    else:
+        with pytest.raises(ValueError, match=message):
+            algorithm.check_start(problem, (START,), POPULATION.example)
+
+
+def test_statistics_with_plain_steps_beside_adam_are_those_of_all_rows():
+    rule = rk.parts.Optimiser(adam_on_weights, lr=0.01, rate=0.5)
+    problem = rk.SingleLevel(AVERAGED)
+    result = rk.run(rk.FedAvg(lr=rule), problem, POPULATION, start=(START,), rounds=60)
+    np.testing.assert_allclose(result.solution[0]["norm"]["mean"], INPUT.mean(0), rtol=1e-12)
 
 
 def test_a_layer_needs_features():

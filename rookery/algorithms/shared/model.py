@@ -1,5 +1,6 @@
 """What the algorithms that learn one model w have in common."""
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY
 from typing import Any, ClassVar, NamedTuple
 
@@ -8,6 +9,7 @@ import jax
 
 from rookery import tree
 from rookery.algorithms.shared import local
+from rookery.algorithms.shared.statistics import check_statistics, follows_batches
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     check_keeping,
@@ -78,6 +80,18 @@ class AbstractLocalSGD(SampledAlgorithm):
         check_kind(self, problem, self.kind)
         local.check_fields(self, n_clients, except_for=("server_lr",))
         self.clients.check(n_clients)
+
+    def check_start(
+        self, problem: Problem, start: tuple[Tree, ...], example: Callable[[str], Tree]
+    ) -> None:
+        """Raise if a step rule would spoil running statistics in the model."""
+        follow = follows_batches(problem, start[0], example)
+        check_statistics("lr", self.lr, start[0], follow=follow)
+        check_statistics("server_lr", self.server_lr, self.shared_part(start[0]), follow=follow)
+
+    def shared_part(self, w: Tree) -> Tree:
+        """The leaves of a model that the server moves: all of them."""
+        return w
 
     def init(self, problem: Problem, w: Tree) -> ModelState:
         """The given model; no optimiser has taken a step."""

@@ -74,6 +74,7 @@ class AbstractOwnLeaves(AbstractLocalSGD):
         self, problem: Problem, start: tuple[Tree, ...], example: Callable[[str], Tree]
     ) -> None:
         """Raise unless every name of ``own`` is in the model, and some leaf is shared."""
+        super().check_start(problem, start, example)
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(start[0])]
         listed = ", ".join(jax.tree_util.keystr(path) for path in paths)
         for name in self.own:
@@ -83,6 +84,10 @@ class AbstractOwnLeaves(AbstractLocalSGD):
             raise ValueError(f"own={self.own} leaves nothing to share of the model: {listed}.")
         if self.own:
             check_apart(problem, "w", start[0], lambda w: split(w, self.own), APART)
+
+    def shared_part(self, w: Tree) -> Tree:
+        """The leaves of a model that are not the clients' own."""
+        return split(w, self.own)[0]
 
     def init(self, problem: Problem, w: Tree) -> ModelState:
         """The given model; every client begins with the same leaves of its own."""

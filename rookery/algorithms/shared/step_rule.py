@@ -130,6 +130,11 @@ class Optimiser(eqx.Module):
             updates, opt = self.transformation(round, w).update(direction, opt, w)
             return optax.apply_updates(w, updates), opt
 
+    def first_update(self, direction: Tree, w: Tree) -> Tree:
+        """What the first step of round 0 adds to the variable."""
+        with jax.numpy_dtype_promotion("standard"):
+            return self.transformation(0, w).update(direction, self.first_opt(w), w)[0]
+
     def transformation(self, round: Count, w: Tree) -> optax.GradientTransformation:
         """The transformation with its numbers at a round, in the precision of ``w``."""
         precision = jnp.result_type(*jax.tree.leaves(w))
