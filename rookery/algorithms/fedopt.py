@@ -37,13 +37,19 @@ from rookery import check
 from rookery.algorithms.fedavg import FedAvg
 from rookery.algorithms.shared.local import LocalSteps
 from rookery.algorithms.shared.schedule import AbstractSchedule
-from rookery.algorithms.shared.step_rule import Optimiser, StepRule, check_step_rule
+from rookery.algorithms.shared.step_rule import Optimiser, StepRule, check_size, step_rule
 from rookery.program.participation import AbstractParticipation
 from rookery.signature import expands
 from rookery.types import Number, Tree
 
 Kind = Literal["adagrad", "adam", "yogi"]
 """How the second moment follows the squares."""
+
+READY_MADE = (
+    "It is the step size of the optimiser that the algorithm has already. For another one use "
+    "FedAvg(server_lr=...)."
+)
+"""Why the ready-made algorithms take no optimiser."""
 
 
 class LocalSettings(TypedDict, total=False):
@@ -80,7 +86,7 @@ def FedAvgM(
     >>> FedAvgM(lr=0.1, local_steps=5, b1=0.8).name
     'FedAvgM'
     """
-    check_step_rule("server_lr", server_lr)
+    check_size("FedAvgM", "server_lr", step_rule(server_lr), READY_MADE)
     check.decay("b1", b1)
     momentum = Optimiser(optax.sgd, learning_rate=server_lr, momentum=b1)
     return FedAvg(label="FedAvgM", server_lr=momentum, **local_settings(**settings))
@@ -157,7 +163,7 @@ def server_rule(
     bias_correction: bool,
 ) -> Optimiser:
     """The server's rule, its numbers checked."""
-    check_step_rule("server_lr", server_lr)
+    check_size(f"Fed{kind.capitalize()}", "server_lr", step_rule(server_lr), READY_MADE)
     check.decay("b1", b1)
     check.decay("b2", b2)
     check.positive("tau", tau)

@@ -30,7 +30,7 @@ from rookery import check, tree
 from rookery.algorithms.shared.model import AbstractLocalSGD, ModelState, gradient_steps
 from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.statistics import follows_batches
-from rookery.algorithms.shared.step_rule import Optimiser, check_size, move, size_of
+from rookery.algorithms.shared.step_rule import Optimiser, check_divisor, check_size, move, size_of
 from rookery.problem.constraints import projected
 from rookery.problem.single_level import SingleLevel
 from rookery.program.federation import AbstractFederation, Client
@@ -58,6 +58,7 @@ class QFedAvg(AbstractLocalSGD):
     def __check_init__(self):
         check.not_negative("q", self.q)
         check_size("QFedAvg", "lr", self.lr, "It stands for 1 / L in Δ_k and h_k.", "local")
+        check_divisor("QFedAvg", "lr", self.lr)
 
     def check_start(
         self, problem: Problem, start: tuple[Tree, ...], example: Callable[[str], Tree]

@@ -37,6 +37,7 @@ from rookery.algorithms.shared.field import Blocks
 from rookery.algorithms.shared.step_rule import (
     Size,
     StepRule,
+    check_divisor,
     check_size,
     first_opt,
     move,
@@ -99,6 +100,7 @@ class AbstractScaffold(SampledAlgorithm):
         for name, value in vars(self).items():
             if name.endswith("lr") and name != "server_lr":
                 check_size(self.name, name, value, OPTION_II, "local")
+                check_divisor(self.name, name, value)
         check_rule(self.name, self.clients)
 
     def check(self, problem: AbstractOneLoss, n_clients: int) -> None:

@@ -180,6 +180,10 @@ ADAM: Any = Optimiser(optax.adam, learning_rate=0.1)
 BARE: Any = optax.adam(0.1)
 KEPT: Any = Optimiser(optax.adam, learning_rate=0.1, keep=True)
 FALLING: Any = rk.parts.Decay(0.1, 0.9)
+RISING: Any = optax.linear_schedule(0.0, 0.1, 2)
+WARM_UP: Any = rk.parts.ByRound(RISING)
+FACTORY: Any = optax.adam
+SEARCH: Any = optax.lbfgs()
 
 
 @pytest.mark.parametrize(
@@ -242,8 +246,39 @@ FALLING: Any = rk.parts.Decay(0.1, 0.9)
         (lambda: FedAvgM(lr=0.1, b1=-0.1), "b1 must be at least 0 and below 1"),
         (lambda: FedYogi(lr=0.1, server_lr=0.1, tau=0.0), "tau must be"),
         (lambda: rk.parts.ByRound(ANY), "ByRound takes a function of the round"),
+        (lambda: rk.parts.ByRound(lambda r: -1.0), "ByRound in round 0 must be .* 0 or above"),
+        (lambda: rk.Scaffold(lr=WARM_UP), "lr of Scaffold, which divides by it, in round 0 must"),
+        (lambda: rk.QFedAvg(lr=WARM_UP, q=1.0), "lr of QFedAvg, which divides by it, in round 0"),
+        (lambda: rk.FedAvg(lr=FACTORY), r"lr must.* function adam.*Optimiser\(optax.adam"),
+        (lambda: rk.SOBA(outer_lr=RISING, inner_lr=0.1), r"outer_lr must be.*ByRound\(sch"),
+        (
+            lambda: FedAdam(lr=0.1, server_lr=ADAM),
+            r"^server_lr of FedAdam cannot be an optimiser.*FedAvg\(server_lr=",
+        ),
+        (lambda: FedAvgM(lr=0.1, server_lr=BARE), "^server_lr of FedAvgM cannot be an opt"),
+        (lambda: Optimiser(optax.adam(0.1), learning_rate=0.2), "got learning_rate for a transfor"),
+        (lambda: rk.FedAvg(lr=SEARCH), r"needs more than a direction.*without them"),
+        (lambda: Optimiser(optax.polyak_sgd), r"Optimiser\(polyak_sgd\) needs more.*'value'"),
+        (
+            lambda: Optimiser(rk.parts.proximal_sgd, learning_rate=RISING, prox=lambda w, a: w),
+            r"proximal_sgd takes no schedule of Optax.*ByRound\(schedule\)",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make()
+
+
+def test_a_warm_up_may_start_at_zero():
+    rule, w = rk.FedAvg(lr=WARM_UP).lr, jnp.array(2.0)
+    moved = [float(move(rule, jnp.array(1.0), (), w, round)[0]) for round in range(3)]
+    np.testing.assert_allclose(moved, [2.0, 1.95, 1.9], rtol=1e-6)
+
+
+def test_an_optimiser_made_for_one_tree_is_taken():
+    mask = {"a": True, "b": False}
+    rule = Optimiser(optax.masked(optax.sgd(0.5), mask))
+    w = {"a": jnp.array(1.0), "b": jnp.array(1.0)}
+    moved, _ = move(rule, w, first_opt(rule, w), w, 0)
+    assert (float(moved["a"]), float(moved["b"])) == (0.5, 2.0)  # the mask lets b's direction by

@@ -30,6 +30,11 @@ def proximal_sgd(
         learning_rate: a.
         prox: takes a value of the variable and a; returns argmin_u  r(u) + |u - value|² / (2 a).
     """
+    if callable(learning_rate):
+        raise TypeError(
+            "proximal_sgd takes no schedule of Optax: prox needs the step size as a number. Wrap "
+            "it as rk.parts.ByRound(schedule), which counts rounds."
+        )
 
     def update(updates, state, params=None):
         if params is None:

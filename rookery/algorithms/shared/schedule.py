@@ -85,7 +85,8 @@ class ByRound(AbstractSchedule):
     0.75
 
     Args:
-        schedule: takes the round, counted from 0, and returns the step size.
+        schedule: takes the round, counted from 0, and returns the step size. A warm-up may start
+            at 0, unless the algorithm divides by the size (SCAFFOLD, q-FedAvg).
     """
 
     schedule: Callable[[jax.Array], ArrayLike]
@@ -93,7 +94,7 @@ class ByRound(AbstractSchedule):
     def __check_init__(self):
         if not callable(self.schedule):
             raise TypeError(f"ByRound takes a function of the round, got {self.schedule!r}.")
-        check.positive("ByRound in round 0", self(0))
+        check.not_negative("ByRound in round 0", self(0))
 
     def __call__(self, round):
         """The function's value."""

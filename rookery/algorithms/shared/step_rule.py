@@ -78,7 +78,13 @@ class Optimiser(eqx.Module):
         **settings: object,
     ):
         if isinstance(factory, optax.GradientTransformation):
-            factory, settings = given, {"transformation": factory, **settings}
+            if settings:
+                raise TypeError(
+                    f"Optimiser got {', '.join(settings)} for a transformation whose numbers are "
+                    "fixed already. Give the function that makes it, as in "
+                    "Optimiser(optax.adam, learning_rate=0.1)."
+                )
+            factory, settings = given, {"transformation": factory}
         if not callable(factory):
             raise TypeError(
                 "Optimiser takes a function that returns an Optax transformation, such as "
@@ -109,9 +115,29 @@ class Optimiser(eqx.Module):
                 "optax.adam(0.1) instead of Optimiser(optax.adam, learning_rate=0.1)."
             ) from error
         except TypeError as error:
-            raise TypeError(f"{self.name}: {error}.") from error
+            raise TypeError(f"{self.name}: {str(error).removesuffix('.')}.") from error
         if not isinstance(made[0], optax.GradientTransformation):
             raise TypeError(f"{self.name} returned {made[0]!r}, not an Optax transformation.")
+        self._check_needs(numbers, others)
+
+    def _check_needs(self, numbers: Tree, others: Tree) -> None:
+        """Raise if a step needs more than the direction, the state and the variable."""
+
+        def step(numbers, w):
+            rule = eqx.combine(numbers, others)
+            return rule.move(w, rule.first_opt(w), w, 0)
+
+        try:
+            jax.eval_shape(step, numbers, jnp.zeros(1))
+        except TypeError as error:
+            if "required keyword-only argument" in str(error):
+                raise TypeError(
+                    f"{self.name} needs more than a direction: {error}. A step of an algorithm has "
+                    "no value of the loss and no line search. Use an optimiser without them, such "
+                    "as optax.adam."
+                ) from error
+        except Exception:  # noqa: BLE001  # made for a tree that is not known here, as optax.masked
+            return
 
     @property
     def name(self) -> str:
@@ -200,8 +226,16 @@ def check_step_rule(name: str, value: object, place: Place = "server") -> None:
             f"{name} got a schedule by round, but the jobs of an asynchronous algorithm span "
             "several rounds. Use a number or an optimiser; a schedule of Optax counts local steps."
         )
-    if not isinstance(value, PerCall | AbstractSchedule | Optimiser):
-        check.positive(name, value)
+    if isinstance(value, PerCall | AbstractSchedule | Optimiser):
+        return
+    if callable(value):
+        raise TypeError(
+            f"{name} must be a number or a step rule, got the function "
+            f"{getattr(value, '__qualname__', value)}. For an optimiser write "
+            "rk.parts.Optimiser(optax.adam, learning_rate=0.1), for a schedule "
+            "rk.parts.ByRound(schedule)."
+        )
+    check.positive(name, value)
 
 
 def check_step_rules(
@@ -227,6 +261,12 @@ def check_size(algorithm: str, name: str, value: object, why: str, place: Place 
     if isinstance(value, Optimiser):
         raise TypeError(f"{name} of {algorithm} cannot be an optimiser, got {value.name}. {why}")
     check_step_rule(name, value, place)
+
+
+def check_divisor(algorithm: str, name: str, value: StepRule) -> None:
+    """Raise if a size by which the algorithm divides starts at zero."""
+    if isinstance(value, AbstractSchedule):
+        check.positive(f"{name} of {algorithm}, which divides by it, in round 0", value(0))
 
 
 def check_number(algorithm: str, name: str, value: object, why: str) -> None:
