@@ -463,6 +463,13 @@ def test_a_pool_that_leaves_a_rest_and_a_function_in_a_function():
     assert "reduce_window" not in str(jax.make_jaxpr(models.with_patches(pooled))({"x": image}))
 
 
+def test_patches_take_arguments_by_name():
+    layers = [eqx.nn.Conv2d(1, 2, 2, key=KEY), eqx.nn.Dropout(0.5)]
+    apply, params = models.from_equinox(eqx.nn.Sequential(layers), patches=True)
+    x = images(1, 1, 3, 3)[0]
+    close(apply(params, inputs=x, key=KEY), apply(params, x, KEY))
+
+
 # ---- a run in a directory knows its model
 
 

@@ -62,6 +62,16 @@ def read_huggingface(
     joined = {}
     for name in tables[first]:
         own = [table[name] for table in tables.values()]
+        forms = {split: (table[name].is_number, table[name].values.shape[1:])
+                 for split, table in tables.items()}  # fmt: skip
+        for split, form in forms.items():
+            if form != forms[first]:
+                kinds = [tables[s][name].values for s in (first, split)]
+                raise ValueError(
+                    f"column {name!r} differs: rows are {kinds[0].dtype}{[*kinds[0].shape[1:]]} in "
+                    f"split {first!r}, {kinds[1].dtype}{[*kinds[1].shape[1:]]} in {split!r}. Give "
+                    "all splits the same type and shape, or leave the column out by fields=."
+                )
         values = np.concatenate([column.values for column in own])
         joined[name] = Column(name, values, np.concatenate([column.missing for column in own]))
     lengths = [len(next(iter(table.values())).values) for table in tables.values()]

@@ -163,7 +163,7 @@ class Population(eqx.Module):
         cls,
         table: object,
         *,
-        client: str,
+        client: str | int,
         weights: NamedWeights = None,
         **settings: Unpack[DealSettings],
     ) -> "Population":
@@ -173,7 +173,8 @@ class Population(eqx.Module):
 
         Args:
             table: a dictionary of arrays, or anything with named columns.
-            client: the column that says whose row it is.
+            client: the column that says whose row it is. Columns with numbers for names are called
+                by the number or its text, here and in the other arguments.
             splits: a column that names the split of every row, or fractions as
                 ``{"train": 0.8, "test": 0.2}`` of each client's rows, drawn at random. Without it
                 all rows are training rows.
@@ -238,7 +239,10 @@ class Population(eqx.Module):
             )
         columns = None
         if fields is not None:
-            own = [[field] if isinstance(field, str) else field for field in fields.values()]
+            own = [
+                [str(field)] if isinstance(field, str | int) else map(str, field)
+                for field in fields.values()
+            ]
             keys = [client, splits] if isinstance(splits, str) else [client]
             columns = list(dict.fromkeys(itertools.chain(keys, *own)))
         found, row_numbers = read_huggingface(dataset, columns)

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TypedDict, TypeVar, cast
 
 import jax
 import numpy as np
@@ -13,13 +13,14 @@ from rookery import check
 from rookery.clients import partition
 from rookery.clients.columns import Column
 
-Fields = Mapping[str, str | Sequence[str]]
+Value = TypeVar("Value")
+Fields = Mapping[str, str | int | Sequence[str | int]]
 """Per field, the column that it is, or the columns that are its entries."""
-Splits = str | Mapping[str, float]
+Splits = str | int | Mapping[str, float]
 """The column that names the split of a row, or the fraction of every split."""
-Encode = Sequence[str] | Mapping[str, Sequence[object]]
+Encode = Sequence[str | int] | Mapping[str, Sequence[object]] | Mapping[int, Sequence[object]]
 """Columns that become class numbers, perhaps with the values of the classes in order."""
-Missing = str | Mapping[str, object]
+Missing = str | Mapping[str, object] | Mapping[int, object]
 """What to do with missing values: "error", "drop", or a value to fill in for each column."""
 
 
@@ -53,7 +54,7 @@ class DealSettings(TypedDict, total=False):
 
 def deal(
     columns: Mapping[str, Column],
-    client: str,
+    client: str | int,
     row_numbers: Int[np.ndarray, " rows"] | None = None,
     *,
     splits: Splits | None = None,
@@ -76,14 +77,16 @@ def deal(
     """
     if row_numbers is None:
         row_numbers = np.arange(len(next(iter(columns.values())).values))
-    check.one_of("column (client)", client, columns)
+    client = check.one_of("column (client)", _text(client), columns)
+    splits = _text(splits) if isinstance(splits, str | int) else splits
+    to_fill = _texts(missing) if isinstance(missing, Mapping) else missing
     keys = [client]
     if isinstance(splits, str):
         keys.append(check.one_of("column (splits)", splits, columns))
     wanted = _wanted(columns, fields, keys)
     contents = list(dict.fromkeys(itertools.chain(*wanted.values())))
     used = {name: columns[name] for name in dict.fromkeys([*keys, *contents])}
-    used, row_numbers = _without_missing(used, client, missing, row_numbers)
+    used, row_numbers = _without_missing(used, client, to_fill, row_numbers)
     names, owner = _groups(used[client])
     where = _Where(row_numbers, [names[i] for i in owner])
     encoded = {
@@ -96,7 +99,7 @@ def deal(
     }
     data = {
         field: numbers[own[0]]
-        if fields is None or isinstance(fields[field], str)
+        if fields is None or isinstance(fields[field], str | int)
         else _together(field, [numbers[name] for name in own], own)
         for field, own in wanted.items()
     }
@@ -111,6 +114,16 @@ def deal(
         if name in encoded
     }
     return Dealt(data, _split(parts, splits, used, names, seed), names, classes)
+
+
+def _text(name: str | int) -> str:
+    """The name of a column as text, as the table's columns are called."""
+    is_number = isinstance(name, int | np.integer) and not isinstance(name, bool)
+    return str(name) if is_number else cast(str, name)
+
+
+def _texts(names: Mapping[str, Value] | Mapping[int, Value]) -> dict[str, Value]:
+    return {_text(name): value for name, value in names.items()}
 
 
 @dataclass(frozen=True)
@@ -136,7 +149,10 @@ def _wanted(
                 "fields must map the name of each field to a column or a list of columns, got "
                 f"{fields!r}."
             )
-        wanted = {f: [own] if isinstance(own, str) else list(own) for f, own in fields.items()}
+        wanted = {
+            field: [_text(own)] if isinstance(own, str | int) else [_text(name) for name in own]
+            for field, own in fields.items()
+        }
     if not wanted or not all(wanted.values()):
         raise ValueError(
             f"no columns are left to be fields, beside {list(keys)}: {wanted}. Name at least one."
@@ -150,7 +166,7 @@ def _wanted(
 def _without_missing(
     columns: dict[str, Column],
     client: str,
-    missing: Missing,
+    missing: str | Mapping[str, object],
     row_numbers: Int[np.ndarray, " rows"],
 ) -> tuple[dict[str, Column], np.ndarray]:
     """The columns with rows dropped or values filled in, or an error at the first missing value."""
@@ -214,14 +230,15 @@ def _classes(
     """Per column to encode, the classes that were given for it."""
     if isinstance(encode, str):
         raise TypeError(f"encode must be a list of columns, got {encode!r}. Write [{encode!r}].")
-    for name in encode:
+    given = _texts(encode) if isinstance(encode, Mapping) else dict.fromkeys(map(_text, encode))
+    for name in given:
         check.one_of("column (encode)", name, columns)
         if name not in contents:
             raise ValueError(
                 f"encode has the column {name!r}, which is in no field; the fields have "
                 f"{list(contents)}. Leave it out of encode, or add it by fields=."
             )
-    return dict(encode) if isinstance(encode, Mapping) else dict.fromkeys(encode)
+    return given
 
 
 def _encoded(
@@ -308,7 +325,7 @@ def _together(field: str, columns: list[np.ndarray], names: Sequence[str]) -> np
 
 def _split(
     parts: list[np.ndarray],
-    splits: Splits | None,
+    splits: str | Mapping[str, float] | None,
     columns: Mapping[str, Column],
     names: Sequence[str],
     seed: int,

@@ -30,9 +30,9 @@ def with_patches(fn: Callable[..., object]) -> Callable[..., object]:
     """
 
     @functools.wraps(fn)
-    def by_patches(*args: object) -> object:
-        closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-        leaves = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args))
+    def by_patches(*args: object, **named: object) -> object:
+        closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args, **named)
+        leaves = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves((args, named)))
         return jax.tree.structure(shape).unflatten(leaves)
 
     return by_patches

@@ -222,6 +222,7 @@ def _sweep(
     check.count("rounds", rounds)
     if seconds is not None:
         check.positive("seconds", seconds)
+    _check_evaluations(evaluate)
     check.count("evaluate_every", evaluate_every)
     check.count("batch", batch)
     if callback is not None and not callable(callback):
@@ -275,6 +276,21 @@ def _sweep(
         if one.status == "diverged":  # at the line that called run or sweep
             warnings.warn(one.message, DivergenceWarning, stacklevel=3)
     return Results(one.result() for one in opened)
+
+
+def _check_evaluations(evaluate: object) -> None:
+    if not isinstance(evaluate, Sequence) or isinstance(evaluate, str):
+        hint = "Leave it out to measure nothing." if evaluate is None else "Put it into a list."
+        raise TypeError(
+            "evaluate must be a list of evaluations, as [rk.metrics.OnClients(...)], got "
+            f"{'None' if evaluate is None else type(evaluate).__name__}. {hint}"
+        )
+    for one in evaluate:
+        if not isinstance(one, AbstractEvaluation):
+            raise TypeError(
+                f"evaluate has {one!r}, which is no evaluation. Use one of rk.metrics, as "
+                "rk.metrics.OfSolution(function)."
+            )
 
 
 def _period(name: str, value: int | None, default: int) -> int:

@@ -1,6 +1,7 @@
 """Populations from tables, Hugging Face data sets and folders."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 
 import rookery as rk
+from rookery.algorithms import FedAdam
 from rookery.clients.columns import as_column, read_columns
 
 HOSPITALS = {
@@ -107,6 +109,28 @@ def test_columns_with_several_numbers_per_row():
 
 
 # ---- splits, classes and weights
+
+
+def test_columns_with_numbers_for_names():
+    columns = [HOSPITALS[name] for name in ("hospital", "age", "visits", "sex", "use")]
+    table = pd.DataFrame(dict(enumerate(columns)))
+    settings = {"fields": {"input": [1, 2], "label": 3}, "missing": {1: 0.0}}
+    check_hospitals(built(table, client=0, splits=4, encode=[3], **settings))
+    check_hospitals(built(table, client="0", splits="4", encode={3: ["f", "m"]}, **settings))
+    with pytest.raises(ValueError, match=r"unknown column \(client\) '7'.*Valid: 0, 1, 2, 3, 4"):
+        built(table, client=7)
+
+
+def test_a_misspelt_argument_is_one_of_the_function_that_was_called():
+    said = "Population.from_table has no argument 'split'. Did you mean 'splits'"
+    with pytest.raises(TypeError, match=said):
+        built(HOSPITALS, split="use")
+    from_table: Callable[..., rk.Population] = rk.Population.from_table
+    with pytest.raises(TypeError, match=r"Population.from_table: missing .* 'client'"):
+        from_table(HOSPITALS)
+    unknown: dict[str, Any] = {"own": "b"}
+    with pytest.raises(TypeError, match="FedAdam has no argument 'own'"):
+        FedAdam(lr=0.1, server_lr=0.1, **unknown)
 
 
 def test_fractions_cut_every_client_and_follow_the_seed():
@@ -317,6 +341,22 @@ def test_a_data_set_with_splits():
     both["test"].columns["age"][1] = float("nan")
     with pytest.raises(ValueError, match=r"'age', row 1 \(client 'Tromsø'\)"):
         rk.Population.from_huggingface(both, **options)
+
+
+def test_splits_of_different_shapes_are_refused():
+    def split(image):
+        return LikeDataset({"writer": ["a"], "age": [1.0], "image": [image]})
+
+    def joined(train, test):
+        splits = {"train": split(train), "test": split(test)}
+        return rk.Population.from_huggingface(splits, client="writer")
+
+    assert joined([1.0, 2.0], [3.0, 4.0]).rows(0, "test")["image"].tolist() == [[3, 4]]
+    said = r"column 'image' differs: rows are float64\[2\] in split 'train', float64\[3\] in 'test'"
+    with pytest.raises(ValueError, match=said):
+        joined([1.0, 2.0], [3.0, 4.0, 5.0])
+    with pytest.raises(ValueError, match=r"float64\[\] in split 'train', .* in 'test'"):
+        joined(1.0, "dark")
 
 
 def test_a_data_set_without_splits_reads_only_what_is_used():

@@ -102,3 +102,21 @@ def test_every_client_s_value_is_kept_by_name_and_survives_a_resume(tmp_path):
     assert resumed.per_client.rows == whole.per_client.rows
     lines = (tmp_path / "per_client.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == whole.per_client.rows
+
+
+@pytest.mark.parametrize(
+    "evaluate, said",
+    [
+        (None, "got None. Leave it out"),
+        (rk.metrics.OnServer({"m": scaled}, DATA), "got OnServer. Put it into a list"),
+        ([scaled], r"evaluate has <function scaled .* no evaluation"),
+    ],
+    ids=["None", "no list", "a function"],
+)
+def test_what_is_no_list_of_evaluations(evaluate, said, wrong_types):
+    zoo = rk.zoo.scalar_bilevel()
+    with pytest.raises(TypeError, match=said):
+        rk.run(
+            rk.FedNest(outer_lr=0.1, inner_lr=0.1), zoo.problem, rk.Population.stacked(zoo.data),
+            zoo.start, rounds=1, evaluate=evaluate,
+        )  # fmt: skip
