@@ -136,7 +136,7 @@ class Optimiser(eqx.Module):
                     "no value of the loss and no line search. Use an optimiser without them, such "
                     "as optax.adam."
                 ) from error
-        except Exception:  # noqa: BLE001  # made for a tree that is not known here, as optax.masked
+        except Exception:  # made for a tree that is not known here, as optax.masked
             return
 
     @property
