@@ -38,7 +38,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 CACHE = Path(__file__).parent.parent / ".cache" / "jax"
 MOST_CACHED_BYTES = 2**30
-MOST_MAPS = 25_000
+MOST_MAPS = 40_000
 MAPS = Path("/proc/self/maps")
 
 

@@ -28,12 +28,12 @@ CASES = {
 }  # fmt: skip
 
 
+LONG = ("asynchronous", "random length")
+
+
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(c, marks=[pytest.mark.slow] if c in ("asynchronous", "random length") else [])
-        for c in CASES
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in CASES],
 )
 def test_costs_before_a_run_are_those_of_the_run(case):
     tables = {"task": {"name": "quadratic", "n_clients": 5}, "run": {"rounds": 1}, **CASES[case]}

@@ -36,7 +36,6 @@ EXPECTED = {  # regular expressions that a line of the output must match as a wh
 NEEDS = {"20_torch_model.py": "torchax", "21_nnx_model.py": "flax"}  # make test-models has them
 
 QUICK = {"01", "03", "09", "10", "20", "21"}  # `make test-slow` runs all
-QUICK_RECIPE = ("clean_labels", "hospitals")
 
 RECIPES = {  # by recipe and table
     ("tune_regularisation", "hospitals"): r"the three smallest penalties have inputs 0 1 2",
@@ -74,13 +73,8 @@ def test_example(name, tmp_path, users_settings, monkeypatch):
     assert has_line(EXPECTED[name], out.getvalue()), out.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("recipe", "table"),
-    [
-        pytest.param(*case, marks=[] if case == QUICK_RECIPE else [pytest.mark.slow])
-        for case in RECIPES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "table"), RECIPES)
 def test_recipe(recipe, table, tmp_path, users_settings, monkeypatch):
     folder = EXAMPLES / "recipes"
     assert len((folder / f"{recipe}.py").read_text().splitlines()) < 40

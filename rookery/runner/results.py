@@ -26,7 +26,7 @@ class Results(list[Result]):
 
         >>> import rookery as rk
         >>> zoo = rk.zoo.scalar_bilevel()
-        >>> runs = [rk.Run(rk.FedNest(outer_lr=lr, inner_lr=0.3), zoo.start) for lr in (0.1, 0.2)]
+        >>> runs = [rk.Run(rk.SOBA(outer_lr=lr, inner_lr=0.3), zoo.start) for lr in (0.1, 0.2)]
         >>> population = rk.Population.stacked(zoo.data)
         >>> results = rk.sweep(runs, zoo.problem, population, rounds=2, evaluate_every=2)
         >>> table = results.to_table()

@@ -184,6 +184,7 @@ def test_a_naive_simulation_gives_the_same_trajectory_and_the_same_clock(name):
     assert max(naive.staleness) == (0 if algorithm.wait_for == 4 else algorithm.staleness)
 
 
+@pytest.mark.slow
 def test_resuming_in_mid_flight_is_exact(tmp_path):
     algorithm = rk.ADBO(
         **BRISK,

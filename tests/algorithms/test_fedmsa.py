@@ -99,6 +99,7 @@ def reference(zoo, alpha, beta, K, rounds, factor=1.0):
     return u, rows, iterates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rho", [0.3, 1.0])
 def test_directions_telescope_whatever_rho(rho):
     K, rounds, rate = 4, 4, 0.9
@@ -164,6 +165,7 @@ def test_a_schedule_a_radius_and_a_step():
     assert_close(new, (0.9 * x, 0.8 * y, 0.7 * v))
 
 
+@pytest.mark.slow
 def test_a_size_per_call_is_shared_out_over_the_local_steps():
     zoo = rk.zoo.scalar_bilevel()
     population = rk.Population.stacked(zoo.data)

@@ -70,6 +70,7 @@ def test_it_rests_where_the_mean_of_local_hypergradients_is_zero():
     assert np.linalg.norm(rest - ZOO.solution()[0]) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cross", "outer_steps", "agree"), [(0.2, 1, 1), (0.0, 3, 1), (0.2, 3, 0)])
 def test_identical_clients_make_it_fednest(cross, outer_steps, agree):
     """With several outer steps only if f_y does not depend on x: FedNest keeps v, LFedNest not."""

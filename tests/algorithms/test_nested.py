@@ -228,6 +228,7 @@ def cg(iterations, zoo=ZOO, y=None):
     return estimate(context(zoo), state, jax.random.key(0))[0]
 
 
+@pytest.mark.slow
 def test_conjugate_gradients_are_exact_after_as_many_products_as_y_has_numbers():
     exact = ZOO.adjoint(np.ones(3), np.ones(4))
     errors = [np.linalg.norm(cg(k) - exact) for k in (2, 3, 4, 9)]

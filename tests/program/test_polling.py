@@ -225,6 +225,7 @@ def test_each_client_is_sent_its_own_row_and_one_row_is_billed():
     assert fed.ledger.bytes_down - down == 2 * 4 * 8
 
 
+@pytest.mark.slow
 def test_both_engines_send_the_same_rows():
     population = jax.tree.map(jnp.asarray, rk.Population.stacked(ROWS))
     clock = rk.delays.Clock(rk.delays.LogNormalDelay(1.0), bandwidth=100.0, seed=5)

@@ -80,6 +80,7 @@ def test_jobs_that_take_no_time_are_not_drawn(comparison):
     assert '"traces": {}' in render(alone)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_trace_and_the_report_shows_it(tmp_path, browse):
     zoo = rk.zoo.quadratic_losses(n_clients=3)
     population = rk.Population.stacked(zoo.data)

@@ -100,6 +100,7 @@ def test_every_engine_tells_the_cohort_of_every_exchange():
     assert of_engine["Eager"][0] != of_engine["Eager"][1]
 
 
+@pytest.mark.slow
 def test_cohorts_of_a_sweep_and_of_polls_are_those_of_each_run():
     """The clients whose results an asynchronous server took, for each run of a batch."""
     clock = rk.delays.Clock(rk.delays.UniformDelay(1.0, 2.0))

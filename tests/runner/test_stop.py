@@ -184,6 +184,7 @@ def test_each_run_of_a_sweep_stops_for_itself():
         np.testing.assert_array_equal(result.best.solution[0], result.solution[0])
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_when_some_runs_have_stopped_is_the_same_bit_for_bit(tmp_path):
     def sweep(folder, callback=None):
         runs = [rk.Run(ALGORITHM, ZOO.start, seed, tmp_path / folder / str(seed)) for seed in SEEDS]

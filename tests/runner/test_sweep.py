@@ -41,6 +41,7 @@ def go(runs, zoo, **kwargs):
     return rk.sweep(runs, zoo.problem, rk.Population.stacked(zoo.data), **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(np.float64, 1e-12), pytest.param(np.float32, 1e-6, marks=pytest.mark.slow)],
@@ -96,6 +97,7 @@ def test_one_run_that_diverges_leaves_the_others_alone():
     )
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_goes_on_from_the_round_that_all_runs_have(tmp_path):
     runs, zoo = runs_and_zoo(directory=tmp_path)
     runs = runs[:3]

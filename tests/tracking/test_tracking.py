@@ -117,6 +117,7 @@ def test_divergence_is_told_also_when_the_run_is_started_again(tmp_path):
     assert (second.rows, second.ends) == ([], ["diverged"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::rookery.runner.run_state.DivergenceWarning")
 @pytest.mark.parametrize("batch", [1, 32])
 def test_every_run_of_a_sweep_has_its_own_tracker(batch):
