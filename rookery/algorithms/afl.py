@@ -75,7 +75,7 @@ class AbstractAFA(PolledAlgorithm):
 
     Args:
         lr: η_L, the rule of every local step, or a size for a whole job (:class:`PerCall`); no
-            schedule, since a job spans several rounds. An optimiser starts afresh in every job, and
+            schedule, since a job spans several rounds. An optimiser is reset in every job, and
             only decides where the gradients of a job are taken.
         server_lr: η, the step rule of the server.
         local_steps: K_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.

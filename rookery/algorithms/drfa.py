@@ -57,7 +57,7 @@ class DRFA(AbstractRobustModel):
     10
 
     Args:
-        lr: η, the rule of every local step. An optimiser starts afresh in every round: clients are
+        lr: η, the rule of every local step. An optimiser is reset in every round: clients are
             drawn with replacement, so they cannot keep its state.
         ascent_lr: γ, a number or a schedule such as :class:`Decay`; a step of λ has size τ γ.
         local_steps: τ, the same for all clients.

@@ -141,7 +141,7 @@ class TrimmedMean(AbstractRobust):
 
     @property
     def fewest(self) -> int:
-        """So many that one of them is cut off at either end."""
+        """As many as are needed for one of them to be cut off at either end."""
         return math.ceil((1 - _ROUNDING) / self.trim)
 
     def check(self, weights: jax.Array) -> None:

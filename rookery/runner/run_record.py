@@ -114,7 +114,7 @@ class RunRecord:
             remove_after(self.directory / "checkpoints", round)
 
     def remove_solutions(self) -> None:
-        """Remove the solution of an earlier, shorter run: this one goes on."""
+        """Remove the solution of an earlier, shorter run: this one continues."""
         if self.directory is not None:
             remove_solutions(self.directory)
 

@@ -160,7 +160,7 @@ class Target(AbstractRule):
 class Budget(AbstractRule):
     """Ends a run at its last evaluation within a budget, as ``seconds=`` does for virtual time.
 
-    The run goes on until an evaluation finds the budget overspent, and then returns to the
+    The run continues until an evaluation finds the budget overspent, and then returns to the
     evaluation before: what it reports never cost more than it may.
 
     >>> import rookery as rk
@@ -220,7 +220,7 @@ def any_of(rules: Sequence[AbstractRule]) -> Watcher:
     """One watcher for several rules: the reason of the first that holds.
 
     Every rule sees every row, also if another one has ended the run: a run that is resumed with
-    more patience goes on as if it had never stopped.
+    more patience continues as if it had never stopped.
     """
     watchers = [rule.watcher() for rule in rules]
 

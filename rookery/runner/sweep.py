@@ -112,7 +112,7 @@ def run(
             the state after every round, at the price of a chunk of rounds for each.
         stop: a rule of :mod:`rookery.stop`, or several of which the first that holds ends the run,
             with the status ``stopped``. Rules are asked at evaluations. With a directory, the same
-            call gives the same end without work, and a call with more patience goes on.
+            call gives the same end without work, and a call with more patience continues.
         keep: ``best:METRIC:max`` or ``best:METRIC:min`` keeps the solution of the best evaluation,
             the start included, as ``Result.best`` and in the directory. The scores and losses of
             ``OnClients`` need no ``max`` or ``min``.
@@ -264,7 +264,7 @@ def _sweep(
         growth_limit=growth_limit,
     )
     opened = [settings.open(one) for one in checked]
-    # runs that have diverged or stopped before need no work, but their trackers must hear of it
+    # runs that have diverged or stopped before need no work, but their trackers must be told
     exclusive(settings, [one for one in opened if not one.is_running]).close()
     batches = _batches(opened, batch)
     with RunProgress(settings.console, len(batches), rounds) as bar:

@@ -89,7 +89,7 @@ class AFBO(PolledAlgorithm):
             :class:`LocalHessians`.
         inner_steps: E_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.
         local_lr: rule of the local iterations; no schedule, since a job spans several rounds. None
-            is ``inner_lr``, started afresh in every job, and 0 takes all gradients at the values
+            is ``inner_lr``, reset in every job, and 0 takes all gradients at the values
             received.
         first_wait_for: how many results the server waits for before its first steps; None is one
             from every client. A result that has not arrived by then counts as zero.

@@ -190,7 +190,7 @@ def plain_steps(
         key: of all steps.
         project: onto the variable's set.
         round: of the run, for schedules.
-        opt: the rule's state that the client kept; None starts afresh.
+        opt: the rule's state that the client kept; None resets it.
 
     Returns:
         the variable after the steps, and the rule's state.

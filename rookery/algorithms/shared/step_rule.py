@@ -51,7 +51,7 @@ class Optimiser(eqx.Module):
     program. A schedule of rookery among them, such as :class:`Decay`, is evaluated at the round; a
     schedule of Optax counts the optimiser's own steps.
 
-    At the server the optimiser's state lasts from round to round. On a client it starts afresh in
+    At the server the optimiser's state lasts from round to round. On a client it is reset in
     every call, unless ``keep`` is set: then it stays in the client's memory between the rounds
     that the client takes part in.
 
@@ -219,7 +219,7 @@ def check_step_rule(name: str, value: object, place: Place = "server") -> None:
     if isinstance(value, Optimiser) and value.keep and place == "job":
         raise ValueError(
             f"{name} got keep=True, but the jobs of an asynchronous algorithm leave nothing on the "
-            "client. Leave keep out: the state then starts afresh in every job."
+            "client. Leave keep out: the state then is reset in every job."
         )
     if place == "job" and _has_schedule(value):
         raise TypeError(
