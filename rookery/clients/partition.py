@@ -14,12 +14,7 @@ from jaxtyping import Int
 from numpy.typing import ArrayLike
 
 from rookery import check
-
-Indices = Int[np.ndarray, " _rows"]
-"""Row numbers."""
-
-Parts = list[Indices]
-"""The rows of each client."""
+from rookery.clients.pieces import Indices, Parts, cut, interleaved, lengths, ranges
 
 
 def iid(n_samples: int, n_clients: int, *, per_client: int | None = None, seed: int = 0) -> Parts:
@@ -43,10 +38,13 @@ def given_sizes(n_samples: int, sizes: Sequence[int], *, seed: int = 0) -> Parts
     [50, 2, 2]
     """
     n_samples = check.count("n_samples", n_samples)
-    sizes = [check.count(f"sizes[{i}]", size) for i, size in enumerate(sizes)]
-    if not 0 < sum(sizes) <= n_samples:
-        raise ValueError(f"sizes sum to {sum(sizes)}; the sum must be 1 to {n_samples} rows.")
-    return _cut(_generator(seed).permutation(n_samples), sizes)
+    whole = np.asarray(sizes)
+    if whole.ndim != 1 or whole.dtype.kind not in "iu" or np.any(whole < 1):
+        for i, size in enumerate(sizes):
+            check.count(f"sizes[{i}]", size)
+    if not 0 < whole.sum() <= n_samples:
+        raise ValueError(f"sizes sum to {int(whole.sum())}; the sum must be 1 to {n_samples} rows.")
+    return cut(_generator(seed).permutation(n_samples), whole)
 
 
 def shards(
@@ -63,9 +61,11 @@ def shards(
     """
     by_class = np.concatenate(_rows_by_class(labels))
     _sizes(by_class.size, n_clients, check.count("shards_per_client", shards_per_client))
-    pieces = np.array_split(by_class, n_clients * shards_per_client)
-    order = _generator(seed).permutation(len(pieces)).reshape(n_clients, shards_per_client)
-    return [np.concatenate([pieces[p] for p in mine]) for mine in order]
+    pieces = np.array(_even(by_class.size, n_clients * shards_per_client))
+    order = _generator(seed).permutation(pieces.size)
+    begins, sizes = (np.cumsum(pieces) - pieces)[order], pieces[order]
+    rows = by_class[ranges(begins, sizes)]
+    return cut(rows, sizes.reshape(n_clients, shards_per_client).sum(1))
 
 
 def k_classes(
@@ -127,9 +127,10 @@ def heterogeneity(
     own[np.arange(n_clients), mine] = np.minimum(np.rint(q * sizes), at_most)
     rng = _generator(seed)
     parts = _deal(classes, own, rng)
-    left = np.setdiff1d(np.concatenate(classes), np.concatenate(parts))
-    rest = _cut(rng.permutation(left), sizes - own.sum(1))
-    return [np.concatenate(pair) for pair in zip(parts, rest, strict=True)]
+    dealt = np.concatenate(parts)
+    left = np.setdiff1d(np.concatenate(classes), dealt)
+    both = np.stack([own.sum(1), sizes - own.sum(1)], axis=1)
+    return cut(interleaved([dealt, rng.permutation(left)], both)[0], sizes)
 
 
 def dominant_class(
@@ -156,7 +157,7 @@ def dominant_class(
         own = round(share * size)
         # counted from the client's own class on, so that odd rows are spread over all classes
         first = [own, *_even(size - own, available.size - 1)]
-        return np.array([np.roll(first, i) for i in range(n_clients)])
+        return np.array(first)[(np.arange(len(first)) - np.arange(n_clients)[:, None]) % len(first)]
 
     def lacking(size: int) -> int:
         return int((table(size).sum(0) - available).max())
@@ -252,20 +253,36 @@ def split(
         check.positive(f"fractions[{name!r}]", fraction)
     if not math.isclose(sum(fractions.values()), 1, abs_tol=1e-6):
         raise ValueError(f"fractions must sum to 1, got {dict(fractions)}.")
+    sizes = lengths(parts)
+    if np.any(few := sizes < len(fractions)):
+        client = int(np.argmax(few))
+        raise ValueError(
+            f"client {client} has {sizes[client]} rows for the splits {list(fractions)}. Give it "
+            "at least one per split, or leave it out."
+        )
     position = np.arange(len(fractions))
-    rng, pieces = _generator(seed), []
-    for client, rows in enumerate(parts):
-        spare = len(rows) - len(fractions) + 1
-        if spare < 1:
-            raise ValueError(
-                f"client {client} has {len(rows)} rows for the splits {list(fractions)}. Give it "
-                "at least one per split, or leave it out."
-            )
-        ends = np.rint(np.cumsum(list(fractions.values())) * len(rows)).astype(int)
-        # ends differ by at least one, so that no split is empty
-        ends = np.clip(np.maximum.accumulate(ends - position), 1, spare) + position
-        pieces.append(np.split(rng.permutation(rows), ends[:-1]))
-    return {name: [mine[s] for mine in pieces] for s, name in enumerate(fractions)}
+    ends = np.rint(np.cumsum(list(fractions.values())) * sizes[:, None]).astype(int)
+    # ends differ by at least one, so that no split is empty
+    ends = np.maximum.accumulate(ends - position, axis=1)
+    ends = np.clip(ends, 1, sizes[:, None] - len(fractions) + 1) + position
+    ends[:, -1] = sizes
+    shuffled = _shuffled(parts, sizes, _generator(seed))
+    begins = (np.cumsum(sizes) - sizes)[:, None]
+    cuts = np.concatenate([begins, begins + ends], axis=1).T.tolist()
+    return {
+        name: [shuffled[begin:end] for begin, end in zip(cuts[s], cuts[s + 1], strict=True)]
+        for s, name in enumerate(fractions)
+    }
+
+
+def _shuffled(parts: Sequence[Indices], sizes: np.ndarray, rng: np.random.Generator) -> Indices:
+    """All rows, those of each client in random order; the draws of one permutation per client."""
+    rows = np.concatenate(parts)
+    if np.all(sizes == sizes[0]):
+        return rng.permuted(rows.reshape(len(parts), -1), axis=1).ravel()
+    for piece in cut(rows, sizes):
+        rng.shuffle(piece)
+    return rows
 
 
 def _sizes(n_samples: int, n_clients: int, per_client: int | None) -> list[int]:
@@ -283,17 +300,12 @@ def _even(total: int, n: int) -> list[int]:
     return [total // n + (i < total % n) for i in range(n)]
 
 
-def _cut(rows: Indices, sizes: Sequence[int] | np.ndarray) -> Parts:
-    """Consecutive pieces of the given sizes, from the front."""
-    return np.split(rows[: sum(sizes)], np.cumsum(sizes)[:-1])
-
-
 def _deal(
     classes: Parts, table: Int[np.ndarray, "clients classes"], rng: np.random.Generator
 ) -> Parts:
     """Random rows of each class, ``table[client, class]`` of them, none twice."""
-    columns = [_cut(rng.permutation(rows), table[:, c]) for c, rows in enumerate(classes)]
-    return [np.concatenate(mine) for mine in zip(*columns, strict=True)]
+    rows, _ = interleaved([rng.permutation(rows) for rows in classes], table)
+    return cut(rows, table.sum(1))
 
 
 def _rows_by_class(labels: ArrayLike) -> Parts:

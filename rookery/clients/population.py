@@ -18,18 +18,20 @@ from rookery.clients.columns import read_columns
 from rookery.clients.description import DataDescription, count_labels
 from rookery.clients.files import CLIENT, read_folder
 from rookery.clients.huggingface import SPLIT, read_huggingface
+from rookery.clients.pieces import interleaved, lengths
 from rookery.clients.population_checks import (
     AnyArray,
     Weights,
     as_names,
     check_like,
     check_names,
-    check_row_numbers,
     common_length,
     form,
+    joined_row_numbers,
     no_rows,
     normalised,
     one_row,
+    row_positions,
 )
 from rookery.clients.table import DealSettings, Dealt, deal
 from rookery.signature import expands
@@ -136,21 +138,16 @@ class Population(eqx.Module):
         names = as_names(names)
         if names is not None:
             check_names(names, n_clients)
-        order, counts = [], np.zeros((len(parts), n_clients), np.int32)
-        for client in range(n_clients):
-            for s, (split, lists) in enumerate(parts.items()):
-                rows = np.asarray(lists[client])
-                name = f"client {client}" if names is None else names[client]
-                check_row_numbers(rows, name, split, n_rows)
-                order.append(rows)
-                counts[s, client] = rows.size
+        columns = [
+            joined_row_numbers(lists, split, names, n_rows) for split, lists in parts.items()
+        ]
+        counts = np.stack([lengths(lists) for lists in parts.values()])
         # rows lie client by client and, within a client, split by split
-        ends = np.cumsum(counts.T.ravel()).reshape(n_clients, len(parts)).T
-        index = np.concatenate(order)
+        index, begins = interleaved(columns, counts.T)
         return cls(
             data=jax.tree.map(lambda a: np.asarray(a)[index], data),
-            offsets=(ends - counts).astype(np.int32),
-            counts=counts,
+            offsets=row_positions(begins.T),
+            counts=row_positions(counts),
             weights=normalised(weights, n_clients),
             splits=tuple(parts),
             largest=tuple(int(c) for c in counts.max(axis=1)),
@@ -293,8 +290,7 @@ class Population(eqx.Module):
             check.one_of("kind of weights", weights, ("rows",))
             train = dealt.parts.get("train")
             counted = dealt.parts.values() if train is None else [train]
-            own = zip(*counted, strict=True)
-            in_order = [float(sum(len(rows) for rows in splits)) for splits in own]
+            in_order = np.sum([lengths(lists) for lists in counted], axis=0).astype(float)
         elif isinstance(weights, Mapping):
             if set(weights) != set(dealt.names):
                 raise ValueError(
@@ -401,8 +397,8 @@ class Population(eqx.Module):
         counts = np.concatenate([np.asarray(part.counts) for part in parts], axis=1)
         return cls(
             data=jax.tree.map(lambda *leaves: np.concatenate(leaves), *(p.data for p in parts)),
-            offsets=np.concatenate(moved, axis=1).astype(np.int32),
-            counts=counts.astype(np.int32),
+            offsets=row_positions(np.concatenate(moved, axis=1)),
+            counts=row_positions(counts),
             weights=normalised(weights, counts.shape[1]),
             splits=parts[0].splits,
             largest=tuple(int(c) for c in counts.max(axis=1)),

@@ -70,7 +70,36 @@ def check_like(client: str, like: AnyArray, own: np.typing.ArrayLike) -> None:
         raise ValueError(f"{client} has rows of {got}, wanted {wanted}.")
 
 
-def check_row_numbers(rows: np.ndarray, client: str, split: str, n_rows: int) -> None:
+def joined_row_numbers(
+    lists: Sequence[np.typing.ArrayLike], split: str, names: Sequence[str] | None, n_rows: int
+) -> np.ndarray:
+    """The row numbers of all clients, one client after another.
+
+    Raises unless every client lists existing rows, at least one; the error names the first client
+    that does not.
+    """
+    arrays = [np.asarray(own) for own in lists]
+    if {(own.dtype.kind, own.ndim) for own in arrays} <= {("i", 1)} and all(map(len, arrays)):
+        rows = np.concatenate(arrays)
+        if rows.min() >= 0 and rows.max() < n_rows:
+            return rows
+    for client, own in enumerate(arrays):
+        name = f"client {client}" if names is None else names[client]
+        _check_row_numbers(own, name, split, n_rows)
+    return np.concatenate([own.astype(np.int64) for own in arrays])
+
+
+def row_positions(positions: np.ndarray) -> np.ndarray:
+    """Offsets or counts of rows with 32 bits, which is what JAX indexes with."""
+    if positions.max() > (most := np.iinfo(np.int32).max):
+        raise ValueError(
+            f"a population holds at most {most} rows, got more than {positions.max()}. Use fewer "
+            "clients, or fewer rows of each."
+        )
+    return positions.astype(np.int32)
+
+
+def _check_row_numbers(rows: np.ndarray, client: str, split: str, n_rows: int) -> None:
     """Raise unless these are numbers of existing rows, at least one."""
     if rows.size == 0:
         raise ValueError(no_rows(client, split))

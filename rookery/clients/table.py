@@ -12,6 +12,7 @@ from jaxtyping import Int
 from rookery import check
 from rookery.clients import partition
 from rookery.clients.columns import Column
+from rookery.clients.pieces import cut, lengths
 
 Value = TypeVar("Value")
 Fields = Mapping[str, str | int | Sequence[str | int]]
@@ -88,7 +89,7 @@ def deal(
     used = {name: columns[name] for name in dict.fromkeys([*keys, *contents])}
     used, row_numbers = _without_missing(used, client, to_fill, row_numbers)
     names, owner = _groups(used[client])
-    where = _Where(row_numbers, [names[i] for i in owner])
+    where = _Where(row_numbers, names, owner)
     encoded = {
         name: _encoded(used[name], given, where)
         for name, given in _classes(encode, columns, contents).items()
@@ -106,7 +107,7 @@ def deal(
     for field, own in wanted.items():
         for name in own:
             _check_fits(name, numbers[name], data[field].dtype, where)
-    parts = [np.flatnonzero(owner == i) for i in range(len(names))]
+    parts = cut(np.argsort(owner, kind="stable"), np.bincount(owner, minlength=len(names)))
     classes = {
         field if data[field].ndim == 1 else f"{field}.{name}": encoded[name][1]
         for field, own in wanted.items()
@@ -131,10 +132,12 @@ class _Where:
     """How an error says where a value is."""
 
     row_numbers: Int[np.ndarray, " rows"]
-    owners: Sequence[str]
+    names: Sequence[str]
+    owner: Int[np.ndarray, " rows"]
 
     def __call__(self, column: str, row: int) -> str:
-        return f"column {column!r}, row {self.row_numbers[row]} (client {self.owners[row]!r})"
+        client = self.names[self.owner[row]]
+        return f"column {column!r}, row {self.row_numbers[row]} (client {client!r})"
 
 
 def _wanted(
@@ -334,17 +337,23 @@ def _split(
         return {"train": parts}
     if isinstance(splits, str):
         values = columns[splits].values.astype(str)
-        in_order = dict.fromkeys(values.tolist())
-        return {split: [rows[values[rows] == split] for rows in parts] for split in in_order}
+        rows, sizes = np.concatenate(parts), lengths(parts)
+        owner = np.repeat(np.arange(len(parts)), sizes)
+        of_row = values[rows]
+        dealt = {}
+        for split in dict.fromkeys(values.tolist()):
+            mine = of_row == split
+            dealt[split] = cut(rows[mine], np.bincount(owner[mine], minlength=len(parts)))
+        return dealt
     if not isinstance(splits, Mapping):
         raise TypeError(
             "splits must be the name of a column or map split names to fractions, as "
             f"{{'train': 0.8, 'test': 0.2}}, got {splits!r}."
         )
-    for name, rows in zip(names, parts, strict=True):
-        if len(rows) < len(splits):
-            raise ValueError(
-                f"client {name!r} has {len(rows)} rows for the splits {list(splits)}. Give it at "
-                "least one per split, or leave it out."
-            )
+    if np.any(few := lengths(parts) < len(splits)):
+        client = int(np.argmax(few))
+        raise ValueError(
+            f"client {names[client]!r} has {len(parts[client])} rows for the splits "
+            f"{list(splits)}. Give it at least one per split, or leave it out."
+        )
     return partition.split(parts, fractions=splits, seed=seed)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rookery.clients import partition
+from rookery.clients import partition, pieces
 from rookery.clients.population import Population
 
 BALANCED = np.tile(np.arange(10), 60)  # 600 rows, 60 of each class
@@ -393,3 +393,26 @@ def test_bad_numbers_are_refused(call, message):
 def test_bad_labels_are_refused(labels):
     with pytest.raises(TypeError, match="labels must be a non-empty flat array of whole numbers"):
         partition.shards(labels, 1)
+
+
+# many clients
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (3, 7, 4)])  # one call for all, or one per client
+def test_a_split_draws_one_permutation_per_client_in_order(sizes):
+    parts = partition.given_sizes(20, sizes, seed=1)
+    cut = partition.split(parts, fractions={"a": 0.5, "b": 0.5}, seed=2)
+    rng = np.random.default_rng(2)
+    for rows, first, second in zip(parts, cut["a"], cut["b"], strict=True):
+        assert np.concatenate([first, second]).tolist() == rng.permutation(rows).tolist()
+
+
+def test_pieces_of_several_columns_are_sorted_by_client():
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(0, 4, (50, 3))
+    columns = [rng.integers(0, 1000, n + 2) for n in sizes.sum(0)]
+    rows, begins = pieces.interleaved(columns, sizes)
+    by_column = [pieces.cut(column, own) for column, own in zip(columns, sizes.T, strict=True)]
+    naive = [piece for mine in zip(*by_column, strict=True) for piece in mine]
+    assert rows.tolist() == np.concatenate(naive).tolist()
+    assert begins.ravel().tolist() == [sum(map(len, naive[:i])) for i in range(len(naive))]

@@ -8,6 +8,7 @@ import pytest
 import rookery as rk
 from rookery import uint64
 from rookery.clients import local_client as client_module
+from rookery.clients import population_checks
 from rookery.clients.local_client import LocalClient
 from rookery.program.step import traced_loop
 
@@ -285,3 +286,9 @@ def test_a_value_that_is_not_finite_is_located(bad):
     rk.Population.stacked(np.zeros((2, 1), int)).check_finite()
     with pytest.raises(ValueError, match="client 1, split 'train', row 0"):
         rk.Population.stacked(np.array([[0.0], [bad]])).check_finite()
+
+
+def test_more_rows_than_an_index_can_name_are_refused():
+    assert population_checks.row_positions(np.array([2**31 - 1])).dtype == np.int32
+    with pytest.raises(ValueError, match="at most 2147483647 rows"):
+        population_checks.row_positions(np.array([2**31]))
