@@ -147,10 +147,13 @@ def test_projection_to_the_simplex():
 def test_drfa_stays_in_the_simplex():
     population = rk.Population.stacked(NOISY.data)
     algorithm = rk.DRFA(lr=0.1, ascent_lr=2.0, local_steps=3, clients=2, batch_size=2)
-    for rounds in (1, 2, 3):
-        state = rk.run(algorithm, NOISY.problem, population, NOISY.start, rounds=rounds,
-                       engine=rk.Eager()).state  # fmt: skip
-        lam = np.asarray(state.shares.values)
+    shares = []
+    rk.run(
+        algorithm, NOISY.problem, population, NOISY.start, rounds=3, callback_every=1,
+        callback=lambda s: shares.append(np.asarray(s.state.shares.values)),
+    )  # fmt: skip
+    assert len(shares) == 3
+    for lam in shares:
         assert lam.min() >= 0
         assert lam.sum() == pytest.approx(1, abs=1e-12)
 

@@ -333,6 +333,7 @@ def test_the_digits_can_be_told_apart(name):
     assert accuracy > 0.75
 
 
+@pytest.mark.slow
 def test_packages_are_not_imported():
     code = (
         "import sys; from rookery.clients import datasets; datasets.load('digits');"

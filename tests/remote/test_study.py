@@ -1,7 +1,6 @@
 """A study as its parties read it, with messages over threads."""
 
 import io
-import subprocess
 import sys
 from importlib.util import find_spec
 
@@ -11,6 +10,7 @@ import pytest
 from rich.console import Console
 
 import rookery as rk
+from rookery.cli.main import main
 from rookery.remote import Faults, InProcess, Policy, Remote
 from rookery.remote.study import NAMES, Study, module_name
 from rookery.remote.transports.monitor import Monitored
@@ -139,8 +139,9 @@ def test_traffic_is_shown_with_names_bytes_and_those_missing():
 
 
 @pytest.mark.skipif(find_spec("nvflare") is not None, reason="NVIDIA FLARE is installed")
-def test_without_flare_its_commands_say_what_to_install(tmp_path):
-    command = [sys.executable, "-m", "rookery.cli.main", "flare-stop", "--kit", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "pip install 'rookery[flare]'" in done.stderr and "Traceback" not in done.stderr
+def test_without_flare_its_commands_say_what_to_install(tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["flare-stop", "--kit", str(tmp_path)])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert "pip install 'rookery[flare]'" in error and "Traceback" not in error
