@@ -9,19 +9,16 @@ import numpy as np
 
 from rookery import check
 from rookery.engines.code_key import CodeKey
+from rookery.engines.devices import BY_CLIENT, REPLICATED, Device, Devices, chosen
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Event, Program, Progress
+from rookery.engines.program_count import note_program
+from rookery.engines.program_count import programs_compiled as programs_compiled
 from rookery.engines.round_costs import RoundCosts, ledgers
-from rookery.engines.traced import many_rounds
+from rookery.engines.sharded import ShardedRunner
+from rookery.engines.traced import many_runs
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.ledger import Ledger
 from rookery.types import Key, Tree
-
-_programs: list[str] = []  # the algorithms of all programs that this process has compiled
-
-
-def programs_compiled() -> int:
-    """How many programs this process has compiled: one per structure and number of runs."""
-    return len(_programs)
 
 
 class Compiled(AbstractEngine):
@@ -34,22 +31,51 @@ class Compiled(AbstractEngine):
     Args:
         clients_at_once: how many clients of a cohort go through one vmap; the others follow. None
             takes the whole cohort, which is fastest for small models; a smaller number bounds
-            memory.
+            memory. It is per device.
         rounds_per_call: the most rounds of one XLA call.
+        devices: how many devices, or which out of ``jax.devices()``; None is JAX's default device.
+            The clients of a cohort are divided among them, and so are the runs of a sweep. Numbers
+            agree with those of one device up to rounding; ledgers are equal.
+        data: with several devices, where clients' rows and memory are. "replicated": every device
+            has all of them, so that every cohort is divided evenly. "by client": each device has
+            those of some clients and computes for these; it needs less memory, but a cohort may
+            fall unevenly.
     """
 
     clients_at_once: int | None = None
     rounds_per_call: int = 100
+    devices: Devices = None
+    data: str = REPLICATED
 
     def __check_init__(self):
         if self.clients_at_once is not None:
             check.count("clients_at_once", self.clients_at_once)
         check.count("rounds_per_call", self.rounds_per_call)
+        check.one_of("data", self.data, (REPLICATED, BY_CLIENT))
+        if self.data == BY_CLIENT and len(chosen(self.devices)) < 2:
+            raise ValueError(
+                f"data={BY_CLIENT!r} divides rows among several devices, got "
+                f"devices={self.devices}."
+            )
+        chosen(self.devices)
 
     def prepare(self, program: Program, algorithms: Sequence[AbstractAlgorithm]) -> AbstractRunner:
         """Move the data to the device; compilation happens at the first call."""
         program.population.check_rows("the compiled engine")
-        return _CompiledRunner(program, algorithms, self.clients_at_once, self.rounds_per_call)
+        devices = chosen(self.devices)
+        if len(devices) > 1:
+            return ShardedRunner(
+                program,
+                algorithms,
+                devices,
+                self.data == BY_CLIENT,
+                self.clients_at_once,
+                self.rounds_per_call,
+            )
+        device = None if isinstance(self.devices, int) or not devices else devices[0]
+        return _CompiledRunner(
+            program, algorithms, self.clients_at_once, self.rounds_per_call, device
+        )
 
 
 class _CompiledRunner(AbstractRunner):
@@ -61,15 +87,20 @@ class _CompiledRunner(AbstractRunner):
         algorithms: Sequence[AbstractAlgorithm],
         clients_at_once: int | None,
         capacity: int,
+        device: Device | None,
     ):
         parts = [eqx.partition(numbers_to_arrays(a), eqx.is_array) for a in algorithms]
         self._numbers = stack([numbers for numbers, _ in parts])
         self._structure = parts[0][1]
         self._program = Program(
-            program.problem, jax.device_put(program.population), program.clock, program.aggregate
+            program.problem,
+            jax.device_put(program.population, device),
+            program.clock,
+            program.aggregate,
         )
         self._key = CodeKey([program.problem, algorithms[0], program.clock, program.aggregate])
         self._clients_at_once, self._capacity = clients_at_once, capacity
+        self._device = device
 
     def follow(self, note: Callable[[int, Event], None]) -> None:
         """Nothing: simulated clients do not fail."""
@@ -80,7 +111,7 @@ class _CompiledRunner(AbstractRunner):
     def advance(
         self, states: Sequence[Tree], keys: Sequence[Key], first: int, n: Sequence[int]
     ) -> list[Progress]:
-        stacked, key = stack(states), jnp.stack(list(keys))
+        stacked, key = jax.device_put(stack(states), self._device), jnp.stack(list(keys))
         spent: list[list[Ledger]] = [[] for _ in states]
         is_finite = [True] * len(states)
         for begun in range(0, max(n), self._capacity):
@@ -124,17 +155,8 @@ def _advance(
     n: jax.Array,
 ) -> tuple[Tree, RoundCosts, jax.Array]:
     del code  # it only tells programs apart
-    _programs.append(type(structure).__name__)  # only while tracing, so once per program
-
-    def one(numbers, state, key, n):
-        algorithm = eqx.combine(numbers, structure)
-        return many_rounds(program, algorithm, clients_at_once, capacity, state, key, first, n)
-
-    if n.shape[0] > 1:
-        return jax.vmap(one)(numbers, states, keys, n)
-    # a single run keeps real branches and loop lengths, which a vmap would turn into selects
-    alone = jax.tree.map(lambda a: a[0], (numbers, states, keys, n))
-    return jax.tree.map(lambda a: a[None], one(*alone))
+    note_program(type(structure).__name__)
+    return many_runs(program, structure, clients_at_once, capacity, numbers, states, keys, first, n)
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

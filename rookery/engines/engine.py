@@ -80,6 +80,10 @@ class AbstractRunner(abc.ABC):
     def close(self) -> None:
         """Release what is held outside this process, if anything is."""
 
+    def agreed(self, number: float) -> float:
+        """A number that all processes of the run must have in common: that of the first."""
+        return number
+
     @abc.abstractmethod
     def advance(
         self, states: Sequence[Tree], keys: Sequence[Key], first: int, n: Sequence[int]

@@ -4,8 +4,10 @@ In a poll, only comparisons of times touch every client. Computing results and c
 over the affected clients alone (:mod:`rookery.engines.masked_loop`).
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -17,6 +19,7 @@ from rookery.engines import masked_loop
 from rookery.engines.engine import Program
 from rookery.engines.masked_loop import visit_some, weighted_sum, written
 from rookery.engines.round_costs import RoundCosts
+from rookery.engines.spread import AbstractSpread, OneDevice
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.async_trace import AsyncTrace
 from rookery.program.delays import Clock
@@ -30,7 +33,7 @@ from rookery.program.federation import (
     client_key,
     common_cohort,
 )
-from rookery.program.memory import Memory, gathered, rows_to_keep
+from rookery.program.memory import Memory, check_recall, rows_to_keep
 from rookery.program.participation import Cohort
 from rookery.program.polling import (
     SIMULTANEOUS,
@@ -50,6 +53,8 @@ from rookery.program.polling import (
 from rookery.program.step import traced_loop
 from rookery.types import Key, Tree
 
+ONE_DEVICE = OneDevice()
+
 
 class TracedFederation(AbstractFederation):
     """The words, traced. It lives while a round is traced; loops carry what it has noted.
@@ -58,7 +63,13 @@ class TracedFederation(AbstractFederation):
         costs: of the round so far.
     """
 
-    def __init__(self, program: Program, round: int | jax.Array, clients_at_once: int | None):
+    def __init__(
+        self,
+        program: Program,
+        round: int | jax.Array,
+        clients_at_once: int | None,
+        spread: AbstractSpread = ONE_DEVICE,
+    ):
         population = program.population
         weights = jnp.asarray(population.weights, float)
         super().__init__(population.n_clients, weights, round, program.aggregate)
@@ -66,13 +77,14 @@ class TracedFederation(AbstractFederation):
         self._population = population
         self._clock = program.clock
         self._clients_at_once = clients_at_once
+        self._spread = spread
         self._holders: dict[int, jax.Array] = {}  # cached value -> which clients hold it
         self._pending: dict[int, jax.Array] = {}  # cohort -> bytes sent since its last reply
 
     # ---- synchronous words
 
     def map(self, step: Step, *values: Placed, key: Key | None = None, **settings) -> Placed:
-        """One vmap over the cohort, or several of ``clients_at_once`` clients one after another."""
+        """One vmap over the cohort, or several, one after another or on several devices."""
         cohort = common_cohort(step, values)
         stacked = [v.value for v in values if v.is_stacked]
 
@@ -84,21 +96,21 @@ class TracedFederation(AbstractFederation):
             return step(client, *arguments, **settings), client.work
 
         slots = (cohort.ids, cohort.occurrence, stacked)
-        if self._clients_at_once is None or len(cohort) <= self._clients_at_once:
-            replies, work = jax.vmap(one)(slots)
-        else:
-            replies, work = lax.map(one, slots, batch_size=self._clients_at_once)
+        replies, work = self._compute(one, cohort.ids, slots)
         self.costs = self.costs.worked(cohort.active, work)
         return Placed(cohort, replies, is_stacked=True)
 
     def recall(self, cohort: Cohort, memory: Memory) -> Placed:
         """A gather of rows."""
-        return gathered(cohort, memory, self.n_clients)
+        check_recall(cohort, memory, self.n_clients)
+        rows = self._spread.read(memory.rows, cohort.ids, self.n_clients)
+        return Placed(cohort, rows, is_stacked=True)
 
     def keep(self, memory: Memory, placed: Placed) -> Memory:
         """A scatter of rows."""
         rows, cohort = rows_to_keep(memory, placed, self.n_clients)
-        return Memory(written(memory.rows, cohort.ids, cohort.active, rows), memory.n_clients)
+        table = self._spread.write(memory.rows, cohort.ids, cohort.active, rows, self.n_clients)
+        return Memory(table, memory.n_clients)
 
     def repeat(self, n, body, init) -> Tree:
         """A ``fori_loop`` that carries the costs along."""
@@ -198,7 +210,7 @@ class TracedFederation(AbstractFederation):
 
         def visit(ids, active, carry):
             total, slowest, costs = carry
-            replies, work = jax.vmap(one)(ids)
+            replies, work = self._compute(one, ids, ids)
             lasts = self._clock.exchange_seconds(
                 self.kind, self.round, exchange, ids, active, nbytes[ids]
             )
@@ -234,7 +246,7 @@ class TracedFederation(AbstractFederation):
 
         def visit(ids, active, carry):
             results, total, change, costs = carry
-            replies, work = jax.vmap(one)(ids)
+            replies, work = self._compute(one, ids, ids)
             check_result(jobs, replies)
             results = written(results, ids, active, replies)
             total = tree.add(total, weighted_sum(counts, ids, active, replies))
@@ -312,6 +324,9 @@ class TracedFederation(AbstractFederation):
         self._pending[cohort.token] = jnp.zeros(len(cohort))
         return rows, cohort
 
+    def _compute(self, one: Callable[[Tree], Tree], ids: jax.Array, slots: Tree) -> Tree:
+        return self._spread.compute(one, ids, slots, self._clients_at_once)
+
     def _client(self, id: jax.Array, key: Key | None) -> LocalClient:
         return LocalClient(self._population, id, key, traced_loop)
 
@@ -388,9 +403,10 @@ def one_round(
     state: Tree,
     key: Key,
     round: int | jax.Array,
+    spread: AbstractSpread = ONE_DEVICE,
 ) -> tuple[Tree, RoundCosts]:
     """Trace one round of a program: pure, so it can be jitted and mapped over."""
-    fed = TracedFederation(program, round, clients_at_once)
+    fed = TracedFederation(program, round, clients_at_once, spread)
     state = algorithm.round(fed, program.problem, state, jax.random.fold_in(key, round))
     return later(state, fed.costs.seconds), fed.costs
 
@@ -404,6 +420,7 @@ def many_rounds(
     key: Key,
     first: int | jax.Array,
     n: int | jax.Array,
+    spread: AbstractSpread = ONE_DEVICE,
 ) -> tuple[Tree, RoundCosts, Int[Array, "2"]]:
     """``n <= capacity`` rounds, n traced.
 
@@ -419,11 +436,39 @@ def many_rounds(
 
     def once(carry):
         done, _, state, costs = carry
-        state, own = one_round(program, algorithm, clients_at_once, state, key, first + done)
+        round = first + done
+        state, own = one_round(program, algorithm, clients_at_once, state, key, round, spread)
         costs = jax.tree.map(lambda all, one: all.at[done].set(one), costs, own)
-        return done + 1, all_finite(state), state, costs
+        return done + 1, spread.all_agree(all_finite(state)), state, costs
 
     done, is_finite, state, costs = lax.while_loop(
         is_unfinished, once, (jnp.zeros((), jnp.int32), jnp.array(True), state, costs)
     )
     return state, costs, jnp.stack([done, is_finite.astype(jnp.int32)])
+
+
+def many_runs(
+    program: Program,
+    structure: Tree,
+    clients_at_once: int | None,
+    capacity: int,
+    numbers: Tree,
+    states: Tree,
+    keys: jax.Array,
+    first: int | jax.Array,
+    n: jax.Array,
+    spread: AbstractSpread = ONE_DEVICE,
+) -> tuple[Tree, RoundCosts, Int[Array, "runs 2"]]:
+    """:func:`many_rounds` of runs whose algorithms have one structure and differ in numbers."""
+
+    def one(numbers, state, key, n):
+        algorithm = eqx.combine(numbers, structure)
+        return many_rounds(
+            program, algorithm, clients_at_once, capacity, state, key, first, n, spread
+        )
+
+    if n.shape[0] > 1:
+        return jax.vmap(one)(numbers, states, keys, n)
+    # a single run keeps real branches and loop lengths, which a vmap would turn into selects
+    alone = jax.tree.map(lambda a: a[0], (numbers, states, keys, n))
+    return jax.tree.map(lambda a: a[None], one(*alone))

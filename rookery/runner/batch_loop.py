@@ -128,7 +128,8 @@ class BatchLoop:
             self._save_partial(stopped.progress)
             raise
         if self._is_compiled:  # the first chunk also compiles: its time says nothing
-            self._rounds_per_second = chunk / max(time.monotonic() - began, 1e-9)
+            speed = chunk / max(time.monotonic() - began, 1e-9)
+            self._rounds_per_second = runner.agreed(speed)
         self._is_compiled = True
         for one, new in zip(self._runs, progress, strict=False):  # the padding comes last
             if not one.is_running:
