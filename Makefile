@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types unit test-slow test-contract test-versions \
+.PHONY: demo test lint types unit test-slow test-contract test-devices test-versions \
 	test-oldest test-newest test-tracking test-ray test-flare test-models bench bench-remote clean
 
 demo: $(READY)
@@ -34,6 +34,10 @@ test-slow: $(READY)
 # every variant of every algorithm on all engines; `make test` has one variant of each, few on Remote
 test-contract: $(READY)
 	ROOKERY_CONTRACT=all $(BIN)/pytest -n 2 --dist worksteal tests/contract/test_engines_agree.py
+
+# every variant of every algorithm on one, two and four devices of this processor; programs for others
+test-devices: $(READY)
+	ROOKERY_CONTRACT=all $(BIN)/pytest -n 2 --dist worksteal tests/contract/test_devices.py tests/engines/test_devices.py
 
 # a few tests of every layer with the oldest declared versions on Python 3.11, and with the newest
 # versions of everything on the newest Python

@@ -33,6 +33,7 @@ jaxtyping.install_import_hook(
     ["rookery.clients", *(f"rookery.problem.{name}" for name in PROBLEMS)], "typechecker.check"
 )
 
+jax.config.update("jax_num_cpu_devices", 4)  # tests use the first unless they say otherwise
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery import check
+from rookery.clients.population import Population
 from rookery.engines.code_key import CodeKey
 from rookery.engines.devices import BY_CLIENT, REPLICATED, Device, Devices, chosen
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Event, Program, Progress
@@ -58,6 +59,14 @@ class Compiled(AbstractEngine):
                 f"devices={self.devices}."
             )
         chosen(self.devices)
+
+    def placed(self, population: Population) -> Population:
+        """On a device, or on the host if no device is to have all of it."""
+        if self.data == REPLICATED:
+            return jax.device_put(population)
+        return jax.tree.map(
+            lambda a: np.asarray(a, jax.dtypes.canonicalize_dtype(a.dtype)), population
+        )
 
     def prepare(self, program: Program, algorithms: Sequence[AbstractAlgorithm]) -> AbstractRunner:
         """Move the data to the device; compilation happens at the first call."""

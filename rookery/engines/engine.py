@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
+import jax
 
 from rookery.clients.population import Population
 from rookery.program.aggregate import Aggregate
@@ -98,6 +99,10 @@ class AbstractRunner(abc.ABC):
 
 class AbstractEngine(eqx.Module):
     """Where a program runs."""
+
+    def placed(self, population: Population) -> Population:
+        """The population as a run keeps it, for this engine and for evaluations."""
+        return jax.device_put(population)
 
     @abc.abstractmethod
     def prepare(self, program: Program, algorithms: Sequence[AbstractAlgorithm]) -> AbstractRunner:

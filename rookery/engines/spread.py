@@ -177,9 +177,9 @@ class ByClient(AbstractSpread):
         self, ids: Int[Array, " slots"]
     ) -> tuple[Int[Array, " slots"], Bool[Array, " slots"]]:
         """Where clients are in the tables of this device, and whether they are."""
-        at = ids - lax.axis_index(CLIENTS) * self.block
+        at = ids - (lax.axis_index(CLIENTS) * self.block).astype(ids.dtype)
         is_mine = (at >= 0) & (at < self.block)
-        return jnp.where(is_mine, at, 0), is_mine
+        return jnp.where(is_mine, at, jnp.zeros_like(at)), is_mine
 
 
 def _mapped(

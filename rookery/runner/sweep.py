@@ -244,12 +244,13 @@ def _sweep(
     # tracing the evaluations takes time, and only these need their names
     is_judged = bool(rules or keep is not None) and bool(checked)
     goals = metric_goals(evaluate, checked[0].start, population) if is_judged else {}
-    population = jax.device_put(population)
+    engine = engine if engine is not None else Compiled()
+    population = engine.placed(population)
     needs_fingerprint = any((one.directory, one.tracker) != (None, None) for one in runs)
     settings = SweepSettings(
         program=Program(problem, population, clock, aggregate if aggregate is not None else Mean()),
         data_fingerprint=fingerprint(population) if needs_fingerprint else "",
-        engine=engine if engine is not None else Compiled(),
+        engine=engine,
         rounds=rounds,
         seconds=seconds,
         evaluate=tuple(evaluate),
