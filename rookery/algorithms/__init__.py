@@ -16,6 +16,8 @@ from rookery.algorithms.composed_sgd import ComposedSGD as ComposedSGD
 from rookery.algorithms.drfa import DRFA as DRFA
 from rookery.algorithms.extragradient import Extragradient as Extragradient
 from rookery.algorithms.fedavg import FedAvg as FedAvg
+from rookery.algorithms.fedbio import FedBiO as FedBiO
+from rookery.algorithms.fedbio import FedBiOAcc as FedBiOAcc
 from rookery.algorithms.fedbuff import FedBuff as FedBuff
 from rookery.algorithms.fedmbo import FedMBO as FedMBO
 from rookery.algorithms.fedmsa.fedmsa import FedMSA as FedMSA
@@ -40,6 +42,8 @@ from rookery.algorithms.scaffold import Scaffold as Scaffold
 from rookery.algorithms.scaffold_s import ScaffoldS as ScaffoldS
 from rookery.algorithms.scgd import SCGD as SCGD
 from rookery.algorithms.sgda import FedAvgS as FedAvgS
+from rookery.algorithms.simfbo import ShroFBO as ShroFBO
+from rookery.algorithms.simfbo import SimFBO as SimFBO
 from rookery.algorithms.soba import SOBA as SOBA
 from rookery.algorithms.stocbio import StocBiO as StocBiO
 from rookery.algorithms.stsa import STSA as STSA
@@ -86,5 +90,15 @@ __all__ = [
     "StocBiO",
 ]
 
-GROUPED = ("FedAdagrad", "FedAdam", "FedAvgM", "FedNova", "FedYogi")
+GROUPED = (
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvgM",
+    "FedBiO",
+    "FedBiOAcc",
+    "FedNova",
+    "FedYogi",
+    "ShroFBO",
+    "SimFBO",
+)
 """Algorithms that are imported from here; the top level of rookery has not room for all."""

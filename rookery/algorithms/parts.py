@@ -28,6 +28,10 @@ from rookery.algorithms.prometheus.mixing import MixingMatrix as MixingMatrix
 from rookery.algorithms.prometheus.mixing import RingGraph as RingGraph
 from rookery.algorithms.sgda import Alternating as Alternating
 from rookery.algorithms.sgda import Simultaneous as Simultaneous
+from rookery.algorithms.shared.estimators import PAGE as PAGE
+from rookery.algorithms.shared.estimators import STORM as STORM
+from rookery.algorithms.shared.estimators import MomentumEstimator as MomentumEstimator
+from rookery.algorithms.shared.estimators import PlainEstimator as PlainEstimator
 from rookery.algorithms.shared.lipschitz import PowerIteration as PowerIteration
 from rookery.algorithms.shared.local import RandomSteps as RandomSteps
 from rookery.algorithms.shared.local_adjoint import LocalNeumann as LocalNeumann
@@ -52,7 +56,9 @@ from rookery.algorithms.shared.views import SequencesView as SequencesView
 
 __all__ = [
     "ADMM",
+    "PAGE",
     "PHE",
+    "STORM",
     "APHEPaper",
     "APHERandom",
     "APHESum",
@@ -82,10 +88,12 @@ __all__ = [
     "LocalNeumannSum",
     "MinimaxView",
     "MixingMatrix",
+    "MomentumEstimator",
     "NormalisedWeights",
     "Optimiser",
     "PHESum",
     "PerCall",
+    "PlainEstimator",
     "PowerDecay",
     "PowerIteration",
     "PrintedWeights",

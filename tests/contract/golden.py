@@ -3,6 +3,7 @@
 A refactoring must not change a number. Record before it, check after it:
 
     python tests/contract/golden.py            # writes golden.json
+    python tests/contract/golden.py --add      # records only instances that are new
     python tests/contract/golden.py --check    # exits with 1 and names what differs
 
 An entry has a digest of the bits of the solution after every round, the ledger of every round, and
@@ -30,6 +31,7 @@ def main():
     """Record, or compare with what was recorded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("--add", action="store_true", help="record new instances, keep the others")
     parser.add_argument("--only", default="", help="names that contain this")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
@@ -37,8 +39,10 @@ def main():
 
     names = [(n, w) for n, some in INSTANCES.items() for w in some if arguments.only in f"{n}: {w}"]
     if not arguments.check:
-        golden = {}
+        golden = json.loads(FILE.read_text()) if arguments.add else {}
         for name, which in names:
+            if f"{name}: {which}" in golden:
+                continue
             golden[f"{name}: {which}"] = golden_run(*INSTANCES[name][which])
             print(f"{name}: {which}", flush=True)
         FILE.write_text(json.dumps(golden, indent=1) + "\n")

@@ -14,7 +14,17 @@ import jax.numpy as jnp
 import optax
 
 import rookery as rk
-from rookery.algorithms import FedAdagrad, FedAdam, FedAvgM, FedNova, FedYogi
+from rookery.algorithms import (
+    FedAdagrad,
+    FedAdam,
+    FedAvgM,
+    FedBiO,
+    FedBiOAcc,
+    FedNova,
+    FedYogi,
+    ShroFBO,
+    SimFBO,
+)
 
 NOISY = rk.zoo.quadratic_bilevel(n_clients=4, rows=3, noise=0.3)
 SCALAR = rk.zoo.scalar_bilevel()
@@ -389,6 +399,67 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
     },
     "STSA": {"minimax": (SADDLE, rk.STSA(outer_lr=0.05, inner_lr=0.1, **PARTIAL))},
     "SOBA": {"bilevel": (TINY, rk.SOBA(outer_lr=0.05, inner_lr=0.1, **PARTIAL))},
+    "SimFBO": {
+        "unequal local steps": (
+            TINY,
+            SimFBO(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                server_lr=(0.05, 0.2, 0.1),
+                local_steps=(1, 2, 3),
+                inner_radius=(math.inf, 0.5),
+                **PARTIAL,
+            ),
+        )
+    },
+    "ShroFBO": {
+        "unequal local steps": (
+            TINY,
+            ShroFBO(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                server_lr=0.1,
+                local_steps=(1, 2, 3),
+                weighting="normalised",
+                **PARTIAL,
+            ),
+        )
+    },
+    "FedBiO": {
+        "local momentum": (
+            TINY,
+            FedBiO(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                local_steps=2,
+                estimator=rk.parts.MomentumEstimator(0.5),
+                first_batch=1,
+                **PARTIAL,
+            ),
+        ),
+        "PAGE": (
+            TINY,
+            FedBiO(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                local_steps=2,
+                estimator=rk.parts.PAGE(0.5),
+                **PARTIAL,
+            ),
+        ),
+    },
+    "FedBiOAcc": {
+        "falling rate": (
+            TINY,
+            FedBiOAcc(
+                outer_lr=0.05,
+                inner_lr=(0.1, 0.08),
+                local_steps=2,
+                estimator=rk.parts.STORM(0.5, rk.parts.PowerDecay(1.0, 1 / 3)),
+                **PARTIAL,
+            ),
+        )
+    },
     "SCGD": {"two layers": (CHAIN, rk.SCGD(outer_lr=0.05, inner_lr=0.5, **PARTIAL))},
     "ComposedSGD": {"two layers": (CHAIN, rk.ComposedSGD(outer_lr=0.05, **PARTIAL))},
     "NASA": {"two layers": (CHAIN, rk.NASA(lr=0.1, **PARTIAL))},
@@ -497,6 +568,10 @@ OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
     "FedMSA": first("FedMSA", inner_lr=(0.1, KEPT), outer_lr=MOMENTUM),
     "STSA": first("STSA", inner_lr=ADAM, outer_lr=MOMENTUM),
     "SOBA": first("SOBA", inner_lr=(MOMENTUM, ADAM), outer_lr=ADAM),
+    "SimFBO": first("SimFBO", inner_lr=KEPT, server_lr=ADAM),
+    "ShroFBO": first("ShroFBO", inner_lr=MOMENTUM, server_lr=FALLING),
+    "FedBiO": first("FedBiO", inner_lr=(0.1, ADAM), outer_lr=MOMENTUM),
+    "FedBiOAcc": first("FedBiOAcc", outer_lr=KEPT),
     "SCGD": first("SCGD", outer_lr=ADAM),
     "ComposedSGD": first("ComposedSGD", outer_lr=MOMENTUM),
     "FedAvg": first("FedAvg", lr=KEPT, server_lr=MOMENTUM),

@@ -1,0 +1,262 @@
+"""Local steps on all blocks at once: the frame of the single-loop methods.
+
+Blocks u with averaged maps s_i come from a view of the problem
+(:mod:`rookery.algorithms.shared.views`). With τ_i local steps of a rule with size η:
+
+    down    u                                                   (and d, if it is averaged)
+    client  w = u,  Q = 0
+            τ_i times, along the estimate d of s_i(w; ξ):  Q = Q + d,  w = w - η d
+    up      w,  Q  or  Q / τ_i                                  (and d, if it is averaged)
+    server  a step of its own rule against the mean, and projections
+
+How d is made is the estimator's business (:mod:`rookery.algorithms.shared.estimators`), what goes
+up and how the server steps is the algorithm's. All blocks of a local step move at once, from the
+old values. Samples of the levels are independent, as the proofs want them.
+"""
+
+import abc
+from collections.abc import Callable
+from dataclasses import KW_ONLY
+from typing import ClassVar, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import check, tree
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.blocks import descend, evaluate
+from rookery.algorithms.shared.estimators import AbstractEstimator, PlainEstimator
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    StepRules,
+    check_keeping,
+    check_step_rule,
+    check_step_rules,
+    each_rule,
+    kept_opts,
+    opts_to_keep,
+    starting_opts,
+    step_rule,
+    step_rules,
+)
+from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
+from rookery.problem.constraints import all_projected
+from rookery.program.algorithm import SampledAlgorithm
+from rookery.program.federation import AbstractFederation, Client
+from rookery.program.participation import AbstractParticipation, Cohort, Everyone, Uniform
+from rookery.types import Count, Key, Number, Problem, Tree
+
+
+class LocalBlocksState(NamedTuple):
+    """The blocks, first the problem's own variables, the averaged estimate and the rules' states.
+
+    ``d`` is empty unless the estimator averages it. ``opts`` are of the server's rules, and
+    ``own_opts`` is what clients keep of their optimisers' states, if anything.
+    """
+
+    variables: Blocks
+    added: Blocks
+    d: Blocks
+    opts: tuple[Tree, ...]
+    own_opts: Tree = ()
+
+
+class LocalSteps(NamedTuple):
+    """What a client's local steps come to.
+
+    Attributes:
+        w: the blocks after the last step.
+        total: Q, the sum of the directions that the steps followed.
+        d: the estimate at ``w``; empty unless it is averaged.
+        steps: τ_i.
+    """
+
+    w: Blocks
+    total: Blocks
+    d: Blocks
+    steps: Count
+
+
+class AbstractLocalBlocks(SampledAlgorithm):
+    """Local steps on the blocks of a view, of which x is the first.
+
+    Args:
+        outer_lr: step rule of x on the clients.
+        inner_lr: of all other blocks, one for all or a tuple with one each; in a bilevel problem
+            those of y and v.
+        local_steps: τ_i, one number or one per client.
+        estimator: of the maps along the local steps.
+        first_batch: rows per client for the first estimate, if the estimator averages it; None is
+            all rows.
+        view: how the problem is seen as blocks; by its class if None.
+    """
+
+    projects: ClassVar[bool] = True
+
+    _: KW_ONLY
+    outer_lr: StepRule = eqx.field(converter=step_rule)
+    inner_lr: StepRules = eqx.field(converter=step_rules)
+    local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
+    estimator: AbstractEstimator = eqx.field(default_factory=PlainEstimator)
+    first_batch: int | None = None
+    view: AbstractView | None = None
+
+    def __check_init__(self):
+        check_step_rule("outer_lr", self.outer_lr, "local")
+        check_step_rules("inner_lr", self.inner_lr, place="local")
+        check_keeping(self.name, self.clients, self.outer_lr, self.inner_lr)
+        local.check_local_steps("local_steps", self.local_steps)
+        if self.first_batch is not None:
+            check.count("first_batch", self.first_batch)
+
+    def check(self, problem: Problem, n_clients: int) -> None:
+        """Raise unless the problem has blocks and the settings fit them and the clients."""
+        others = view_of(problem, self.view).n_blocks(problem) - 1
+        check_step_rules("inner_lr", self.inner_lr, others, "local")
+        local.check_local_steps("local_steps", self.local_steps, n_clients)
+        self.clients.check(n_clients)
+
+    def check_start(
+        self, problem: Problem, start: tuple[Tree, ...], example: Callable[[str], Tree]
+    ) -> None:
+        """Raise unless the view's initial values have the shapes that the problem has."""
+        view_of(problem, self.view).check_start(problem, start, example)
+
+    def init(self, problem: Problem, *variables: Tree) -> LocalBlocksState:
+        """The given variables, and what the view adds to them; no estimate yet."""
+        added = view_of(problem, self.view).added(problem, *variables)
+        u = (*variables, *added)
+        d = tree.zeros_like(u) if self.estimator.is_averaged else ()
+        own = kept_opts(each_rule(self.outer_lr, self.inner_lr, len(u)), u)
+        return LocalBlocksState(variables, added, d, self.first_opts(u), own)
+
+    def first_opts(self, u: Blocks) -> tuple[Tree, ...]:
+        """The states of the server's rules before the first step; most methods have none."""
+        return ()
+
+    @abc.abstractmethod
+    def reply(self, steps: LocalSteps) -> Tree:
+        """What goes up, without the estimate; computed on the client."""
+
+    def mean_reply(
+        self, fed: AbstractFederation, problem: Problem, state: LocalBlocksState, key: Key
+    ) -> tuple[Tree, Blocks, Tree, Cohort]:
+        """One exchange: the means of the replies and of the estimates, what clients keep, and whom.
+
+        The estimate is empty unless it is averaged.
+        """
+        who, sample_key = jax.random.split(key)
+        cohort = fed.sample(self.clients, who)
+        u = (*state.variables, *state.added)
+        d = self._first_estimate(fed, problem, cohort, u, state.d, sample_key)
+        at = fed.broadcast(cohort, (u, d))  # ------------------------------- down  u (and d)
+        settings = {"problem": problem, "algorithm": self}
+        own, step = state.own_opts, local_block_steps
+        up, own = local.map_steps(fed, cohort, own, step, at, key=sample_key, **settings)
+        with fed.outer():
+            reply, d = fed.mean(up)  # -------------------------------------- up    reply (and d)
+        return reply, d, own, cohort
+
+    def _first_estimate(
+        self,
+        fed: AbstractFederation,
+        problem: Problem,
+        cohort: Cohort,
+        u: Blocks,
+        d: Blocks,
+        key: Key,
+    ) -> Blocks:
+        """The mean of the maps in round 0, if the estimate is averaged; otherwise ``d``."""
+        if not self.estimator.is_averaged:
+            return d
+
+        def first(d: Blocks) -> Blocks:
+            at = fed.broadcast(cohort, u)  # -------------------------------- down  u
+            d_i = fed.map(first_maps, at, key=key, problem=problem, algorithm=self)
+            with fed.outer():
+                return fed.mean(d_i)  # ------------------------------------- up    s_i(u)
+
+        return fed.when(jnp.asarray(fed.round) == 0, first, d)
+
+    def inside(self, problem: Problem, u: Blocks) -> tuple[Blocks, Blocks]:
+        """The problem's own variables in their sets, and the added blocks."""
+        n = len(problem.variables)
+        return all_projected(problem, u[:n]), u[n:]
+
+    def solution(self, state: LocalBlocksState) -> tuple[Tree, ...]:
+        """The problem's own variables."""
+        return state.variables
+
+
+def first_maps(
+    client: Client, u: Blocks, *, problem: Problem, algorithm: AbstractLocalBlocks
+) -> Blocks:
+    """s_i(u; ξ), on the rows of the first estimate."""
+    return evaluate(client, problem, algorithm.view, algorithm.first_batch, client.key, u)[0]
+
+
+def local_block_steps(
+    client: Client,
+    start: tuple[Blocks, Blocks],
+    kept: tuple[Tree, ...] | None = None,
+    *,
+    problem: Problem,
+    algorithm: AbstractLocalBlocks,
+    round: Count,
+) -> tuple[tuple[Tree, Blocks], tuple[Tree, ...]]:
+    """The local steps of a round: what goes up, and what the client keeps."""
+    u, d = start
+    estimator = algorithm.estimator
+    rules = each_rule(algorithm.outer_lr, algorithm.inner_lr, len(u))
+    n, tau = len(problem.variables), local.steps_of(client, algorithm.local_steps)
+
+    def maps(*points, key, batch_size):
+        return evaluate(client, problem, algorithm.view, batch_size, key, *points)
+
+    def step(k, carry):
+        w, opts, d, total = carry
+        w = (*all_projected(problem, w[:n]), *w[n:])
+
+        def move(direction):
+            return descend(rules, direction, opts, w, round, None, tau)
+
+        key, batch_size = jax.random.fold_in(client.key, k), algorithm.batch_size
+        (w, opts), d, along = estimator.step(
+            client, maps, move, w, d, key=key, batch_size=batch_size, t=round * tau + k
+        )
+        return w, opts, d, tree.add(total, along)
+
+    zero = tree.zeros_like(u)
+    first = u, starting_opts(rules, u, kept), d if estimator.is_averaged else zero, zero
+    w, opts, d, total = client.repeat(tau, step, first)
+    d = d if estimator.is_averaged else ()
+    reply = algorithm.reply(LocalSteps(w, total, d, tau))
+    return (reply, d), opts_to_keep(rules, opts)
+
+
+Weighting = Literal["unbiased", "normalised"]
+"""How the replies of a sampled cohort are weighed.
+
+unbiased: by (m / |C|) w_i, whose sum is one on average; normalised: by w_i divided by their sum.
+"""
+
+
+def check_weighting(weighting: Weighting, clients: AbstractParticipation) -> None:
+    """Raise unless a cohort's replies can be weighed like this."""
+    check.one_of("weighting", weighting, ["unbiased", "normalised"])
+    if weighting == "unbiased" and not isinstance(clients, Everyone | Uniform):
+        raise ValueError(
+            'weighting="unbiased" divides by the probability with which a uniform cohort holds a '
+            f"client, but clients is {type(clients).__name__}. Use clients=n, or "
+            'weighting="normalised": the means of Proportional and Weighted are unbiased as they '
+            "are."
+        )
+
+
+def weighting_factor(fed: AbstractFederation, weighting: Weighting, cohort: Cohort) -> Number:
+    """By how much the sum of weighted replies exceeds their mean."""
+    if weighting == "normalised":
+        return 1.0
+    drawn = jnp.where(cohort.active, fed.weights[cohort.ids], 0.0)
+    return jnp.sum(drawn) * (fed.n_clients / jnp.sum(cohort.active))
