@@ -30,6 +30,7 @@ EXPECTED = {  # regular expressions that a line of the output must match as a wh
     "10_pandas_table.py": r"Oslo   accuracy 0\.[89]\d",
     "11_hugging_face.py": r"accuracy of the worst writer: 0\.9\d\d",
     "12_loss_over_pairs.py": r"AUC: 0\.9\d in the mean, 0\.[89]\d of the worst client",
+    "13_two_processes.py": r"largest difference from one process: (0e\+00|[1-9]e-0[78])",
     "20_torch_model.py": r"accuracy of the PyTorch network: 0\.[89]\d\d",
     "21_nnx_model.py": r"accuracy measured in the run (0\.9\d\d), by Flax \1",
 }
