@@ -158,8 +158,10 @@ def random_normal(key: Key, like: Tree) -> Tree:
     """
     leaves, structure = jax.tree.flatten(like)
     keys = jax.random.split(key, len(leaves))
+    # drawn flat: XLA unrolls loops over a short last axis, which takes seconds to compile
     drawn = [
-        jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)
+        jax.random.normal(k, (leaf.size,), leaf.dtype).reshape(leaf.shape)
+        for k, leaf in zip(keys, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, drawn)
 
