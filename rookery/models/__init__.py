@@ -5,6 +5,7 @@ a module into a function ``apply(params, example)`` for losses, and its paramete
 ``start``. ``to_torch(params, module)`` and its twins put trained parameters back.
 """
 
+from rookery.models.bfloat16 import with_bfloat16 as with_bfloat16
 from rookery.models.equinox_adapter import from_equinox as from_equinox
 from rookery.models.equinox_adapter import to_equinox as to_equinox
 from rookery.models.layers import at_label as at_label

@@ -4,6 +4,7 @@ It writes the states of its runs and their ledgers, so that a test can compare t
 """
 
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,8 +45,8 @@ def main():
     n = {"run": 1, "sweep": 2}[what]
     for data in ("replicated", "by client"):
         leaves, ledgers = states(rk.Compiled(devices=4, data=data), 3, runs()[:n])
-        arrays = {str(i): leaf for i, leaf in enumerate(leaves)}
-        np.savez(f"{out}-{number}-{data}.npz", ledgers=np.array(ledgers), **arrays)
+        named: dict[str, Any] = {str(i): leaf for i, leaf in enumerate(leaves)}
+        np.savez(f"{out}-{number}-{data}.npz", ledgers=np.array(ledgers), **named)
 
 
 if __name__ == "__main__":
