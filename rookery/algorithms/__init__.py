@@ -11,10 +11,12 @@ from rookery.algorithms.agnostic import AgnosticFL as AgnosticFL
 from rookery.algorithms.aid import AID as AID
 from rookery.algorithms.alset import ALSET as ALSET
 from rookery.algorithms.alternating_gda import AlternatingGDA as AlternatingGDA
+from rookery.algorithms.bome import BOME as BOME
 from rookery.algorithms.comfedl.comfedl import ComFedL as ComFedL
 from rookery.algorithms.composed_sgd import ComposedSGD as ComposedSGD
 from rookery.algorithms.drfa import DRFA as DRFA
 from rookery.algorithms.extragradient import Extragradient as Extragradient
+from rookery.algorithms.f2sa import F2SA as F2SA
 from rookery.algorithms.fedavg import FedAvg as FedAvg
 from rookery.algorithms.fedbio import FedBiO as FedBiO
 from rookery.algorithms.fedbio import FedBiOAcc as FedBiOAcc
@@ -33,6 +35,7 @@ from rookery.algorithms.fedopt import FedAvgM as FedAvgM
 from rookery.algorithms.fedopt import FedYogi as FedYogi
 from rookery.algorithms.fedprox import FedProx as FedProx
 from rookery.algorithms.gda import GDA as GDA
+from rookery.algorithms.memfbo import MemFBO as MemFBO
 from rookery.algorithms.nasa import NASA as NASA
 from rookery.algorithms.nested import Nested as Nested
 from rookery.algorithms.perfedavg import PerFedAvg as PerFedAvg
@@ -91,6 +94,8 @@ __all__ = [
 ]
 
 GROUPED = (
+    "BOME",
+    "F2SA",
     "FedAdagrad",
     "FedAdam",
     "FedAvgM",
@@ -98,6 +103,7 @@ GROUPED = (
     "FedBiOAcc",
     "FedNova",
     "FedYogi",
+    "MemFBO",
     "ShroFBO",
     "SimFBO",
 )

@@ -39,6 +39,8 @@ from rookery.algorithms.shared.local_adjoint import LocalNeumannSum as LocalNeum
 from rookery.algorithms.shared.meta_hessian import ExactHessian as ExactHessian
 from rookery.algorithms.shared.meta_hessian import FirstOrder as FirstOrder
 from rookery.algorithms.shared.meta_hessian import HessianFree as HessianFree
+from rookery.algorithms.shared.penalty_view import Growing as Growing
+from rookery.algorithms.shared.penalty_view import PenaltyView as PenaltyView
 from rookery.algorithms.shared.proximal import proximal_sgd as proximal_sgd
 from rookery.algorithms.shared.schedule import ByRound as ByRound
 from rookery.algorithms.shared.schedule import Decay as Decay
@@ -80,6 +82,7 @@ __all__ = [
     "FederatedCG",
     "FirstOrder",
     "FrozenOuter",
+    "Growing",
     "HessianFree",
     "LFedOut",
     "LastIterate",
@@ -92,6 +95,7 @@ __all__ = [
     "NormalisedWeights",
     "Optimiser",
     "PHESum",
+    "PenaltyView",
     "PerCall",
     "PlainEstimator",
     "PowerDecay",

@@ -28,7 +28,7 @@ from rookery.algorithms.shared.step_rule import check_step_rules
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.problem.constraints import all_projected
 from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Key, Problem, Tree
+from rookery.types import Count, Key, Problem, Tree
 
 
 class BlocksState(NamedTuple):
@@ -79,7 +79,8 @@ class STSA(AbstractBlockSteps):
         u = (*state.variables, *state.added)
         cohort = fed.sample(self.clients, who)
         at = fed.broadcast(cohort, u)  # ------------------------------------ down  u
-        s_i = fed.map(own_maps, at, key=sample_key, problem=problem, algorithm=self)
+        settings = {"problem": problem, "algorithm": self, "round": fed.round}
+        s_i = fed.map(own_maps, at, key=sample_key, **settings)
         with fed.outer():
             s = fed.mean(s_i)  # -------------------------------------------- up    s_i(u)
         n = len(state.variables)
@@ -87,11 +88,15 @@ class STSA(AbstractBlockSteps):
         return BlocksState(all_projected(problem, u[:n]), u[n:], opts)
 
     def solution(self, state: BlocksState) -> tuple[Tree, ...]:
-        """The problem's own variables."""
-        return state.variables
+        """The problem's own variables, as the view has them."""
+        if self.view is None:
+            return state.variables
+        return self.view.solution(state.variables, state.added)
 
 
-def own_maps(client: Client, u: Blocks, *, problem: Problem, algorithm: STSA) -> Blocks:
+def own_maps(
+    client: Client, u: Blocks, *, problem: Problem, algorithm: STSA, round: Count
+) -> Blocks:
     """s_i(u; ξ)."""
     view, batch_size = algorithm.view, algorithm.batch_size
-    return evaluate(client, problem, view, batch_size, client.key, u)[0]
+    return evaluate(client, problem, view, batch_size, client.key, u, round=round)[0]

@@ -15,6 +15,8 @@ import optax
 
 import rookery as rk
 from rookery.algorithms import (
+    BOME,
+    F2SA,
     FedAdagrad,
     FedAdam,
     FedAvgM,
@@ -22,6 +24,7 @@ from rookery.algorithms import (
     FedBiOAcc,
     FedNova,
     FedYogi,
+    MemFBO,
     ShroFBO,
     SimFBO,
 )
@@ -460,6 +463,33 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
             ),
         )
     },
+    "F2SA": {
+        "symmetric": (TINY, F2SA(outer_lr=0.05, inner_lr=(0.1, 0.2), inner_rounds=2, **PARTIAL)),
+        "one-sided, growing penalty": (
+            TINY,
+            F2SA(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                inner_rounds=1,
+                penalty=rk.parts.PenaltyView(rk.parts.Growing(5.0, 1.0, 7.0), symmetric=False),
+                **PARTIAL,
+            ),
+        ),
+    },
+    "MemFBO": {
+        "unequal local steps": (
+            TINY,
+            MemFBO(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                server_lr=0.1,
+                local_steps=(1, 2, 3),
+                normalised=True,
+                **PARTIAL,
+            ),
+        )
+    },
+    "BOME": {"partial": (TINY, BOME(lr=0.05, inner_lr=0.1, inner_rounds=2, **PARTIAL))},
     "SCGD": {"two layers": (CHAIN, rk.SCGD(outer_lr=0.05, inner_lr=0.5, **PARTIAL))},
     "ComposedSGD": {"two layers": (CHAIN, rk.ComposedSGD(outer_lr=0.05, **PARTIAL))},
     "NASA": {"two layers": (CHAIN, rk.NASA(lr=0.1, **PARTIAL))},
@@ -572,6 +602,9 @@ OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
     "ShroFBO": first("ShroFBO", inner_lr=MOMENTUM, server_lr=FALLING),
     "FedBiO": first("FedBiO", inner_lr=(0.1, ADAM), outer_lr=MOMENTUM),
     "FedBiOAcc": first("FedBiOAcc", outer_lr=KEPT),
+    "F2SA": first("F2SA", inner_lr=(0.1, ADAM), outer_lr=MOMENTUM),
+    "MemFBO": first("MemFBO", inner_lr=KEPT, server_lr=ADAM),
+    "BOME": first("BOME", lr=MOMENTUM, inner_lr=ADAM),
     "SCGD": first("SCGD", outer_lr=ADAM),
     "ComposedSGD": first("ComposedSGD", outer_lr=MOMENTUM),
     "FedAvg": first("FedAvg", lr=KEPT, server_lr=MOMENTUM),

@@ -28,7 +28,8 @@ IS_WHOLE = os.environ.get("ROOKERY_CONTRACT") == "all"
 LEFT_OUT = set(
     "FedNestSGD LFedNest LFedNestSVRG LFedNestNonAlt AID StocBiO ALSET TTSA Nested SDBO AFLBilevel "
     "AFACD FedBuff AlternatingGDA Extragradient STSA NASA ComposedSGD ScaffoldS AgnosticFL "
-    "FedProx ADBO Prometheus AFBO DRFA ShroFBO FedBiO FedBiOAcc".split()
+    "FedProx ADBO Prometheus AFBO DRFA ShroFBO FedBiO FedBiOAcc "
+    "F2SA MemFBO BOME".split()
 )
 CHEAPEST = {
     "FedMSA": "composition, random output",

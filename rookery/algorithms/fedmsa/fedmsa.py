@@ -207,8 +207,10 @@ class FedMSA(SampledAlgorithm):
         return MSAState(all_projected(problem, w[:n]), w[n:], u, h, kept, own)
 
     def solution(self, state: MSAState) -> tuple[Tree, ...]:
-        """The problem's own variables."""
-        return state.variables if state.kept is None else state.kept.iterate
+        """The problem's own variables, as the view has them."""
+        if state.kept is not None:
+            return state.kept.iterate
+        return state.variables if self.view is None else self.view.solution(*state[:2])
 
     def _is_keeping(self) -> bool:
         """Whether clients keep the state of an optimiser."""
@@ -237,7 +239,7 @@ class FedMSA(SampledAlgorithm):
         def later(h):
             cohort = fed.sample(self.momentum_clients, who)
             at, before = fed.broadcast(cohort, u, state.previous)  # -------- down  u, u_prev
-            settings = {"problem": problem, "algorithm": self}
+            settings = {"problem": problem, "algorithm": self, "round": fed.round}
             delta_i = fed.map(own_difference, at, before, key=sample_key, **settings)
             with fed.outer():
                 delta = fed.mean(delta_i)  # -------------------------------- up    delta_i
@@ -249,15 +251,22 @@ class FedMSA(SampledAlgorithm):
 def own_maps(client: Client, u: Blocks, *, problem: Problem, algorithm: FedMSA) -> Blocks:
     """s_i(u; ξ) in round 0."""
     view, batch_size = algorithm.view, algorithm.first_batch
-    return evaluate(client, problem, view, batch_size, client.key, u)[0]
+    return evaluate(client, problem, view, batch_size, client.key, u, round=0)[0]
 
 
 def own_difference(
-    client: Client, u: Blocks, previous: Blocks, *, problem: Problem, algorithm: FedMSA
+    client: Client,
+    u: Blocks,
+    previous: Blocks,
+    *,
+    problem: Problem,
+    algorithm: FedMSA,
+    round: Count,
 ) -> Blocks:
     """s_i(u; ξ) - (1 - ρ) s_i(u_prev; ξ), with one sample."""
     view, batch_size = algorithm.view, algorithm.batch_size
-    new, old = evaluate(client, problem, view, batch_size, client.key, u, previous)
+    key, points = client.key, (u, previous)
+    new, old = evaluate(client, problem, view, batch_size, key, *points, round=round)
     return tree.axpy(algorithm.renewal - 1, old, new)
 
 
@@ -284,7 +293,7 @@ def local_steps(
         w = (*all_projected(problem, w[:n]), *w[n:])
         key = jax.random.fold_in(client.key, k)
         view, batch_size = algorithm.view, algorithm.batch_size
-        new, old = evaluate(client, problem, view, batch_size, key, w, before)
+        new, old = evaluate(client, problem, view, batch_size, key, w, before, round=round)
         d = tree.add(d, tree.sub(new, old))
         return move(w, opts, d), w, d
 

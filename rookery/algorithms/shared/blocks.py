@@ -31,9 +31,10 @@ def evaluate(
     batch_size: int | None,
     key: Key,
     *points: Blocks,
+    round: Count,
 ) -> tuple[Blocks, ...]:
-    """The client's maps at one or several points, all on the same rows."""
-    view = view_of(problem, view)
+    """The client's maps of a round at one or several points, all on the same rows."""
+    view = view_of(problem, view).at(round)
     splits = view.splits(problem)
     keys = jax.random.split(key, len(splits))
     samples = tuple(client.draw(split, batch_size, keys[i]) for i, split in enumerate(splits))

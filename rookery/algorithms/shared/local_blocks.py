@@ -185,15 +185,18 @@ class AbstractLocalBlocks(SampledAlgorithm):
         return all_projected(problem, u[:n]), u[n:]
 
     def solution(self, state: LocalBlocksState) -> tuple[Tree, ...]:
-        """The problem's own variables."""
-        return state.variables
+        """The problem's own variables, as the view has them."""
+        if self.view is None:
+            return state.variables
+        return self.view.solution(state.variables, state.added)
 
 
 def first_maps(
     client: Client, u: Blocks, *, problem: Problem, algorithm: AbstractLocalBlocks
 ) -> Blocks:
-    """s_i(u; ξ), on the rows of the first estimate."""
-    return evaluate(client, problem, algorithm.view, algorithm.first_batch, client.key, u)[0]
+    """s_i(u; ξ) in round 0, on the rows of the first estimate."""
+    view, batch_size = algorithm.view, algorithm.first_batch
+    return evaluate(client, problem, view, batch_size, client.key, u, round=0)[0]
 
 
 def local_block_steps(
@@ -212,7 +215,8 @@ def local_block_steps(
     n, tau = len(problem.variables), local.steps_of(client, algorithm.local_steps)
 
     def maps(*points, key, batch_size):
-        return evaluate(client, problem, algorithm.view, batch_size, key, *points)
+        view = algorithm.view
+        return evaluate(client, problem, view, batch_size, key, *points, round=round)
 
     def step(k, carry):
         w, opts, d, total = carry

@@ -28,7 +28,7 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
 from rookery.problem.multisequence import MultiSequence
-from rookery.types import Problem, Sample, Tree
+from rookery.types import Count, Problem, Sample, Tree
 
 Blocks = tuple[Tree, ...]
 P = TypeVar("P", bound=Problem)
@@ -63,6 +63,14 @@ class AbstractView(eqx.Module, Generic[P]):
         self, problem: P, start: tuple[Tree, ...], example: Callable[[str], Tree]
     ) -> None:
         """Raise unless initial values that the view adds have the shapes of the maps' values."""
+
+    def at(self, round: Count) -> "AbstractView[P]":
+        """The view with its settings at a round; most views have none that change."""
+        return self
+
+    def solution(self, variables: tuple[Tree, ...], added: Blocks) -> tuple[Tree, ...]:
+        """The problem's variables out of the blocks: the first of them, in most views."""
+        return variables
 
     @abc.abstractmethod
     def maps(self, problem: P, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
