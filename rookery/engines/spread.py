@@ -138,8 +138,7 @@ class ByClient(AbstractSpread):
     def compute(self, one, ids, slots, clients_at_once):
         """The slots of the own clients, some at a time, then a sum with zeros of the others."""
         n_slots = ids.shape[0]
-        share = -(-n_slots // self.n_devices)
-        width = min(share, clients_at_once or share)
+        width = min(self._width(n_slots), clients_at_once or n_slots)
         shape = jax.eval_shape(one, jax.tree.map(lambda a: a[0], slots))
         empty = jax.tree.map(lambda a: jnp.zeros((n_slots, *a.shape), a.dtype), shape)
 
@@ -172,6 +171,15 @@ class ByClient(AbstractSpread):
     def all_agree(self, flag):
         """The least flag: each device has seen its own part of the memory."""
         return _all(flag)
+
+    def _width(self, n_slots: int) -> int:
+        """How many slots go through one vmap: half of an even share, or all if everybody replies.
+
+        A device that has more than its share needs another vmap, and half of one wastes less.
+        """
+        if n_slots > self.block * (self.n_devices - 1):
+            return min(n_slots, self.block)
+        return -(-n_slots // (2 * self.n_devices))
 
     def _position(
         self, ids: Int[Array, " slots"]

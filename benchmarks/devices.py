@@ -1,0 +1,117 @@
+"""What dividing a cohort or a sweep among the devices of one processor costs and brings.
+
+FedAvg, 100 clients of 300 rows, 20 per round, 10 local steps of batch 32. The MLP 784-200-10 is all
+matrix products, which one device already computes on several cores; softmax regression on 40 inputs
+is all small operations, which it does not. A device of the processor is a thread, so wall time can
+fall to one part per core, and CPU time shows what the division costs: every device does the
+server's work, and replies are gathered. Numbers of devices take turns; the least of several
+repetitions counts.
+
+Run it with ``python benchmarks/devices.py``.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rookery as rk
+from rookery import models
+from rookery.engines.engine import Program
+from rookery.program.algorithm import first_state
+
+Row = tuple[str, str, str]
+"""What was measured, the figure, and its goal."""
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "1 device": {},
+    "2 devices": {"devices": 2},
+    "4 devices": {"devices": 4},
+    "2 devices, data by client": {"devices": 2, "data": "by client"},
+}
+CLIENTS, ROWS, COHORT, BATCH, LOCAL_STEPS = 100, 300, 20, 32, 10
+ROUNDS, REPEATS = 5, 5
+
+
+def loss(params, row):
+    return models.cross_entropy(models.mlp(params, row["input"]), row["label"])
+
+
+def task(sizes: tuple[int, ...]) -> tuple[Program, rk.AbstractAlgorithm, Any]:
+    rng = np.random.default_rng(0)
+    shape = (CLIENTS, ROWS)
+    population = rk.Population.stacked(
+        {
+            "input": rng.normal(size=(*shape, sizes[0])).astype(np.float32),
+            "label": rng.integers(0, sizes[-1], shape).astype(np.int32),
+        }
+    )
+    algorithm = rk.FedAvg(lr=0.05, local_steps=LOCAL_STEPS, clients=COHORT, batch_size=BATCH)
+    problem = rk.SingleLevel(loss)
+    start = (jax.tree.map(jnp.asarray, models.mlp_init(rng, sizes)),)
+    program = Program(problem, population, rk.delays.Clock(), rk.aggregate.Mean())
+    return program, algorithm, first_state(algorithm, problem, CLIENTS, start)
+
+
+def seconds(sizes: tuple[int, ...], n_runs: int) -> dict[str, tuple[float, float]]:
+    """Per layout, wall and CPU seconds of a round of all runs."""
+    program, algorithm, state = task(sizes)
+    keys = [jax.random.key(i) for i in range(n_runs)]
+    runners = {
+        name: rk.Compiled(rounds_per_call=ROUNDS, **layout).prepare(program, [algorithm] * n_runs)
+        for name, layout in LAYOUTS.items()
+    }
+    best = dict.fromkeys(runners, (float("inf"), float("inf")))
+    for repeat in range(REPEATS + 1):
+        for name, runner in runners.items():
+            wall, cpu = time.monotonic(), time.process_time()
+            jax.block_until_ready(
+                [p.state for p in runner.advance([state] * n_runs, keys, 0, [ROUNDS] * n_runs)]
+            )
+            new = time.monotonic() - wall, time.process_time() - cpu
+            if repeat:  # the first compiles
+                best[name] = (min(best[name][0], new[0]), min(best[name][1], new[1]))
+    return {name: (wall / ROUNDS, cpu / ROUNDS) for name, (wall, cpu) in best.items()}
+
+
+def measure() -> list[Row]:
+    """The rows, in a process whose processor has four devices."""
+    cores, found = os.cpu_count() or 1, []
+    for what, sizes, n_runs in (
+        ("FedAvg, MLP 784-200-10", (784, 200, 10), 1),
+        ("FedAvg, softmax regression on 40 inputs", (40, 10), 1),
+        ("4 seeds of FedAvg, softmax regression on 40 inputs", (40, 10), 4),
+    ):
+        times = seconds(sizes, n_runs)
+        one = times["1 device"]
+        for name, (wall, cpu) in times.items():
+            figure = f"{wall * 1e3:.1f} ms wall, {cpu * 1e3:.1f} ms CPU a round"
+            if name != "1 device":
+                figure += f": {wall / one[0]:.2f} and {cpu / one[1]:.2f} of one device"
+            goal = f"{cores} cores: wall at most 1.0 of one device" if name == "2 devices" else ""
+            found.append((f"{what}, {name}", figure, goal))
+    return found
+
+
+def rows() -> list[Row]:
+    """What, figure, goal."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--json"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return [(what, figure, goal) for what, figure, goal in json.loads(done.stdout)]
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", 4)
+    if "--json" in sys.argv:
+        print(json.dumps(measure()))
+    else:
+        print(f"jax {jax.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+        for what, figure, goal in measure():
+            print(f"{what}: {figure}{f' (wanted: {goal})' if goal else ''}")
