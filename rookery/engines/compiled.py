@@ -61,9 +61,9 @@ class Compiled(AbstractEngine):
         chosen(self.devices)
 
     def placed(self, population: Population) -> Population:
-        """On a device, or on the host if no device is to have all of it."""
+        """On the run's first device, or on the host if no device is to have all of it."""
         if self.data == REPLICATED:
-            return jax.device_put(population)
+            return jax.device_put(population, _named(self.devices))
         return jax.tree.map(
             lambda a: np.asarray(a, jax.dtypes.canonicalize_dtype(a.dtype)), population
         )
@@ -81,10 +81,17 @@ class Compiled(AbstractEngine):
                 self.clients_at_once,
                 self.rounds_per_call,
             )
-        device = None if isinstance(self.devices, int) or not devices else devices[0]
+        device = _named(self.devices)
         return _CompiledRunner(
             program, algorithms, self.clients_at_once, self.rounds_per_call, device
         )
+
+
+def _named(devices: Devices) -> Device | None:
+    """The first device that the caller has named and this process has; None is the default."""
+    if devices is None or isinstance(devices, int):
+        return None
+    return next(d for d in devices if d.process_index == jax.process_index())
 
 
 class _CompiledRunner(AbstractRunner):
