@@ -10,7 +10,7 @@ A counter is a uint32 array (low, high): it counts to 2^64.
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Integer, UInt32
+from jaxtyping import Array, Integer, UInt32, UInt64
 
 _WORD = 2**32
 
@@ -54,6 +54,16 @@ def read(counter: np.ndarray | jax.Array) -> int:
     """The value as a Python integer."""
     low, high = np.asarray(counter).tolist()
     return low + _WORD * high
+
+
+def read_all(counters: UInt32[np.ndarray, "some 2"]) -> UInt64[np.ndarray, " some"]:
+    """The values of several counters.
+
+    >>> read_all(np.array([[5, 0], [0, 1]], np.uint32)).tolist()
+    [5, 4294967296]
+    """
+    low, high = counters.astype(np.uint64).T
+    return low + np.uint64(_WORD) * high
 
 
 def _plus(counter: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:

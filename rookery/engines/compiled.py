@@ -16,9 +16,10 @@ from rookery.engines.program_count import note_program
 from rookery.engines.program_count import programs_compiled as programs_compiled
 from rookery.engines.round_costs import RoundCosts, ledgers
 from rookery.engines.sharded import ShardedRunner
-from rookery.engines.traced import many_runs
+from rookery.engines.traced import many_rounds, many_rounds_of_lanes
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.ledger import Ledger
+from rookery.program.polling import has_row_per_client
 from rookery.types import Key, Tree
 
 
@@ -106,7 +107,7 @@ class _CompiledRunner(AbstractRunner):
         device: Device | None,
     ):
         parts = [eqx.partition(numbers_to_arrays(a), eqx.is_array) for a in algorithms]
-        self._numbers = stack([numbers for numbers, _ in parts])
+        self._numbers = _joined([numbers for numbers, _ in parts])
         self._structure = parts[0][1]
         self._program = Program(
             program.problem,
@@ -117,6 +118,8 @@ class _CompiledRunner(AbstractRunner):
         self._key = CodeKey([program.problem, algorithms[0], program.clock, program.aggregate])
         self._clients_at_once, self._capacity = clients_at_once, capacity
         self._device = device
+        self._stacked: Tree = None  # the lanes after the last call,
+        self._in_stack: list[Tree] = []  # and the state of each that took part in it
 
     def follow(self, note: Callable[[int, Event], None]) -> None:
         """Nothing: simulated clients do not fail."""
@@ -125,54 +128,72 @@ class _CompiledRunner(AbstractRunner):
         """Nothing is held outside this process."""
 
     def advance(
-        self, states: Sequence[Tree], keys: Sequence[Key], first: int, n: Sequence[int]
+        self,
+        states: Sequence[Tree],
+        keys: Sequence[Key],
+        first: int,
+        n: Sequence[int],
+        *,
+        may_reuse: bool = False,
     ) -> list[Progress]:
-        stacked, key = jax.device_put(stack(states), self._device), jnp.stack(list(keys))
-        spent: list[list[Ledger]] = [[] for _ in states]
-        is_finite = [True] * len(states)
-        for begun in range(0, max(n), self._capacity):
-            todo = [
-                min(self._capacity, max(0, wanted - begun)) if finite else 0
-                for wanted, finite in zip(n, is_finite, strict=True)
-            ]
-            stacked, costs, status = _advance(
-                self._key,
-                self._program,
-                self._numbers,
-                self._structure,
-                self._clients_at_once,
-                self._capacity,
-                stacked,
-                key,
-                jnp.asarray(first + begun, jnp.int32),
-                jnp.asarray(todo, jnp.int32),
+        lanes, left = range(len(states)), list(n)
+        current, key = self._start(states, left, may_reuse), _joined(list(keys))
+        ended, is_finite = list(states), [True for _ in lanes]
+        spent: list[list[Ledger]] = [[] for _ in lanes]
+        while any(left):
+            active = [wanted > 0 for wanted in left]
+            count = min(wanted for wanted in left if wanted)
+            tables, others = eqx.partition(current, has_row_per_client(current))
+            settings = (self._key, self._program, self._numbers, self._structure)
+            numbers = (np.int32(first), np.int32(min(count, self._capacity)), np.array(active))
+            current, costs, status = _advance(
+                (settings, self._clients_at_once, self._capacity, others, key, numbers), tables
             )
             costs = jax.device_get(costs)
-            for run, (done, finite) in enumerate(status.tolist()):
-                spent[run] += ledgers(jax.tree.map(lambda a, i=run, d=done: a[i, :d], costs))
-                is_finite[run] &= bool(finite)
-        return [
-            Progress(_state_of(stacked, np.int32(i)), spent[i], is_finite[i])
-            for i in range(len(states))
-        ]
+            done, *finite = status.tolist()
+            for i in lanes:
+                if not active[i]:
+                    continue
+                own = (slice(done),) if len(lanes) == 1 else (slice(done), i)
+                spent[i] += ledgers(jax.tree.map(lambda a, own=own: a[own], costs))
+                is_finite[i] = bool(finite[i])
+                left[i] = left[i] - done if is_finite[i] else 0
+                if not left[i]:
+                    ended[i] = current if len(lanes) == 1 else _lane(current, np.int32(i))
+            first += done
+            if len(lanes) > 1:
+                self._stacked = current
+                self._in_stack = [ended[i] if active[i] else None for i in lanes]
+        return [Progress(ended[i], spent[i], is_finite[i]) for i in lanes]
+
+    def _start(self, states: Sequence[Tree], n: Sequence[int], may_reuse: bool) -> Tree:
+        """The states as one tree, whose rows per client the program may overwrite."""
+        if len(states) > 1:
+            # the lanes of the last call, unless a run that continues has another state by now
+            pairs = zip(states, self._in_stack, n, strict=False)
+            is_last = self._in_stack and all(a is b for a, b, count in pairs if count)
+            return self._stacked if is_last else jax.device_put(stack(states), self._device)
+        state = jax.device_put(states[0], self._device)
+        if may_reuse:
+            return state
+        marks = has_row_per_client(state)
+        return jax.tree.map(lambda a, is_row: jnp.copy(a) if is_row else a, state, marks)
 
 
-@eqx.filter_jit
-def _advance(
-    code: CodeKey,
-    program: Program,
-    numbers: Tree,
-    structure: Tree,
-    clients_at_once: int | None,
-    capacity: int,
-    states: Tree,
-    keys: jax.Array,
-    first: jax.Array,
-    n: jax.Array,
-) -> tuple[Tree, RoundCosts, jax.Array]:
+@eqx.filter_jit(donate="all-except-first")
+def _advance(kept: tuple[Tree, ...], tables: Tree) -> tuple[Tree, RoundCosts, jax.Array]:
+    """Some rounds of all runs, which write the tables of rows per client in place."""
+    (code, program, numbers, structure), clients_at_once, capacity, others, keys, counts = kept
     del code  # it only tells programs apart
     note_program(type(structure).__name__)
-    return many_runs(program, structure, clients_at_once, capacity, numbers, states, keys, first, n)
+    (first, n, matters), states = counts, eqx.combine(tables, others)
+    if matters.shape[0] == 1:
+        # a single run keeps real branches and loop lengths, which a vmap would turn into selects
+        algorithm = eqx.combine(numbers, structure)
+        return many_rounds(program, algorithm, clients_at_once, capacity, states, keys, first, n)
+    return many_rounds_of_lanes(
+        program, structure, clients_at_once, capacity, numbers, states, keys, first, n, matters
+    )
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
@@ -180,6 +201,11 @@ def stack(trees: Sequence[Tree]) -> Tree:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
+def _joined(trees: list[Tree]) -> Tree:
+    """Several trees stacked, or the only one as it is."""
+    return stack(trees) if len(trees) > 1 else trees[0]
+
+
 @jax.jit  # one call for a run: a call for each of its leaves takes longer than a round does
-def _state_of(stacked: Tree, i: np.int32) -> Tree:
+def _lane(stacked: Tree, i: np.int32) -> Tree:
     return jax.tree.map(lambda a: a[i], stacked)

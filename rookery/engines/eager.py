@@ -174,7 +174,13 @@ class _EagerRunner(AbstractRunner):
         """Nothing is held outside this process."""
 
     def advance(
-        self, states: Sequence[Tree], keys: Sequence[Key], first: int, n: Sequence[int]
+        self,
+        states: Sequence[Tree],
+        keys: Sequence[Key],
+        first: int,
+        n: Sequence[int],
+        *,
+        may_reuse: bool = False,
     ) -> list[Progress]:
         runs = zip(self._algorithms, states, keys, n, strict=True)
         return [self._one(algorithm, state, key, first, n) for algorithm, state, key, n in runs]

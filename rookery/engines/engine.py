@@ -87,13 +87,21 @@ class AbstractRunner(abc.ABC):
 
     @abc.abstractmethod
     def advance(
-        self, states: Sequence[Tree], keys: Sequence[Key], first: int, n: Sequence[int]
+        self,
+        states: Sequence[Tree],
+        keys: Sequence[Key],
+        first: int,
+        n: Sequence[int],
+        *,
+        may_reuse: bool = False,
     ) -> list[Progress]:
         """Run rounds ``first`` to ``first + n[i] - 1`` of each run i.
 
         A round's key is ``fold_in(keys[i], round)``, so splitting the rounds into several calls
         changes nothing. A run ends after the first round whose state is not finite. An engine that
-        cannot finish raises :class:`Stopped` with the rounds that it did.
+        cannot finish raises :class:`Stopped` with the rounds that it did. With ``may_reuse`` nobody
+        reads the given states again, and the engine may overwrite the rows that they hold per
+        client; otherwise it copies these rows first.
         """
 
 

@@ -4,7 +4,6 @@ It is independent of :class:`rookery.program.accounting.CostMeter`, which the ot
 that both give the same ledger is a check of both.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -67,18 +66,10 @@ class RoundCosts(NamedTuple):
         )
 
 
-def ledgers(costs: Sequence[jax.Array]) -> list[Ledger]:
-    """The ledgers out of a :class:`RoundCosts` whose leaves have one row per round."""
-    rounds = zip(*jax.device_get(costs), strict=True)
-    return [
-        Ledger(
-            exchanges=int(one.exchanges),
-            messages=int(one.messages),
-            bytes_down=uint64.read(one.bytes_down),
-            bytes_up=uint64.read(one.bytes_up),
-            gradients=uint64.read(one.gradients),
-            hessian_vectors=uint64.read(one.hessian_vectors),
-            seconds=float(one.seconds),
-        )
-        for one in (RoundCosts(*row) for row in rounds)
-    ]
+def ledgers(costs: RoundCosts) -> list[Ledger]:
+    """The ledgers out of costs whose leaves have one row per round."""
+
+    def plain(column):
+        return (uint64.read_all(column) if column.ndim == 2 else column).tolist()
+
+    return [Ledger(*row) for row in zip(*map(plain, jax.device_get(costs)), strict=True)]

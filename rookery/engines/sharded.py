@@ -88,7 +88,13 @@ class ShardedRunner(AbstractRunner):
         return float(multihost_utils.broadcast_one_to_all(np.float32(number)))
 
     def advance(
-        self, states: Sequence[Tree], keys: Sequence[Key], first: int, n: Sequence[int]
+        self,
+        states: Sequence[Tree],
+        keys: Sequence[Key],
+        first: int,
+        n: Sequence[int],
+        *,
+        may_reuse: bool = False,
     ) -> list[Progress]:
         """Rounds of all runs; the padding of the last group runs none."""
         self._check_agreement(first, n)

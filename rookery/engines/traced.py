@@ -40,15 +40,16 @@ from rookery.program.polling import (
     InFlight,
     PollResult,
     PollRules,
-    all_finite,
     check_ask,
     check_poll,
     check_result,
     job_key,
     later,
+    memories_are_finite,
     nbytes_of,
     plain_values,
     received,
+    server_is_finite,
 )
 from rookery.program.step import traced_loop
 from rookery.types import Key, Tree
@@ -61,6 +62,7 @@ class TracedFederation(AbstractFederation):
 
     Attributes:
         costs: of the round so far.
+        has_kept_finite: whether all rows that clients have kept so far were finite.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class TracedFederation(AbstractFederation):
         weights = jnp.asarray(population.weights, float)
         super().__init__(population.n_clients, weights, round, program.aggregate)
         self.costs = RoundCosts.zero()
+        self.has_kept_finite = jnp.array(True)
         self._population = population
         self._clock = program.clock
         self._clients_at_once = clients_at_once
@@ -107,8 +110,10 @@ class TracedFederation(AbstractFederation):
         return Placed(cohort, rows, is_stacked=True)
 
     def keep(self, memory: Memory, placed: Placed) -> Memory:
-        """A scatter of rows."""
+        """A scatter of rows, which are searched for NaN and infinity on the way."""
         rows, cohort = rows_to_keep(memory, placed, self.n_clients)
+        active = tree.where(cohort.active, rows, tree.zeros_like(rows))
+        self.has_kept_finite = self.has_kept_finite & tree.all_finite(active)
         table = self._spread.write(memory.rows, cohort.ids, cohort.active, rows, self.n_clients)
         return Memory(table, memory.n_clients)
 
@@ -116,17 +121,25 @@ class TracedFederation(AbstractFederation):
         """A ``fori_loop`` that carries the costs along."""
 
         def once(i, carry):
-            value, (self.costs, self._holders, self._pending) = carry
+            value, notes = carry
+            self._take(notes)
             holders, pending = tuple(self._holders), tuple(self._pending)
             value = body(i, value)
             # what was cached or drawn inside the body ends with it
             self._holders = {token: self._holders[token] for token in holders}
             self._pending = {token: self._pending[token] for token in pending}
-            return value, (self.costs, self._holders, self._pending)
+            return value, self._notes()
 
-        notes = (self.costs, self._holders, self._pending)
-        value, (self.costs, self._holders, self._pending) = lax.fori_loop(0, n, once, (init, notes))
+        value, notes = lax.fori_loop(0, n, once, (init, self._notes()))
+        self._take(notes)
         return value
+
+    def _notes(self) -> tuple[Tree, ...]:
+        """What loops carry along."""
+        return self.costs, self.has_kept_finite, self._holders, self._pending
+
+    def _take(self, notes: tuple[Tree, ...]) -> None:
+        self.costs, self.has_kept_finite, self._holders, self._pending = notes
 
     # ---- asynchronous words
 
@@ -404,11 +417,15 @@ def one_round(
     key: Key,
     round: int | jax.Array,
     spread: AbstractSpread = ONE_DEVICE,
-) -> tuple[Tree, RoundCosts]:
-    """Trace one round of a program: pure, so it can be jitted and mapped over."""
+) -> tuple[Tree, RoundCosts, Bool[Array, ""]]:
+    """Trace one round of a program: pure, so it can be jitted and mapped over.
+
+    Returns the state, the costs, and whether all is finite that the round has written.
+    """
     fed = TracedFederation(program, round, clients_at_once, spread)
     state = algorithm.round(fed, program.problem, state, jax.random.fold_in(key, round))
-    return later(state, fed.costs.seconds), fed.costs
+    is_finite = spread.all_agree(server_is_finite(state) & fed.has_kept_finite)
+    return later(state, fed.costs.seconds), fed.costs, is_finite
 
 
 def many_rounds(
@@ -427,24 +444,96 @@ def many_rounds(
     Returns the state, the costs with one row per round, and (rounds done, whether all is finite).
     The loop ends early after a round that left NaN or infinity in the state.
     """
-    empty = RoundCosts.zero()
-    costs = jax.tree.map(lambda a: jnp.zeros((capacity, *a.shape), a.dtype), empty)
+    begins_finite = spread.all_agree(_begins_finite(state, first))
+
+    def once(state, round):
+        state, costs, is_finite = one_round(
+            program, algorithm, clients_at_once, state, key, round, spread
+        )
+        return state, costs, is_finite & begins_finite
+
+    return _loop(once, capacity, state, first, n, ())
+
+
+def many_rounds_of_lanes(
+    program: Program,
+    structure: Tree,
+    clients_at_once: int | None,
+    capacity: int,
+    numbers: Tree,
+    states: Tree,
+    keys: Key,
+    first: int | jax.Array,
+    n: int | jax.Array,
+    matters: Bool[Array, " lanes"],
+) -> tuple[Tree, RoundCosts, Int[Array, " lanes+1"]]:
+    """At most ``n`` rounds of several runs in step, whose algorithms differ in numbers.
+
+    A loop whose lanes ended one by one would have to copy the states of all lanes in every round.
+    This one ends for all of them after the first round that left NaN or infinity in a lane that
+    matters; the others compute something that nobody reads.
+
+    Args:
+        program: what the lanes have in common.
+        structure: of the algorithms, without their numbers.
+        clients_at_once: see :class:`rookery.Compiled`.
+        capacity: the most rounds.
+        numbers: of each lane's algorithm, along the first axis.
+        states: of each lane.
+        keys: of each lane.
+        first: the number of the first round.
+        n: how many rounds.
+        matters: the lanes that decide when the loop ends.
+
+    Returns:
+        The states, the costs with a row per round and lane, and (rounds done, whether each lane is
+        finite, or does not matter).
+    """
+    begins_finite = jax.vmap(lambda state: _begins_finite(state, first))(states)
+
+    def one(numbers, state, key, round):
+        algorithm = eqx.combine(numbers, structure)
+        return one_round(program, algorithm, clients_at_once, state, key, round)
+
+    def once(states, round):
+        states, costs, is_finite = jax.vmap(one, (0, 0, 0, None))(numbers, states, keys, round)
+        return states, costs, (is_finite & begins_finite) | ~matters
+
+    return _loop(once, capacity, states, first, n, matters.shape)
+
+
+def _begins_finite(state: Tree, first: int | jax.Array) -> Bool[Array, ""]:
+    """Whether memories are finite before round 0; later, rounds search the rows that they write."""
+    return lax.cond(first == 0, memories_are_finite, lambda _: jnp.array(True), state)
+
+
+def _loop(
+    once: Callable[[Tree, jax.Array], tuple[Tree, RoundCosts, jax.Array]],
+    capacity: int,
+    state: Tree,
+    first: int | jax.Array,
+    n: int | jax.Array,
+    lanes: tuple[int, ...],
+) -> tuple[Tree, RoundCosts, jax.Array]:
+    """Rounds until ``n`` are done or one leaves a state that is not finite."""
+    costs = jax.tree.map(
+        lambda a: jnp.zeros((capacity, *lanes, *a.shape), a.dtype), RoundCosts.zero()
+    )
 
     def is_unfinished(carry):
         done, is_finite, _, _ = carry
-        return (done < n) & is_finite
+        return (done < n) & jnp.all(is_finite)
 
-    def once(carry):
+    def body(carry):
         done, _, state, costs = carry
-        round = first + done
-        state, own = one_round(program, algorithm, clients_at_once, state, key, round, spread)
+        state, own, is_finite = once(state, first + done)
         costs = jax.tree.map(lambda all, one: all.at[done].set(one), costs, own)
-        return done + 1, spread.all_agree(all_finite(state)), state, costs
+        return done + 1, is_finite, state, costs
 
     done, is_finite, state, costs = lax.while_loop(
-        is_unfinished, once, (jnp.zeros((), jnp.int32), jnp.array(True), state, costs)
+        is_unfinished, body, (jnp.zeros((), jnp.int32), jnp.ones(lanes, bool), state, costs)
     )
-    return state, costs, jnp.stack([done, is_finite.astype(jnp.int32)])
+    return state, costs, jnp.append(done, is_finite.astype(jnp.int32))
 
 
 def many_runs(

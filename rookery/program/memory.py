@@ -40,7 +40,7 @@ class Memory(eqx.Module):
         """The same with a row for each client."""
         if self.n_clients is not None:
             raise ValueError(f"this memory already has rows, for {self.n_clients} clients.")
-        return Memory(_repeated(self.rows, n_clients), n_clients)
+        return Memory(repeated(self.rows, n_clients), n_clients)
 
 
 class PerClient(eqx.Module):
@@ -71,7 +71,7 @@ class PerClient(eqx.Module):
         """The same with a row for each client."""
         if self.has_rows:
             raise ValueError("this value already has a row for each client.")
-        return PerClient(_repeated(self.rows, n_clients))
+        return PerClient(repeated(self.rows, n_clients))
 
 
 class Probabilities(eqx.Module):
@@ -133,8 +133,9 @@ def check_rule(name: str, rule: AbstractParticipation) -> None:
         )
 
 
-def _repeated(value: Tree, n_clients: int) -> Tree:
-    return jax.tree.map(lambda a: jnp.repeat(jnp.asarray(a)[None], n_clients, axis=0), value)
+def repeated(value: Tree, n_clients: int) -> Tree:
+    """A row with the same value for each client; jnp.repeat would need twice the memory."""
+    return jax.tree.map(lambda a: jnp.broadcast_to(a, (n_clients, *jnp.shape(a))), value)
 
 
 def gathered(cohort: Cohort, memory: Memory, n_clients: int) -> Placed:

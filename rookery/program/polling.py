@@ -20,7 +20,7 @@ from rookery import check, tree
 from rookery.program.aggregate import Aggregate, Mean
 from rookery.program.async_trace import AsyncTrace, TraceRecord
 from rookery.program.delays import KINDS, Clock
-from rookery.program.memory import PerClient
+from rookery.program.memory import Memory, PerClient, repeated
 from rookery.program.values import Cached
 from rookery.types import Key, Tree
 
@@ -96,11 +96,7 @@ class InFlight(eqx.Module):
         """The same with a row for each client."""
         if self.n_clients is not None:
             raise ValueError(f"these jobs already have rows, for {self.n_clients} clients.")
-
-        def repeat(leaf):
-            return jnp.repeat(jnp.asarray(leaf)[None], n_clients, axis=0)
-
-        rows = jax.tree.map(repeat, self)
+        rows = repeated(self, n_clients)
         return replace(
             rows, polls=self.polls, began=self.began, trace=self.trace, n_clients=n_clients
         )
@@ -376,8 +372,40 @@ def all_finite(state: Tree) -> Bool[Array, ""]:
     Searching the tables of all clients would cost more than a server's step, and a bad result shows
     in the iterates as soon as it is used.
     """
-    leaves = jax.tree.leaves(state, is_leaf=_is_jobs)
-    return tree.all_finite([leaf for leaf in leaves if not isinstance(leaf, InFlight)])
+    return server_is_finite(state) & memories_are_finite(state)
+
+
+def server_is_finite(state: Tree) -> Bool[Array, ""]:
+    """The same of what the server holds: memories are not searched either."""
+    leaves = jax.tree.leaves(state, is_leaf=_is_table)
+    return tree.all_finite([leaf for leaf in leaves if not isinstance(leaf, InFlight | Memory)])
+
+
+def memories_are_finite(state: Tree) -> Bool[Array, ""]:
+    """The same of all clients' memories, which takes time in proportion to their number.
+
+    An engine that knows which rows a round has written need not search the others.
+    """
+    leaves = jax.tree.leaves(state, is_leaf=_is_table)
+    return tree.all_finite([leaf for leaf in leaves if isinstance(leaf, Memory)])
+
+
+def has_row_per_client(state: Tree) -> Tree:
+    """For every leaf of a state whether it has a row for each client.
+
+    >>> state = {"w": jnp.zeros(3), "own": Memory.of(jnp.zeros(3)).for_clients(10)}
+    >>> jax.tree.leaves(has_row_per_client(state))
+    [True, False]
+    """
+
+    def mark(leaf):
+        marks = jax.tree.map(lambda _: _is_table(leaf), leaf)
+        if isinstance(leaf, InFlight):
+            none = jax.tree.map(lambda _: False, leaf.trace)
+            marks = replace(marks, polls=False, began=False, trace=none)
+        return marks
+
+    return jax.tree.map(mark, state, is_leaf=_is_table)
 
 
 # ---- checks
@@ -438,6 +466,10 @@ def check_result(jobs: InFlight, rows: Tree) -> None:
 
 def _is_jobs(leaf: object) -> bool:
     return isinstance(leaf, InFlight)
+
+
+def _is_table(leaf: object) -> bool:
+    return isinstance(leaf, InFlight | Memory | PerClient)
 
 
 def _mask(jobs: InFlight, clients: Sequence[int]) -> Bool[Array, " clients"]:

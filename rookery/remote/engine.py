@@ -95,7 +95,13 @@ class RemoteRunner(AbstractRunner):
             self._opened, self._last = None, None
 
     def advance(
-        self, states: Sequence[Tree], keys: Sequence[Key], first: int, n: Sequence[int]
+        self,
+        states: Sequence[Tree],
+        keys: Sequence[Key],
+        first: int,
+        n: Sequence[int],
+        *,
+        may_reuse: bool = False,
     ) -> list[Progress]:
         """Run one round after another; collects the clients' memories at the end."""
         (state,), (key,), (count,) = states, keys, n

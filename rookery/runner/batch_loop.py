@@ -117,12 +117,14 @@ class BatchLoop:
         if chunk > 1 and not self._has_cohorts and self._settings.callback is not None:
             chunk -= self._settings.is_callback_due(self._done + chunk)  # it may ask for the last
         counts = [chunk if one.is_running else 0 for one in self._runs]
+        is_seen = self._settings.callback is not None and chunk == 1
         try:
             progress = runner.advance(
                 self._padded([one.state for one in self._runs]),
                 self._round_keys,
                 self._done,
                 [*counts, *[0] * (self._width - len(counts))],
+                may_reuse=not any(one.is_lent for one in self._runs) and not is_seen,
             )
         except Stopped as stopped:
             self._save_partial(stopped.progress)
@@ -134,9 +136,9 @@ class BatchLoop:
         for one, new in zip(self._runs, progress, strict=False):  # the padding comes last
             if not one.is_running:
                 continue
-            is_seen = self._settings.callback is not None and chunk == 1
             one.before = one.state if is_seen else None
             one.state, one.round = new.state, self._done + len(new.ledgers)
+            one.is_lent = False
             one.record.add_costs(new.ledgers)
             one.cohorts = None if new.cohorts is None else new.cohorts[-1]
             self._has_cohorts = new.cohorts is not None

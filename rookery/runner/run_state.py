@@ -230,10 +230,13 @@ class RunState:
     keep: KeepBest | None = None
     watch: Callable[[Row], str] = lambda row: ""
     growth_limit: float | None = None
+    has_budget: bool = False
     status: str = "running"
     round: int = 0
     reason: str = ""
     """Why the run is to stop, or has stopped."""
+    is_lent: bool = False
+    """Whether someone else may hold arrays of the state: an engine must not overwrite them."""
     before: Tree = None
     """The state before the last round, if that round was alone in its chunk."""
     cohorts: Cohorts | None = None
@@ -292,6 +295,7 @@ class RunState:
         self.record.cut_back_to(checkpoint, is_due)
         if checkpoint is not None:
             self.state, self.regular_best = checkpoint.state, checkpoint.best
+            self.is_lent = True
         for row in self.record.history.rows:
             self.reason = self.watch(row)
         self.round = done
@@ -312,8 +316,10 @@ class RunState:
         self.mark_evaluated()
 
     def mark_evaluated(self) -> None:
-        """Remember the present state as the one last measured."""
-        self.last_evaluated = self.round, self.state, self.record.ledger
+        """Remember the present state as the one last measured, if the run may return to it."""
+        if self.has_budget:
+            self.last_evaluated = self.round, self.state, self.record.ledger
+            self.is_lent = True
 
     def end_at_last_evaluation(self, status: str, reason: str) -> None:
         """End with the state last measured: the rounds since then exceed a budget."""
@@ -351,6 +357,7 @@ class RunState:
         """The present state, for a callback; ``replay`` finds cohorts that were not recorded."""
         record, cohorts = self.record, self.cohorts
         find = replay if cohorts is None else lambda: cohorts
+        self.is_lent = True
         return Snapshot(self.run, self.round, self.state, record.ledger, record.history, find)
 
     def result(self) -> Result:
@@ -380,4 +387,5 @@ class RunState:
         value, best = value_in(row, self.keep.metric), self.regular_best
         if not is_better(self.keep.goal, value, math.nan if best is None else best.value):
             return best
+        self.is_lent = True
         return Best(self.keep.metric, row["round"], value, self.run.algorithm.solution(self.state))

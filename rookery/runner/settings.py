@@ -121,6 +121,7 @@ class SweepSettings:
                 keep=self.keep,
                 watch=any_of(self.stop),
                 growth_limit=self.growth_limit,
+                has_budget=self.has_budget,
             )
             self._end_again(opened, rows)
             return opened

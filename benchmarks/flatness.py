@@ -1,0 +1,212 @@
+"""What a round costs against the number of clients, at equal cohorts.
+
+The cost of a round should depend on who takes part, not on how many clients there are: the largest
+over the smallest time may be 1.3, from 100 to 1,000,000 clients (AFBO: from 18 to 100,000).
+Measured are CPU seconds of calls of the compiled engine, with all that a call does besides rounds.
+Every size has a process of its own, so that its resident memory is known, and the sizes take turns,
+so that a slow moment of the machine meets all of them. A second process says what is resident
+before the first call.
+
+Two more rows: how much a round of a tiny problem costs in a run against the same rounds in one
+compiled loop, and what 16 seeds in one program cost against one after the other.
+
+Run it with ``python benchmarks/flatness.py``, or with the names of some questions.
+"""
+
+import multiprocessing
+import platform
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rookery as rk
+from rookery import tree
+from rookery.engines.engine import Program
+from rookery.program.algorithm import first_state
+
+N_IN, CLASSES, ROWS, COHORT, LOCAL_STEPS, BATCH, HOPS = 64, 10, 100, 10, 10, 64, 5
+TURNS, ROUNDS = 5, 60
+SIZES = (100, 10_000, 1_000_000)
+POLLED_SIZES = (18, 1_800, 18_000, 100_000)
+
+
+def loss(w, row):
+    """Cross-entropy of a linear classifier."""
+    logits = row["inputs"] @ w
+    return jax.nn.logsumexp(logits) - logits[row["labels"]]
+
+
+def outer_loss(x, y, row):
+    """The same, on other rows."""
+    return loss(y, row)
+
+
+def inner_loss(x, y, row):
+    """With one weight decay per input, which is the outer variable."""
+    return loss(y, row) + 0.5 * jnp.sum(jnp.exp(x)[:, None] * y**2) / N_IN
+
+
+SINGLE = rk.SingleLevel(loss)
+BILEVEL = rk.Bilevel(outer_loss, inner_loss)
+W = np.zeros((N_IN, CLASSES), np.float32)
+X = np.zeros(N_IN, np.float32)
+
+CASES = {
+    "FedAvg": (
+        SINGLE,
+        rk.FedAvg(lr=0.05, local_steps=LOCAL_STEPS, clients=COHORT, batch_size=BATCH),
+        (W,),
+        SIZES,
+    ),
+    "FedNest": (
+        BILEVEL,
+        rk.FedNest(
+            outer_lr=0.05,
+            inner_lr=0.05,
+            inner_steps=LOCAL_STEPS,
+            ihgp=rk.parts.FedIHGPSum(terms=HOPS, lipschitz=5.0),
+            clients=COHORT,
+            batch_size=BATCH,
+        ),
+        (X, W),
+        SIZES,
+    ),
+    "SCAFFOLD": (
+        SINGLE,
+        rk.Scaffold(lr=0.05, local_steps=LOCAL_STEPS, clients=COHORT, batch_size=BATCH),
+        (W,),
+        SIZES,
+    ),
+    "AFBO with hops": (
+        BILEVEL,
+        rk.AFBO(
+            outer_lr=0.05,
+            inner_lr=0.05,
+            aphe=rk.parts.APHESum(terms=HOPS, lipschitz=5.0),
+            inner_steps=LOCAL_STEPS,
+            wait_for=9,
+            inner_staleness=None,
+            outer_staleness=None,
+            batch_size=BATCH,
+        ),
+        (X, W),
+        POLLED_SIZES,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One size: CPU seconds of a round, bytes of state per client, resident megabytes."""
+
+    seconds: float
+    state_bytes: float
+    before_mb: float
+    peak_mb: float
+
+
+def make_population(n_clients: int) -> rk.Population:
+    """Clients with windows of their own on common rows, so that a million fit into memory."""
+    rng = np.random.default_rng(0)
+    n = 8_192
+    data = {
+        "inputs": rng.normal(size=(n, N_IN)).astype(np.float32),
+        "labels": rng.integers(0, CLASSES, n).astype(np.int32),
+    }
+    begin = rng.integers(0, n - 2 * ROWS, n_clients).astype(np.int32)
+    return rk.Population(
+        data=data,
+        offsets=np.stack([begin, begin + ROWS]),
+        counts=np.full((2, n_clients), ROWS, np.int32),
+        weights=np.full(n_clients, 1 / n_clients),
+        splits=("train", "validation"),
+        largest=(ROWS, ROWS),
+    )
+
+
+def resident_mb() -> float:
+    """What this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+def child(case: str, n_clients: int, parent: Connection) -> None:
+    """Measure one size of one case whenever the parent asks for it."""
+    problem, algorithm, start, _ = CASES[case]
+    clock = rk.delays.Clock(rk.delays.LogNormalDelay(0.03))
+    program = Program(problem, make_population(n_clients), clock, rk.aggregate.Mean())
+    runner = rk.Compiled().prepare(program, [algorithm])
+    state = first_state(algorithm, problem, n_clients, start)
+    state_bytes, before = tree.nbytes(state) / n_clients, resident_mb()
+    keys, done = [jax.random.key(0)], 0
+    while True:
+        began = time.process_time()
+        (progress,) = runner.advance([state], keys, done, [ROUNDS], may_reuse=True)
+        state, done = jax.block_until_ready(progress.state), done + ROUNDS
+        took = (time.process_time() - began) / ROUNDS
+        assert progress.is_finite and len(progress.ledgers) == ROUNDS
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        parent.send(Measured(took, state_bytes, before, peak))
+        if not parent.recv():
+            return
+
+
+def measure(case: str) -> dict[int, Measured]:
+    """The best of some turns, by the number of clients."""
+    processes = multiprocessing.get_context("spawn")
+    best: dict[int, Measured] = {}
+    children = []
+    for size in CASES[case][-1]:
+        here, there = processes.Pipe()
+        process = processes.Process(target=child, args=(case, size, there), daemon=True)
+        process.start()
+        here.recv()  # the first call compiles
+        children.append((size, here, process))
+    for turn in range(TURNS):
+        for size, here, _ in children:
+            here.send(True)
+            got = here.recv()
+            if turn == 0 or got.seconds < best[size].seconds:
+                best[size] = got
+    for _, here, process in children:
+        here.send(False)
+        process.join()
+    return best
+
+
+def flat_rows(case: str) -> list[tuple[str, str, str]]:
+    """What, figure and goal of one algorithm."""
+    best = measure(case)
+    times = [one.seconds for one in best.values()]
+    rows = [
+        (
+            f"{case}, {size:,} clients",
+            f"{one.seconds * 1e3:.2f} ms a round, {one.state_bytes:,.0f} bytes of state per "
+            f"client, {one.before_mb:,.0f} MB resident before the first call, "
+            f"{one.peak_mb:,.0f} MB at most",
+            "",
+        )
+        for size, one in best.items()
+    ]
+    figure = f"{max(times) / min(times):.2f}"
+    return [*rows, (f"{case}: largest / smallest time of a round", figure, "at most 1.3")]
+
+
+def main() -> None:
+    """Print all rows, or those of the named questions."""
+    print(f"jax {jax.__version__}, Python {platform.python_version()}, {platform.machine()}")
+    for case in CASES:
+        if len(sys.argv) == 1 or any(name in case for name in sys.argv[1:]):
+            for what, figure, goal in flat_rows(case):
+                print(f"  {what}: {figure}" + (f" (wanted: {goal})" if goal else ""), flush=True)
+
+
+if __name__ == "__main__":
+    main()
