@@ -1,5 +1,6 @@
 """Loaded Hugging Face data sets as columns. The package ``datasets`` is not imported."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -28,6 +29,24 @@ class HuggingFaceDataset(Protocol):
     def __len__(self) -> int: ...  # a streamed data set has no length
 
     def __getitem__(self, rows: slice) -> Mapping[str, np.ndarray]: ...
+
+
+def needed_columns(
+    client: str, splits: object, fields: Mapping[str, str | int | Sequence[str | int]] | None
+) -> list[str] | None:
+    """The columns that the arguments of ``Population.from_huggingface`` name; None for all.
+
+    >>> needed_columns("writer", "fold", {"input": "image", "label": ["character"]})
+    ['writer', 'fold', 'image', 'character']
+    """
+    if fields is None:
+        return None
+    own = [
+        [str(field)] if isinstance(field, str | int) else map(str, field)
+        for field in fields.values()
+    ]
+    keys = [client, splits] if isinstance(splits, str) else [client]
+    return list(dict.fromkeys(itertools.chain(keys, *own)))
 
 
 def read_huggingface(

@@ -89,8 +89,9 @@ class LocalClient:
         too, so one sample gives the same keys at every point.
         """
         s = self._population.split_index(split)
-        start = jnp.asarray(self._population.offsets)[s, self.id]
-        count = jnp.asarray(self._population.counts)[s, self.id]
+        place = self._population.place(self.id)
+        start = jnp.asarray(self._population.offsets)[s, place]
+        count = jnp.asarray(self._population.counts)[s, place]
         largest = max(self._population.largest[s], 1)  # 0 at a server that only traces shapes
         if size is None or size >= largest:
             return _Whole(self, start, count, min(largest, BLOCK), largest, size, key)

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from numpy.typing import ArrayLike
 
 from rookery import check
-from rookery.clients.pieces import Indices, Parts, cut, interleaved, lengths, ranges
+from rookery.clients.pieces import Indices, Parts, Sizes, cut, interleaved, lengths, ranges
 
 
 def iid(n_samples: int, n_clients: int, *, per_client: int | None = None, seed: int = 0) -> Parts:
@@ -29,7 +29,7 @@ def iid(n_samples: int, n_clients: int, *, per_client: int | None = None, seed: 
     return given_sizes(n_samples, _sizes(n_samples, n_clients, per_client), seed=seed)
 
 
-def given_sizes(n_samples: int, sizes: Sequence[int], *, seed: int = 0) -> Parts:
+def given_sizes(n_samples: int, sizes: Sizes, *, seed: int = 0) -> Parts:
     """Random rows, ``sizes[i]`` of them for client i; the rest is dropped.
 
     ComFedL (arXiv:2106.11264) has one client with 5000 images and nine with 20.

@@ -1,11 +1,10 @@
 """All clients' data in flat arrays, with offsets and counts per client and split."""
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 import equinox as eqx
 import jax
@@ -17,8 +16,8 @@ from rookery import check
 from rookery.clients.columns import read_columns
 from rookery.clients.description import DataDescription, count_labels
 from rookery.clients.files import CLIENT, read_folder
-from rookery.clients.huggingface import SPLIT, read_huggingface
-from rookery.clients.pieces import interleaved, lengths
+from rookery.clients.huggingface import SPLIT, needed_columns, read_huggingface
+from rookery.clients.pieces import interleaved, lengths, ranges
 from rookery.clients.population_checks import (
     AnyArray,
     Weights,
@@ -27,19 +26,22 @@ from rookery.clients.population_checks import (
     check_names,
     common_length,
     form,
+    joined_classes,
+    joined_names,
     joined_row_numbers,
     no_rows,
     normalised,
+    not_finite,
     one_row,
     row_positions,
 )
-from rookery.clients.table import DealSettings, Dealt, deal
+from rookery.clients.population_file import PopulationWriter, open_stored, read_rows
+from rookery.clients.table import DealSettings, Dealt, NamedWeights, deal
 from rookery.signature import expands
 from rookery.types import Tree
 
+Id = TypeVar("Id")
 Rows = PyTree[Shaped[AnyArray, "rows ..."]]
-NamedWeights = str | Mapping[str, float] | None
-"""Weights of clients with names: "rows" for the numbers of training rows, or a number each."""
 
 
 class Population(eqx.Module):
@@ -47,7 +49,8 @@ class Population(eqx.Module):
 
     Build one with :meth:`from_table`, :meth:`from_huggingface`, :meth:`from_folder`,
     :meth:`from_parts` or :meth:`stacked`. A server whose clients keep their rows uses
-    :meth:`elsewhere`. :meth:`describe` shows who holds what.
+    :meth:`elsewhere`. :meth:`save` and :meth:`open` are for populations that do not fit into
+    memory. :meth:`describe` shows who holds what.
 
     Attributes:
         data: pytree of arrays, the rows of all clients.
@@ -59,6 +62,9 @@ class Population(eqx.Module):
         names: of the clients (a hospital, a writer), for tables and errors; None if they have none.
         encoded: fields that were values of any kind, each with its values in the order of their
             numbers; read them from :attr:`classes`.
+        digest: of the content on disk, if rows are mapped from there; otherwise empty.
+        places: of a population made by :meth:`resident`: the position of each client among those
+            whose rows are here.
 
     >>> import numpy as np
     >>> hospitals = Population.from_parts(
@@ -71,13 +77,15 @@ class Population(eqx.Module):
     """
 
     data: Rows
-    offsets: Int[AnyArray, "splits clients"]
-    counts: Int[AnyArray, "splits clients"]
+    offsets: Int[AnyArray, "splits _places"]
+    counts: Int[AnyArray, "splits _places"]
     weights: Float[AnyArray, " clients"]
     splits: tuple[str, ...] = eqx.field(static=True)
     largest: tuple[int, ...] = eqx.field(static=True)
     names: tuple[str, ...] | None = eqx.field(static=True, default=None)
     encoded: tuple[tuple[str, tuple[object, ...]], ...] = eqx.field(static=True, default=())
+    digest: str = eqx.field(static=True, default="")
+    places: Int[AnyArray, " clients"] | None = None
 
     def __check_init__(self):
         if self.names is not None:
@@ -234,14 +242,7 @@ class Population(eqx.Module):
                 f"the data set has the splits {list(dataset)} already, got splits={splits!r}. "
                 "Leave it out, or pass one of them, as dataset['train'], and how to split it."
             )
-        columns = None
-        if fields is not None:
-            own = [
-                [str(field)] if isinstance(field, str | int) else map(str, field)
-                for field in fields.values()
-            ]
-            keys = [client, splits] if isinstance(splits, str) else [client]
-            columns = list(dict.fromkeys(itertools.chain(keys, *own)))
+        columns = needed_columns(client, splits, fields)
         found, row_numbers = read_huggingface(dataset, columns)
         if row_numbers is not None:
             settings["splits"] = SPLIT
@@ -285,18 +286,7 @@ class Population(eqx.Module):
 
     @classmethod
     def _from_dealt(cls, dealt: Dealt, weights: NamedWeights) -> "Population":
-        in_order = None
-        if isinstance(weights, str):
-            check.one_of("kind of weights", weights, ("rows",))
-            train = dealt.parts.get("train")
-            counted = dealt.parts.values() if train is None else [train]
-            in_order = np.sum([lengths(lists) for lists in counted], axis=0).astype(float)
-        elif isinstance(weights, Mapping):
-            if set(weights) != set(dealt.names):
-                raise ValueError(
-                    f"weights needs one number per client of {dealt.names}, got {dict(weights)}."
-                )
-            in_order = [weights[name] for name in dealt.names]
+        in_order = dealt.weights(weights)
         made = cls.from_parts(dealt.data, dealt.parts, weights=in_order, names=dealt.names)
         return replace(made, encoded=tuple(dealt.classes.items()))
 
@@ -402,9 +392,158 @@ class Population(eqx.Module):
             weights=normalised(weights, counts.shape[1]),
             splits=parts[0].splits,
             largest=tuple(int(c) for c in counts.max(axis=1)),
-            names=_joined_names(parts) if names is None else as_names(names),
-            encoded=_joined_classes(parts),
+            names=joined_names([(p.names, p.n_clients) for p in parts])
+            if names is None
+            else as_names(names),
+            encoded=joined_classes([part.encoded for part in parts]),
         )
+
+    def save(self, path: str | Path) -> None:
+        """Write the population to a folder, for :meth:`open`.
+
+        >>> import tempfile
+        >>> import numpy as np
+        >>> population = Population.stacked({"a": np.arange(6.0).reshape(3, 2)})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     population.save(Path(folder, "three"))
+        ...     again = Population.open(Path(folder, "three"))
+        ...     again.is_on_disk, again.rows(2, "train")["a"].tolist()
+        (True, [4.0, 5.0])
+
+        Args:
+            path: the folder to make.
+        """
+        weights = np.asarray(self.weights)
+        Population.save_joined(path, [self], weights=weights, names=self.names)
+
+    @classmethod
+    def save_joined(
+        cls,
+        path: str | Path,
+        parts: "Iterable[Population]",
+        *,
+        weights: Weights | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        """Write several populations as one, as :meth:`joined` makes it, with one part in memory.
+
+        Args:
+            path: the folder to make.
+            parts: populations with the same splits and rows of the same shapes and types; a
+                generator makes each when the one before is written.
+            weights: of all clients in every mean; equal if not given.
+            names: of all clients; if not given, those that the parts have.
+
+        >>> import tempfile
+        >>> import numpy as np
+        >>> ten = (Population.stacked(np.full((2, 3), float(i))) for i in range(5))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Population.save_joined(Path(folder, "ten"), ten)
+        ...     Population.open(Path(folder, "ten")).n_clients
+        10
+        """
+        path, begin, first = Path(path), 0, None
+        offsets, counts, own_names, encoded = [], [], [], []
+        with PopulationWriter(path) as writer:
+            for part in parts:
+                first = part.without_rows() if first is None else first
+                part.check_rows("Population.save")
+                part.check_form(first)
+                part.check_finite()
+                writer.append(part.data)
+                offsets.append(np.asarray(part.offsets) + begin)
+                counts.append(np.asarray(part.counts))
+                own_names.append((part.names, part.n_clients))
+                encoded.append(part.encoded)
+                begin += common_length(part.data)
+            if first is None:
+                raise ValueError("parts is empty; pass at least one population.")
+            arrays = {
+                "offsets": row_positions(np.concatenate(offsets, axis=1)),
+                "counts": row_positions(np.concatenate(counts, axis=1)),
+            }
+            n_clients = arrays["counts"].shape[1]
+            arrays["weights"] = normalised(weights, n_clients)
+            all_names = joined_names(own_names) if names is None else as_names(names)
+            if all_names is not None:
+                check_names(all_names, n_clients)
+            notes = {
+                "splits": list(first.splits),
+                "names": None if all_names is None else list(all_names),
+                "encoded": [[field, list(values)] for field, values in joined_classes(encoded)],
+            }
+            writer.finish(arrays, notes)
+
+    @classmethod
+    def open(cls, path: str | Path, *, verify: bool = True) -> "Population":
+        """A population that :meth:`save` wrote; its rows stay on disk until they are used.
+
+        The compiled engine brings the rows of the next rounds' clients to the device while it
+        computes; the numbers are those of the population in memory, bit for bit.
+
+        Args:
+            path: the folder.
+            verify: read all rows once and compare their digests. Without it, only sizes and types
+                of the rows' files are checked, which takes no time.
+        """
+        stored = open_stored(Path(path), verify=verify)
+        counts, notes = stored.arrays["counts"], stored.notes
+        return cls(
+            data=stored.data,
+            offsets=stored.arrays["offsets"],
+            counts=counts,
+            weights=stored.arrays["weights"],
+            splits=tuple(notes["splits"]),
+            largest=tuple(int(c) for c in counts.max(axis=1)),
+            names=as_names(notes["names"]),
+            encoded=tuple((field, tuple(values)) for field, values in notes["encoded"]),
+            digest=stored.digest,
+        )
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether the rows are mapped from disk, as after :meth:`open`."""
+        return any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(self.data))
+
+    def in_memory(self) -> "Population":
+        """The same population with all rows read into memory.
+
+        >>> import numpy as np
+        >>> Population.stacked(np.zeros((3, 5))).in_memory().is_on_disk
+        False
+        """
+        data = jax.tree.map(lambda a: np.array(a, subok=False), self.data)
+        return replace(self, data=data, digest="")
+
+    def resident(self, clients: Int[np.ndarray, " some"], room: int, row_room: int) -> "Population":
+        """All clients with the rows of some in memory; those of the others must not be read.
+
+        Args:
+            clients: whose rows, in ascending order.
+            room: how many clients the arrays have room for.
+            row_room: how many rows they have room for; rows beyond the clients' own are zeros.
+        """
+        begins, counts = (np.asarray(a)[:, clients] for a in (self.offsets, self.counts))
+        index = ranges(begins.T.ravel(), counts.T.ravel())
+        ends = np.cumsum(counts.T.ravel()).reshape(counts.T.shape).T
+        here, own_counts = (np.zeros((len(self.splits), room), np.int32) for _ in range(2))
+        here[:, : clients.size], own_counts[:, : clients.size] = ends - counts, counts
+        places = np.zeros(self.n_clients, np.int32)
+        places[clients] = np.arange(clients.size, dtype=np.int32)
+
+        def read(field: AnyArray) -> np.ndarray:
+            rows = np.zeros((row_room, *field.shape[1:]), field.dtype)
+            rows[: index.size] = read_rows(np.asanyarray(field), index)
+            return rows
+
+        data = jax.tree.map(read, self.data)
+        return replace(
+            self, data=data, offsets=here, counts=own_counts, places=places, digest="", names=None
+        )
+
+    def place(self, client: Id) -> Id | jax.Array:
+        """Where the offsets, counts and memories of a client are: among those of the residents."""
+        return client if self.places is None else jnp.asarray(self.places)[client]
 
     @property
     def has_rows(self) -> bool:
@@ -521,22 +660,16 @@ class Population(eqx.Module):
         ValueError: client 1, split 'train', field ['a'], row 1: the data has a NaN or an infinity \
 (1 such rows in all). Correct or remove these rows.
         """
-        for path, leaf in jax.tree_util.tree_leaves_with_path(self.data):
-            if not jnp.issubdtype(leaf.dtype, np.inexact):
-                continue
-            finite = np.isfinite(np.asarray(leaf)).reshape(leaf.shape[0], -1).all(axis=1)
-            for row in np.flatnonzero(~finite):
-                begins = np.asarray(self.offsets)
-                mine = np.argwhere((begins <= row) & (row < begins + np.asarray(self.counts)))
-                if not mine.size:
-                    continue  # it belongs to no client, so no step reads it
-                split, client = mine[0]
-                field = f"field {jax.tree_util.keystr(path)}, " if path else ""
-                raise ValueError(
-                    f"{self.client_name(int(client))}, split {self.splits[split]!r}, {field}row "
-                    f"{row - begins[split, client]}: the data has a NaN or an infinity "
-                    f"({(~finite).sum()} such rows in all). Correct or remove these rows."
-                )
+        if self.is_on_disk and self.digest:
+            return  # rows are checked when they are saved
+        found = not_finite(self.data, np.asarray(self.offsets), np.asarray(self.counts))
+        if found is not None:
+            split, client, field, row, times = found
+            raise ValueError(
+                f"{self.client_name(client)}, split {self.splits[split]!r}, {field}row {row}: the "
+                f"data has a NaN or an infinity ({times} such rows in all). Correct or remove "
+                "these rows."
+            )
 
     def split_index(self, split: str) -> int:
         """The position of a split; an error names the nearest valid one."""
@@ -570,7 +703,7 @@ class Population(eqx.Module):
         none = np.zeros_like(np.asarray(self.counts))
         data = jax.tree.map(lambda a: np.asarray(a[:0]), self.data)
         weights = np.asarray(self.weights)
-        return replace(self, data=data, offsets=none, counts=none, weights=weights)
+        return replace(self, data=data, offsets=none, counts=none, weights=weights, digest="")
 
     def with_rows(self, rows: Mapping[int, Mapping[str, Tree]]) -> "Population":
         """The same population with the given rows, as the process of these clients holds it.
@@ -618,27 +751,3 @@ def _field(name: str, rows: Rows) -> AnyArray:
             "the rows have no fields with names; pass a function from rows to labels as label."
         )
     return rows[check.one_of("field", name, rows)]
-
-
-def _joined_classes(
-    parts: "Sequence[Population]",
-) -> tuple[tuple[str, tuple[object, ...]], ...]:
-    """The classes that the parts know; the same number must not mean two things."""
-    known = [part for part in parts if part.encoded]
-    for part in known[1:]:
-        if part.classes != known[0].classes:
-            raise ValueError(
-                f"the populations have different classes: {known[0].classes} and {part.classes}. "
-                "Build them with the same encode={column: [...]}."
-            )
-    return known[0].encoded if known else ()
-
-
-def _joined_names(parts: "Sequence[Population]") -> tuple[str, ...] | None:
-    """The names of all parts; clients of a part without names are called by their new number."""
-    if all(part.names is None for part in parts):
-        return None
-    names: list[str] = []
-    for part in parts:
-        names += part.names or [f"client {len(names) + i}" for i in range(part.n_clients)]
-    return tuple(names)

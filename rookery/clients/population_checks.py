@@ -12,6 +12,8 @@ from rookery.types import Tree
 AnyArray = np.ndarray | Array
 # a name with an underscore is not compared with others of its name
 Weights = Sequence[float] | Float[AnyArray, " _clients"]
+Classes = tuple[tuple[str, tuple[object, ...]], ...]
+"""Fields that were values of any kind, each with its values in the order of their numbers."""
 
 
 def one_row(one: jax.ShapeDtypeStruct | np.typing.ArrayLike) -> np.ndarray:
@@ -128,3 +130,51 @@ def normalised(weights: Weights | None, n_clients: int) -> np.ndarray:
             "not count."
         )
     return weights / weights.sum()
+
+
+def not_finite(
+    data: Tree, offsets: np.ndarray, counts: np.ndarray
+) -> tuple[int, int, str, int, int] | None:
+    """The first row of a client with a NaN or an infinity, or None.
+
+    Returns:
+        The split, the client, the field, the row among the client's, and how many rows of the field
+        have such a value.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(data):
+        if not jax.numpy.issubdtype(leaf.dtype, np.inexact):
+            continue
+        finite = np.isfinite(np.asarray(leaf)).reshape(leaf.shape[0], -1).all(axis=1)
+        for row in np.flatnonzero(~finite):
+            mine = np.argwhere((offsets <= row) & (row < offsets + counts))
+            if not mine.size:
+                continue  # it belongs to no client, so no step reads it
+            split, client = (int(i) for i in mine[0])
+            field = f"field {jax.tree_util.keystr(path)}, " if path else ""
+            return split, client, field, int(row - offsets[split, client]), int((~finite).sum())
+    return None
+
+
+def joined_classes(parts: Sequence[Classes]) -> Classes:
+    """The classes that the parts know; the same number must not mean two things."""
+    known = [part for part in parts if part]
+    for part in known[1:]:
+        if dict(part) != dict(known[0]):
+            raise ValueError(
+                f"the populations have different classes: {dict(known[0])} and {dict(part)}. "
+                "Build them with the same encode={column: [...]}."
+            )
+    return known[0] if known else ()
+
+
+def joined_names(parts: Sequence[tuple[tuple[str, ...] | None, int]]) -> tuple[str, ...] | None:
+    """The names of all parts, from the names and the number of clients of each.
+
+    Clients of a part without names are called by their new number.
+    """
+    if all(own is None for own, _ in parts):
+        return None
+    names: list[str] = []
+    for own, n_clients in parts:
+        names += own or [f"client {len(names) + i}" for i in range(n_clients)]
+    return tuple(names)

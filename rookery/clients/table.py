@@ -21,6 +21,8 @@ Splits = str | int | Mapping[str, float]
 """The column that names the split of a row, or the fraction of every split."""
 Encode = Sequence[str | int] | Mapping[str, Sequence[object]] | Mapping[int, Sequence[object]]
 """Columns that become class numbers, perhaps with the values of the classes in order."""
+NamedWeights = str | Mapping[str, float] | None
+"""Weights of clients with names: "rows" for the numbers of training rows, or a number each."""
 Missing = str | Mapping[str, object] | Mapping[int, object]
 """What to do with missing values: "error", "drop", or a value to fill in for each column."""
 
@@ -41,6 +43,21 @@ class Dealt:
     parts: dict[str, list[np.ndarray]]
     names: list[str]
     classes: dict[str, tuple[object, ...]]
+
+    def weights(self, given: NamedWeights) -> Sequence[float] | np.ndarray | None:
+        """The weights in the order of the clients; None if they are equal."""
+        if isinstance(given, str):
+            check.one_of("kind of weights", given, ("rows",))
+            train = self.parts.get("train")
+            counted = self.parts.values() if train is None else [train]
+            return np.sum([lengths(lists) for lists in counted], axis=0).astype(float)
+        if isinstance(given, Mapping):
+            if set(given) != set(self.names):
+                raise ValueError(
+                    f"weights needs one number per client of {self.names}, got {dict(given)}."
+                )
+            return [given[name] for name in self.names]
+        return None
 
 
 class DealSettings(TypedDict, total=False):

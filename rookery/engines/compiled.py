@@ -1,6 +1,7 @@
 """The compiled engine: many rounds, and many runs of one structure, are one XLA call."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -16,6 +17,7 @@ from rookery.engines.program_count import note_program
 from rookery.engines.program_count import programs_compiled as programs_compiled
 from rookery.engines.round_costs import RoundCosts, ledgers
 from rookery.engines.sharded import ShardedRunner
+from rookery.engines.streamed import StreamedRunner
 from rookery.engines.traced import many_rounds, many_rounds_of_lanes
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.ledger import Ledger
@@ -38,6 +40,9 @@ class Compiled(AbstractEngine):
         devices: how many devices, or which out of ``jax.devices()``; None is JAX's default device.
             The clients of a cohort are divided among them, and so are the runs of a sweep. Numbers
             agree with those of one device up to rounding; ledgers are equal.
+        window_bytes: of a population on disk (``Population.open``): how many bytes of clients' rows
+            are brought to the device at a time. They serve as many rounds as they suffice for, one
+            at least; the rows for the next rounds are read meanwhile.
         data: with several devices, where clients' rows and memory are. "replicated": every device
             has all of them, so that every cohort is divided evenly. "by client": each device has
             those of some clients and computes for these; it needs less memory, but a cohort may
@@ -48,11 +53,13 @@ class Compiled(AbstractEngine):
     rounds_per_call: int = 100
     devices: Devices = None
     data: str = REPLICATED
+    window_bytes: int = 1 << 28
 
     def __check_init__(self):
         if self.clients_at_once is not None:
             check.count("clients_at_once", self.clients_at_once)
         check.count("rounds_per_call", self.rounds_per_call)
+        check.count("window_bytes", self.window_bytes)
         check.one_of("data", self.data, (REPLICATED, BY_CLIENT))
         if self.data == BY_CLIENT and len(chosen(self.devices)) < 2:
             raise ValueError(
@@ -73,6 +80,13 @@ class Compiled(AbstractEngine):
         """Move the data to the device; compilation happens at the first call."""
         program.population.check_rows("the compiled engine")
         devices = chosen(self.devices)
+        if program.population.is_on_disk:
+            if len(devices) > 1:
+                raise ValueError(
+                    f"a population on disk is computed on one device, got devices={self.devices}. "
+                    "Leave devices out, or read all rows with population.in_memory()."
+                )
+            return self._streamed(program, algorithms, _named(self.devices))
         if len(devices) > 1:
             return ShardedRunner(
                 program,
@@ -86,6 +100,15 @@ class Compiled(AbstractEngine):
         return _CompiledRunner(
             program, algorithms, self.clients_at_once, self.rounds_per_call, device
         )
+
+    def _streamed(
+        self, program: Program, algorithms: Sequence[AbstractAlgorithm], device: Device | None
+    ) -> AbstractRunner:
+        empty = replace(program, population=program.population.resident(np.zeros(0, int), 1, 1))
+        inner = _CompiledRunner(
+            empty, algorithms, self.clients_at_once, self.rounds_per_call, device
+        )
+        return StreamedRunner(program, algorithms, inner, self.rounds_per_call, self.window_bytes)
 
 
 def _named(devices: Devices) -> Device | None:
@@ -120,6 +143,11 @@ class _CompiledRunner(AbstractRunner):
         self._device = device
         self._stacked: Tree = None  # the lanes after the last call,
         self._in_stack: list[Tree] = []  # and the state of each that took part in it
+
+    def use(self, population: Population) -> None:
+        """Compute with this population from now on."""
+        population = jax.device_put(population, self._device)
+        self._program = replace(self._program, population=population)
 
     def follow(self, note: Callable[[int, Event], None]) -> None:
         """Nothing: simulated clients do not fail."""

@@ -140,7 +140,8 @@ class EagerFederation(AbstractMeteredFederation):
         is_billed: bool = True,
     ) -> Tree:
         """One client's reply; a failure names the client, the step and the round."""
-        client = LocalClient(self._population, id, key, python_loop)
+        own = self._population.only(id) if self._population.is_on_disk else self._population
+        client = LocalClient(own, id, key, python_loop)
         try:
             reply = step(client, *values, **settings)
         except Exception as error:
@@ -163,7 +164,9 @@ def _row(rows: Tree, i: int) -> Tree:
 
 class _EagerRunner(AbstractRunner):
     def __init__(self, program: Program, algorithms: Sequence[AbstractAlgorithm]):
-        population = jax.tree.map(jnp.asarray, program.population)
+        population = program.population
+        if not population.is_on_disk:
+            population = jax.tree.map(jnp.asarray, population)
         self._program = Program(program.problem, population, program.clock, program.aggregate)
         self._algorithms = [numbers_to_arrays(a) for a in algorithms]
 

@@ -106,7 +106,8 @@ class TracedFederation(AbstractFederation):
     def recall(self, cohort: Cohort, memory: Memory) -> Placed:
         """A gather of rows."""
         check_recall(cohort, memory, self.n_clients)
-        rows = self._spread.read(memory.rows, cohort.ids, self.n_clients)
+        at = self._population.place(cohort.ids)
+        rows = self._spread.read(memory.rows, at, self.n_clients)
         return Placed(cohort, rows, is_stacked=True)
 
     def keep(self, memory: Memory, placed: Placed) -> Memory:
@@ -114,7 +115,8 @@ class TracedFederation(AbstractFederation):
         rows, cohort = rows_to_keep(memory, placed, self.n_clients)
         active = tree.where(cohort.active, rows, tree.zeros_like(rows))
         self.has_kept_finite = self.has_kept_finite & tree.all_finite(active)
-        table = self._spread.write(memory.rows, cohort.ids, cohort.active, rows, self.n_clients)
+        at = self._population.place(cohort.ids)
+        table = self._spread.write(memory.rows, at, cohort.active, rows, self.n_clients)
         return Memory(table, memory.n_clients)
 
     def repeat(self, n, body, init) -> Tree:

@@ -248,7 +248,12 @@ class BatchLoop:
         solutions = stack(self._at_least_two(solutions))
         keys = _fold_in_all(self._evaluation_keys, round)
         own = [one.run.algorithm.own_leaves(one.state) for one in self._runs]
-        own = None if own[0] is None else stack(own)
+        if own[0] is None:
+            own = None
+        elif population.is_on_disk:  # what clients remember is in host memory, and stays there
+            own = jax.tree.map(lambda *rows: np.stack(rows), *own)
+        else:
+            own = stack(own)
         evaluate = self._settings.evaluate
         numbers = jax.device_get(evaluate_all(evaluate, solutions, population, keys, own))
         for i, one in enumerate(self._runs):

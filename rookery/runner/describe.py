@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from rookery.clients.population import Population
 from rookery.types import Tree
 
 
@@ -85,6 +86,14 @@ def _code(code: types.CodeType, seen: tuple) -> list:
         for c in code.co_consts
     ]
     return [code.co_code.hex(), constants, code.co_names]
+
+
+def data_fingerprint(population: Population) -> str:
+    """A short digest of a population; of one on disk, that of its description and small arrays."""
+    if not (population.is_on_disk and population.digest):
+        return fingerprint(population)
+    small = (population.offsets, population.counts, population.weights)
+    return hashlib.sha256((population.digest + fingerprint(small)).encode()).hexdigest()[:16]
 
 
 def fingerprint(tree: Tree) -> str:

@@ -7,20 +7,31 @@ Write a metric without ``key`` to measure the model without dropout.
 """
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jaxtyping import Array, Float, Int
 
 from rookery.clients.local_client import LocalClient
 from rookery.clients.population import Population
 from rookery.engines.code_key import CodeKey
+from rookery.engines.scout import depends_on_unknown, unknown_like
 from rookery.loss import AbstractOver, average, wants_key
 from rookery.program.step import Step, traced_loop
 from rookery.runner.best import Goal
 from rookery.types import Key, Sample, Tree
+
+T = TypeVar("T")
+
+BLOCK_BYTES = 1 << 26
+"""Bytes of rows that are read at once for evaluations of a population on disk."""
 
 Metric = Callable[..., jax.Array]
 """``metric(*solution, example)``: one number for one example; the mean is reported."""
@@ -137,13 +148,26 @@ class OnClients(AbstractEvaluation):
     def __call__(self, solution, population, key, own_leaves=None):
         """Four numbers for every metric, and with ``per_client`` one per client."""
         population.check_rows("OnClients")
+        clients = jnp.arange(population.n_clients, dtype=jnp.int32)
+        return self.summary(self.of_clients(clients, solution, population, key, own_leaves))
+
+    def of_clients(
+        self,
+        clients: Int[Array, " some"],
+        solution: tuple[Tree, ...],
+        population: Population,
+        key: Key,
+        own_leaves: tuple[Tree, ...] | None,
+    ) -> dict[str, Float[Array, " some"]]:
+        """The mean of every metric on some clients, whose rows must be here."""
         metrics = {**self.scores, **self.losses}
 
         def of_client(id):
             client = LocalClient(population, id, jax.random.fold_in(key, id), traced_loop)
             own = solution
             if own_leaves is not None:
-                own = eqx.combine(jax.tree.map(lambda rows: rows[id], own_leaves), solution)
+                at = population.place(id)
+                own = eqx.combine(jax.tree.map(lambda rows: rows[at], own_leaves), solution)
             own = own if self.adapt is None else self.adapt(client, *own)
             sample = client.draw(self.split, None, client.key)
 
@@ -155,11 +179,14 @@ class OnClients(AbstractEvaluation):
                 means |= _mean(all_plain, own, sample)
             return {n: means[n] for n in metrics}
 
-        each = lax.map(of_client, jnp.arange(population.n_clients, dtype=jnp.int32))
+        return lax.map(of_client, clients)
+
+    def summary(self, each: Mapping[str, Float[Array, " clients"]]) -> dict[str, jax.Array]:
+        """The four numbers of every metric, and with ``per_client`` one per client."""
         out = {}
         for name, values in each.items():
             worst_first = jnp.sort(values, descending=name not in self.scores)
-            tenth = max(1, population.n_clients // 10)
+            tenth = max(1, values.shape[0] // 10)
             out[f"{self.label}{name}/mean"] = jnp.mean(values)
             out[f"{self.label}{name}/worst"] = worst_first[0]
             out[f"{self.label}{name}/worst10"] = jnp.mean(worst_first[:tenth])
@@ -212,7 +239,122 @@ def evaluate_all(evaluations, solutions, population, keys, own_leaves=None) -> d
         own_leaves: of the clients of all runs, stacked, if solutions have such leaves.
     """
     code = CodeKey([evaluations])
+    if population.is_on_disk:
+        return _evaluate_in_blocks(code, evaluations, solutions, population, keys, own_leaves)
     return _evaluate_all(code, evaluations, solutions, population, keys, own_leaves)
+
+
+def check_blocks(
+    evaluations: Sequence[AbstractEvaluation], solution: tuple[Tree, ...], population: Population
+) -> None:
+    """Raise if an evaluation needs the rows of all clients at once and they are on disk."""
+    if not population.is_on_disk:
+        return
+    nobody = population.resident(np.zeros(0, int), 1, 1)
+    for evaluation in evaluations:
+        if isinstance(evaluation, OnClients):
+            continue
+
+        def numbers(unknown, evaluation=evaluation):
+            data = unknown_like(nobody.data, unknown)
+            return evaluation(solution, replace(nobody, data=data), jax.random.key(0))
+
+        if depends_on_unknown(numbers):
+            raise ValueError(
+                f"{type(evaluation).__name__} reads the rows of all clients, and the population is "
+                "on disk. Use rk.metrics.OnClients, which reads one block of clients after "
+                "another, or population.in_memory()."
+            )
+
+
+def _evaluate_in_blocks(
+    code, evaluations, solutions, population, keys, own_leaves
+) -> dict[str, jax.Array]:
+    """The same numbers, from one block of clients after another."""
+    on_clients = tuple(e for e in evaluations if isinstance(e, OnClients))
+    n_clients, size, rows = population.n_clients, *_block_sizes(population)
+
+    def read(begin):
+        clients = np.arange(begin, min(begin + size, n_clients))
+        own = jax.tree.map(lambda a: np.asarray(a[:, clients]), own_leaves)
+        return clients, jax.device_put(population.resident(clients, size, rows)), own
+
+    blocks = []
+    for clients, resident, own in _ahead(read, range(0, n_clients, size) if on_clients else ()):
+        padded = np.pad(clients, (0, size - clients.size), "edge").astype(np.int32)
+        own = jax.tree.map(lambda a: _padded(a, size), own)
+        each = _of_block(code, on_clients, padded, solutions, resident, keys, own)
+        blocks.append(jax.tree.map(lambda a, n=clients.size: a[:, :n], jax.device_get(each)))
+    each = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *blocks) if blocks else []
+    nobody = population.resident(np.zeros(0, int), 1, 1)
+    return _summaries(code, evaluations, solutions, nobody, keys, each)
+
+
+def _ahead(read: Callable[[int], T], places: Iterable[int]) -> Iterator[T]:
+    """``read`` of each place in order; while one result is used, a thread reads the next."""
+    with ThreadPoolExecutor(1) as reader:
+        waiting: list[Future[T]] = []
+        for place in places:
+            waiting.append(reader.submit(read, place))
+            if len(waiting) > 1:
+                yield waiting.pop(0).result()
+        for last in waiting:
+            yield last.result()
+
+
+def _block_sizes(population: Population) -> tuple[int, int]:
+    """How many clients a block has, and the most rows of any block."""
+    of_row = sum(a.nbytes // max(a.shape[0], 1) for a in jax.tree.leaves(population.data))
+    rows = np.asarray(population.counts).sum(axis=0)
+    size = max(1, min(population.n_clients, int(BLOCK_BYTES / max(of_row * rows.mean(), 1))))
+    most = np.add.reduceat(rows, np.arange(0, population.n_clients, size)).max()
+    return size, int(most)
+
+
+def _padded(rows: np.ndarray, size: int) -> np.ndarray:
+    return np.pad(rows, [(0, 0), (0, size - rows.shape[1]), *[(0, 0)] * (rows.ndim - 2)])
+
+
+@eqx.filter_jit
+def _of_block(
+    code, evaluations, clients, solutions, population, keys, own_leaves
+) -> list[dict[str, jax.Array]]:
+    """Per evaluation, the means of all runs on the clients of a block."""
+    del code  # it only tells programs apart
+
+    def one(run):
+        solution, key, own = run
+        return [e.of_clients(clients, solution, population, key, own) for e in evaluations]
+
+    return lax.map(one, (solutions, keys, own_leaves))
+
+
+@eqx.filter_jit
+def _summaries(code, evaluations, solutions, population, keys, each) -> dict[str, jax.Array]:
+    """The numbers of all evaluations, from the means of all clients."""
+    del code  # it only tells programs apart
+
+    def one(run):
+        solution, key, values = run
+        of_clients = iter(values)
+        return _joined(
+            evaluation.summary(next(of_clients))
+            if isinstance(evaluation, OnClients)
+            else evaluation(solution, population, key)
+            for evaluation in evaluations
+        )
+
+    return lax.map(one, (solutions, keys, each))
+
+
+def _joined(found: Iterable[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
+    """The numbers of several evaluations, whose names must differ."""
+    numbers: dict[str, jax.Array] = {}
+    for new in found:
+        if twice := set(numbers) & set(new):
+            raise ValueError(f"two evaluations give {sorted(twice)}; set label= on one of them.")
+        numbers.update(new)
+    return numbers
 
 
 @eqx.filter_jit
@@ -223,18 +365,12 @@ def _evaluate_all(
 
     def one(run):
         solution, key, own = run
-        numbers: dict[str, jax.Array] = {}
-        for evaluation in evaluations:
-            if own is not None and isinstance(evaluation, OnClients):
-                new = evaluation(solution, population, key, own)
-            else:
-                new = evaluation(solution, population, key)
-            if twice := set(numbers) & set(new):
-                raise ValueError(
-                    f"two evaluations give {sorted(twice)}; set label= on one of them."
-                )
-            numbers.update(new)
-        return numbers
+        return _joined(
+            evaluation(solution, population, key, own)
+            if own is not None and isinstance(evaluation, OnClients)
+            else evaluation(solution, population, key)
+            for evaluation in evaluations
+        )
 
     return lax.map(one, (solutions, keys, own_leaves))
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 from rich.console import Console
 
@@ -102,9 +103,13 @@ class SweepSettings:
     def open(self, run: Run) -> RunState:
         """Start a run, or read back what its directory holds."""
         record = RunRecord(None if run.directory is None else Path(run.directory), self.console)
-        n_clients = self.program.population.n_clients
-        state = first_state(run.algorithm, self.program.problem, n_clients, run.start)
-        with record.locked():
+        population = self.program.population
+        # of a population on disk, what clients remember is in host memory
+        host = jax.local_devices(backend="cpu")[0] if population.is_on_disk else None
+        with record.locked(), jax.default_device(host):
+            state = first_state(
+                run.algorithm, self.program.problem, population.n_clients, run.start
+            )
             record.open(run.name, self.configuration(run), self.overwrite)
             checkpoints = record.checkpoints(state, run.algorithm.solution(state))
             found = {checkpoint.round: checkpoint for checkpoint in checkpoints}

@@ -26,9 +26,9 @@ from rookery.program.delays import Clock
 from rookery.program.participation import AbstractParticipation, Uniform, WithReplacement
 from rookery.runner.batch_loop import BatchLoop, exclusive
 from rookery.runner.best import KeepBest
-from rookery.runner.describe import fingerprint
+from rookery.runner.describe import data_fingerprint
 from rookery.runner.finite import GROWTH_LIMIT
-from rookery.runner.metrics import AbstractEvaluation, metric_goals
+from rookery.runner.metrics import AbstractEvaluation, check_blocks, metric_goals
 from rookery.runner.progress import SILENT, RunProgress
 from rookery.runner.results import Results
 from rookery.runner.run_state import Callback, DivergenceWarning, Result, Run, RunState
@@ -240,16 +240,19 @@ def _sweep(
     checked = [_checked(one, problem, population) for one in runs]
     _check_not_shared(runs)
     _warn_of_bias(checked, population)
+    if checked:
+        check_blocks(evaluate, checked[0].start, population)
     rules = as_rules(stop)
     # tracing the evaluations takes time, and only these need their names
     is_judged = bool(rules or keep is not None) and bool(checked)
     goals = metric_goals(evaluate, checked[0].start, population) if is_judged else {}
     engine = engine if engine is not None else Compiled()
-    population = engine.placed(population)
+    if not population.is_on_disk:
+        population = engine.placed(population)
     needs_fingerprint = any((one.directory, one.tracker) != (None, None) for one in runs)
     settings = SweepSettings(
         program=Program(problem, population, clock, aggregate if aggregate is not None else Mean()),
-        data_fingerprint=fingerprint(population) if needs_fingerprint else "",
+        data_fingerprint=data_fingerprint(population) if needs_fingerprint else "",
         engine=engine,
         rounds=rounds,
         seconds=seconds,
