@@ -14,6 +14,9 @@ from rookery.algorithms.alternating_gda import AlternatingGDA as AlternatingGDA
 from rookery.algorithms.bome import BOME as BOME
 from rookery.algorithms.comfedl.comfedl import ComFedL as ComFedL
 from rookery.algorithms.composed_sgd import ComposedSGD as ComposedSGD
+from rookery.algorithms.csoba import CMSOBA as CMSOBA
+from rookery.algorithms.csoba import CSOBA as CSOBA
+from rookery.algorithms.csoba import EFSOBA as EFSOBA
 from rookery.algorithms.drfa import DRFA as DRFA
 from rookery.algorithms.extragradient import Extragradient as Extragradient
 from rookery.algorithms.f2sa import F2SA as F2SA
@@ -33,6 +36,7 @@ from rookery.algorithms.fedopt import FedAdagrad as FedAdagrad
 from rookery.algorithms.fedopt import FedAdam as FedAdam
 from rookery.algorithms.fedopt import FedAvgM as FedAvgM
 from rookery.algorithms.fedopt import FedYogi as FedYogi
+from rookery.algorithms.fedpaq import FedPAQ as FedPAQ
 from rookery.algorithms.fedprox import FedProx as FedProx
 from rookery.algorithms.gda import GDA as GDA
 from rookery.algorithms.memfbo import MemFBO as MemFBO
@@ -95,6 +99,9 @@ __all__ = [
 
 GROUPED = (
     "BOME",
+    "CMSOBA",
+    "CSOBA",
+    "EFSOBA",
     "F2SA",
     "FedAdagrad",
     "FedAdam",
@@ -102,6 +109,7 @@ GROUPED = (
     "FedBiO",
     "FedBiOAcc",
     "FedNova",
+    "FedPAQ",
     "FedYogi",
     "MemFBO",
     "ShroFBO",

@@ -55,6 +55,10 @@ from rookery.algorithms.shared.views import BilevelView as BilevelView
 from rookery.algorithms.shared.views import MinimaxView as MinimaxView
 from rookery.algorithms.shared.views import ProductView as ProductView
 from rookery.algorithms.shared.views import SequencesView as SequencesView
+from rookery.program.codec import BFloat16 as BFloat16
+from rookery.program.codec import RandK as RandK
+from rookery.program.codec import StochasticRounding as StochasticRounding
+from rookery.program.codec import TopK as TopK
 
 __all__ = [
     "ADMM",
@@ -67,6 +71,7 @@ __all__ = [
     "ActiveHessians",
     "AdjointView",
     "Alternating",
+    "BFloat16",
     "BilevelView",
     "BilevelWarmUp",
     "ByRound",
@@ -102,6 +107,7 @@ __all__ = [
     "PowerIteration",
     "PrintedWeights",
     "ProductView",
+    "RandK",
     "RandomIterate",
     "RandomSteps",
     "RingGraph",
@@ -111,5 +117,7 @@ __all__ = [
     "ShiftedWeights",
     "Simultaneous",
     "StaleHessians",
+    "StochasticRounding",
+    "TopK",
     "proximal_sgd",
 ]

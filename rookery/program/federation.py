@@ -161,9 +161,17 @@ class AbstractFederation(abc.ABC):
 
     # ---- up
 
-    def mean(self, placed: Placed) -> Tree:
-        """The clients' mean, by their weights and by the run's aggregation rule."""
+    def mean(self, placed: Placed, *, decode: Callable[[Tree], Tree] | None = None) -> Tree:
+        """The clients' mean, by their weights and by the run's aggregation rule.
+
+        Args:
+            placed: the replies.
+            decode: turns the message of one client into its reply, if clients encode them
+                (:mod:`rookery.program.codec`). What is billed is the message.
+        """
         replies, cohort = self._collect(_checked(placed), needs_all=False)
+        if decode is not None:
+            replies = jax.vmap(decode)(replies)
         return self.aggregate(_floating(replies), self.slot_weights(cohort))
 
     def weighted_mean(self, placed: Placed, weights: Placed) -> Tree:

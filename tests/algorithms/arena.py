@@ -77,6 +77,22 @@ def clients_of(zoo):
         yield rk.zoo.QuadraticBilevel(**{k: a[i : i + 1] for k, a in zoo.data.items()}, m0=zoo.m0)
 
 
+def bilevel_maps(zoo):
+    """The maps (f_x - g_xy v, g_y, g_yy v - f_y) of every client, as functions of x, y, v."""
+
+    def of(one):
+        m = {name: a.mean((0, 1)) for name, a in one.data.items()}
+
+        def maps(x, y, v):
+            f_y = m["Q"] @ (y - m["d"]) + m["E"].T @ x
+            f_x = m["r"] + one.m0 * x + m["E"] @ y
+            return [f_x + m["B"].T @ v, m["H"] @ y - m["B"] @ x - m["c"], m["H"] @ v - f_y]
+
+        return maps
+
+    return [of(one) for one in clients_of(zoo)]
+
+
 def saddle_fields(zoo):
     """The saddle field M_i u - k_i of every client on u = (x, y), as pairs M_i, k_i."""
     fields = []

@@ -6,7 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from arena import advance, assert_close, clients_of, federation, pooled, solve, trajectory
+from arena import (
+    advance,
+    assert_close,
+    bilevel_maps,
+    federation,
+    pooled,
+    solve,
+    trajectory,
+)
 
 import rookery as rk
 from rookery.algorithms import FedBiO, FedBiOAcc, ShroFBO, SimFBO
@@ -18,22 +26,6 @@ NOISY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=2, y_size=2, rows=4, noise=
 SIZES = {"outer_lr": 0.05, "inner_lr": (0.1, 0.08)}
 EQUAL = {**SIZES, "server_lr": (0.05, 0.1, 0.08)}
 UNEQUAL = (1, 2, 4)
-
-
-def own_maps(zoo):
-    """s_i(x, y, v) of every client, in NumPy."""
-
-    def of(one):
-        m = {name: a.mean((0, 1)) for name, a in one.data.items()}
-
-        def maps(x, y, v):
-            f_y = m["Q"] @ (y - m["d"]) + m["E"].T @ x
-            f_x = m["r"] + one.m0 * x + m["E"] @ y
-            return [f_x + m["B"].T @ v, m["H"] @ y - m["B"] @ x - m["c"], m["H"] @ v - f_y]
-
-        return maps
-
-    return [of(one) for one in clients_of(zoo)]
 
 
 def start(zoo):
@@ -95,7 +87,7 @@ def test_two_rounds_by_hand(make):
     for _ in range(2):
         sums = [
             local_sums(maps, u, (0.05, 0.1, 0.08), tau)[1]
-            for maps, tau in zip(own_maps(ZOO), UNEQUAL, strict=True)
+            for maps, tau in zip(bilevel_maps(ZOO), UNEQUAL, strict=True)
         ]
         counts = UNEQUAL if make is ShroFBO else (1, 1, 1)
         along = [
@@ -189,7 +181,7 @@ def test_falling_rates_of_fedbioacc_bring_it_nearer():
 
 def test_two_rounds_of_fedbioacc_by_hand():
     sizes, c, steps = (0.05, 0.1, 0.08), (0.3, 0.5, 0.7), 3
-    u, every = start(ZOO), own_maps(ZOO)
+    u, every = start(ZOO), bilevel_maps(ZOO)
     d = [np.mean(b, 0) for b in zip(*(maps(*u) for maps in every), strict=True)]
     for r in range(2):
         ws, ds = [], []

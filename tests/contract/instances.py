@@ -16,6 +16,9 @@ import optax
 import rookery as rk
 from rookery.algorithms import (
     BOME,
+    CMSOBA,
+    CSOBA,
+    EFSOBA,
     F2SA,
     FedAdagrad,
     FedAdam,
@@ -23,6 +26,7 @@ from rookery.algorithms import (
     FedBiO,
     FedBiOAcc,
     FedNova,
+    FedPAQ,
     FedYogi,
     MemFBO,
     ShroFBO,
@@ -490,6 +494,35 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
         )
     },
     "BOME": {"partial": (TINY, BOME(lr=0.05, inner_lr=0.1, inner_rounds=2, **PARTIAL))},
+    "CSOBA": {
+        "stochastic rounding": (
+            TINY,
+            CSOBA(outer_lr=0.05, inner_lr=0.1, codec=rk.parts.StochasticRounding(3), **PARTIAL),
+        ),
+        "bfloat16": (TINY, CSOBA(outer_lr=0.05, inner_lr=0.1, codec=rk.parts.BFloat16())),
+    },
+    "CMSOBA": {
+        "rand-k": (TINY, CMSOBA(outer_lr=0.05, inner_lr=0.1, codec=rk.parts.RandK(0.5), **PARTIAL))
+    },
+    "EFSOBA": {
+        "top-k": (TINY, EFSOBA(outer_lr=0.05, inner_lr=0.1, codec=rk.parts.TopK(1), **PARTIAL))
+    },
+    "FedPAQ": {
+        "error feedback": (
+            LOSSES,
+            FedPAQ(
+                lr=0.1,
+                local_steps=(1, 2, 3),
+                codec=rk.parts.TopK(1),
+                error_feedback=True,
+                **PARTIAL,
+            ),
+        ),
+        "plain": (
+            LOSSES,
+            FedPAQ(lr=0.1, local_steps=2, codec=rk.parts.StochasticRounding(5), **PARTIAL),
+        ),
+    },
     "SCGD": {"two layers": (CHAIN, rk.SCGD(outer_lr=0.05, inner_lr=0.5, **PARTIAL))},
     "ComposedSGD": {"two layers": (CHAIN, rk.ComposedSGD(outer_lr=0.05, **PARTIAL))},
     "NASA": {"two layers": (CHAIN, rk.NASA(lr=0.1, **PARTIAL))},
@@ -605,6 +638,10 @@ OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
     "F2SA": first("F2SA", inner_lr=(0.1, ADAM), outer_lr=MOMENTUM),
     "MemFBO": first("MemFBO", inner_lr=KEPT, server_lr=ADAM),
     "BOME": first("BOME", lr=MOMENTUM, inner_lr=ADAM),
+    "CSOBA": first("CSOBA", inner_lr=(0.1, ADAM), outer_lr=MOMENTUM),
+    "CMSOBA": first("CMSOBA", inner_lr=ADAM),
+    "EFSOBA": first("EFSOBA", outer_lr=ADAM),
+    "FedPAQ": first("FedPAQ", lr=MOMENTUM, server_lr=ADAM),
     "SCGD": first("SCGD", outer_lr=ADAM),
     "ComposedSGD": first("ComposedSGD", outer_lr=MOMENTUM),
     "FedAvg": first("FedAvg", lr=KEPT, server_lr=MOMENTUM),

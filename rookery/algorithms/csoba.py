@@ -1,0 +1,158 @@
+"""C-SOBA, CM-SOBA and EF-SOBA: SOBA whose clients send compressed directions.
+
+Y. He, J. Hu, X. Huang, S. Lu, B. Wang, K. Yuan. Distributed bilevel optimization with communication
+compression. ICML 2024, arXiv:2405.18858. Reconstructed from its abstract; error feedback has the
+form of EF21 (P. Richtárik, I. Sokolov, I. Fatkhullin, NeurIPS 2021, arXiv:2106.05203).
+
+    paper           code                meaning
+    x, y, z         x, y, v             outer and inner variable, adjoint: g_yy v = f_y
+    D_i             d_i                 a client's directions of all three
+    C               codec               compressor (:mod:`rookery.program.codec`)
+    α, β, γ         outer_lr, inner_lr  step rules
+    δ               momentum            the server keeps this much of its direction (CM-SOBA)
+    m_i             g_i                 what the server knows of d_i (EF-SOBA)
+
+    C-SOBA      up C(d_i);          d = mean C(d_i)
+    CM-SOBA     up C(d_i);          d = δ d + (1 - δ) mean C(d_i)
+    EF-SOBA     up C(d_i - g_i);    g_i = g_i + C(d_i - g_i) on both sides,  d = mean g_i
+    then        (x, y, v) = (x, y, v) - step d
+
+An unbiased compressor turns heterogeneity into noise: where clients differ, d_i is not small at the
+solution, and C-SOBA keeps a floor that falls with the step. With a biased one (:class:`TopK`) it
+ends elsewhere. EF-SOBA ends at the solution with any of them. With sampled clients its d is the
+mean of what all clients sent last.
+
+Cost of a round: 1 exchange, all three variables down, one message of the codec's size up.
+"""
+
+from dataclasses import KW_ONLY
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import check, tree
+from rookery.algorithms.shared.block_steps import AbstractBlockSteps
+from rookery.algorithms.shared.schedule import number
+from rookery.algorithms.shared.step_rule import check_step_rules
+from rookery.algorithms.shared.views import Blocks
+from rookery.algorithms.soba import directions
+from rookery.problem.bilevel import Bilevel
+from rookery.problem.constraints import projected
+from rookery.program.algorithm import check_kind, with_settings_of
+from rookery.program.codec import AbstractCodec
+from rookery.program.federation import AbstractFederation, Client
+from rookery.program.memory import Memory, check_rule
+from rookery.types import Key, Tree
+
+
+class CSOBAState(NamedTuple):
+    """The iterates, the server's direction, what it knows of each client's, and rules' states."""
+
+    x: Tree
+    y: Tree
+    v: Tree
+    d: Blocks
+    own: Tree
+    opts: tuple[Tree, ...]
+
+
+class CSOBA(AbstractBlockSteps):
+    """SOBA with compressed directions.
+
+    Args:
+        outer_lr: step rule of x.
+        inner_lr: of y and v, or a tuple with one each.
+        codec: the compressor.
+        momentum: δ, at least 0 and below 1.
+        error_feedback: whether clients send differences from what the server knows (EF-SOBA).
+
+    >>> import rookery as rk
+    >>> CSOBA(outer_lr=0.05, inner_lr=0.1, codec=rk.parts.StochasticRounding(4)).codec.bits
+    4
+    """
+
+    _: KW_ONLY
+    codec: AbstractCodec
+    momentum: float = eqx.field(converter=number, default=0.0)
+    error_feedback: bool = False
+
+    def __check_init__(self):
+        check_step_rules("inner_lr", self.inner_lr, n_blocks=2)
+        check.decay("momentum", self.momentum)
+        if self.error_feedback:
+            check_rule("error_feedback=True", self.clients)
+
+    def check(self, problem: Bilevel, n_clients: int) -> None:
+        """Raise unless the problem is bilevel and a cohort can be drawn."""
+        check_kind(self, problem, Bilevel)
+        self.clients.check(n_clients)
+
+    def init(self, problem: Bilevel, x: Tree, y: Tree) -> CSOBAState:
+        """The given variables, and v = 0; the server knows no direction."""
+        blocks = x, y, tree.zeros_like(y)
+        zero = tree.zeros_like(blocks)
+        own = Memory.of(zero) if self.error_feedback else ()
+        return CSOBAState(*blocks, zero, own, self.first_opts(blocks))
+
+    def round(
+        self, fed: AbstractFederation, problem: Bilevel, state: CSOBAState, key: Key
+    ) -> CSOBAState:
+        """One exchange, and a step of all three variables."""
+        blocks = state.x, state.y, state.v
+        who, sample_key = jax.random.split(key)
+        cohort = fed.sample(self.clients, who)
+        at = fed.broadcast(cohort, blocks)  # ------------------------------- down  x, y, v
+        settings = {"problem": problem, "algorithm": self}
+        own = fed.recall(cohort, state.own) if self.error_feedback else at  # at: not read
+        sent, g_i = fed.map(encoded_directions, at, own, key=sample_key, **settings)
+        with fed.outer():
+            new = fed.mean(sent, decode=lambda row: self.codec.decode(row, blocks))  # up  C(..)
+        if self.error_feedback:
+            share = jnp.sum(jnp.where(cohort.active, fed.weights[cohort.ids], 0.0))
+            d, kept = tree.axpy(share, new, state.d), fed.keep(state.own, g_i)
+        else:
+            first = jnp.asarray(fed.round) == 0
+            keep = jnp.where(first, jnp.zeros_like(self.momentum), self.momentum)
+            d, kept = tree.add(tree.scale(keep, state.d), tree.scale(1 - keep, new)), ()
+        (x, y, v), opts = self.step(d, state.opts, blocks, fed.round)
+        return CSOBAState(projected(problem, "x", x), y, v, d, kept, opts)
+
+    def solution(self, state: CSOBAState) -> tuple[Tree, ...]:
+        """(x, y)."""
+        return state.x, state.y
+
+
+@with_settings_of(CSOBA, without=("error_feedback",))
+def CMSOBA(**settings) -> CSOBA:
+    """C-SOBA with a moving average of the direction at the server: ``momentum``, 0.9 if not given.
+
+    >>> import rookery as rk
+    >>> CMSOBA(outer_lr=0.05, inner_lr=0.1, codec=rk.parts.RandK(0.25)).momentum
+    0.9
+    """
+    return CSOBA(**{"momentum": 0.9, **settings}, label="CMSOBA")
+
+
+@with_settings_of(CSOBA, without=("error_feedback", "momentum"))
+def EFSOBA(**settings) -> CSOBA:
+    """SOBA with error feedback: exact with any codec, also with biased ones.
+
+    >>> import rookery as rk
+    >>> EFSOBA(outer_lr=0.05, inner_lr=0.1, codec=rk.parts.TopK(0.1)).error_feedback
+    True
+    """
+    return CSOBA(**settings, error_feedback=True, label="EFSOBA")
+
+
+def encoded_directions(
+    client: Client, at: Blocks, known: Blocks, *, problem: Bilevel, algorithm: CSOBA
+) -> tuple[tuple[Tree, ...], Blocks | tuple[()]]:
+    """The message of the client's directions, and what the server knows of them after it."""
+    d = directions(client, at, problem=problem, batch_size=algorithm.batch_size)
+    key = jax.random.fold_in(client.key, 2)  # 0 and 1 are those of the samples
+    if not algorithm.error_feedback:
+        return algorithm.codec.encode(d, key), ()
+    sent = algorithm.codec.encode(tree.sub(d, known), key)
+    return sent, tree.add(known, algorithm.codec.decode(sent, d))

@@ -1,0 +1,158 @@
+"""Codecs: what they send, what arrives on average; and where compressed methods end."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from arena import advance, assert_close, bilevel_maps, solve, trajectory
+
+import rookery as rk
+from rookery.algorithms import CMSOBA, CSOBA, EFSOBA, FedPAQ
+from rookery.algorithms.parts import BFloat16, RandK, StochasticRounding, TopK
+from rookery.program.codec import message_bytes
+
+ZOO = rk.zoo.quadratic_bilevel(n_clients=3, x_size=2, y_size=2)
+LOSSES = rk.zoo.quadratic_losses(n_clients=3, size=4)
+TREE = {"a": jnp.array([[3.0, -1.0, 0.2], [0.0, 0.7, -2.9]]), "b": jnp.array([1e-3, -4e-3])}
+
+
+def through(codec, keys=64):
+    """TREE after the way up, once per key."""
+
+    def once(key):
+        return codec.decode(codec.encode(TREE, key), TREE)
+
+    return jax.vmap(once)(jax.random.split(jax.random.key(3), keys))
+
+
+@pytest.mark.parametrize(
+    "codec", [StochasticRounding(2), StochasticRounding(5), RandK(0.5), RandK(1)]
+)
+def test_unbiased_codecs_keep_the_mean(codec):
+    many = through(codec, 4096)
+    for name, leaf in TREE.items():
+        got = np.asarray(many[name])
+        error = got.mean(0) - np.asarray(leaf)
+        bound = 5 * got.std(0) / 64 + 1e-12
+        assert np.all(np.abs(error) < bound)
+    assert np.asarray(many["a"]).std(0).max() > 0
+
+
+@pytest.mark.parametrize("bits", [2, 3, 8])
+def test_rounding_stays_on_its_grid(bits):
+    got, steps = through(StochasticRounding(bits)), 2 ** (bits - 1) - 1
+    for name, leaf in TREE.items():
+        scale = float(jnp.abs(leaf).max()) / steps
+        on = np.asarray(got[name]) / scale
+        np.testing.assert_allclose(on, np.round(on), atol=1e-9)
+        assert np.abs(np.asarray(got[name]) - np.asarray(leaf)).max() <= scale * (1 + 1e-12)
+    zero = StochasticRounding(bits)
+    sent = zero.encode(jnp.zeros(3), jax.random.key(0))
+    assert zero.decode(sent, jnp.zeros(3)).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_top_k_and_bfloat16():
+    got = through(TopK(2), 1)
+    assert got["a"][0].tolist() == [[3.0, 0.0, 0.0], [0.0, 0.0, -2.9]]
+    assert got["b"][0].tolist() == [1e-3, -4e-3]
+    half = through(BFloat16(), 1)["a"][0]
+    np.testing.assert_allclose(half, TREE["a"], rtol=2**-8)
+
+
+@pytest.mark.parametrize(
+    ("codec", "nbytes"),
+    [
+        (StochasticRounding(3), (3 + 8) + (1 + 8)),  # 6 and 2 entries of 3 bits, two scales
+        (TopK(2), 2 * 2 * (8 + 1)),  # values, and places of one byte
+        (RandK(2), 2 * (2 * 8 + 8)),  # values and a seed
+        (BFloat16(), 8 * 2),
+    ],
+)
+def test_messages_have_the_size_that_is_billed(codec, nbytes):
+    assert message_bytes(codec, TREE) == nbytes
+
+
+def test_the_ledger_bills_the_message():
+    _, (ledger,) = advance(ZOO, EFSOBA(outer_lr=0.1, inner_lr=0.1, codec=TopK(1)), 1)
+    assert ledger.bytes_up == 3 * 3 * (8 + 1) and ledger.bytes_down == 3 * 6 * 8
+
+
+def end(algorithm, rounds):
+    x = solve(ZOO, algorithm, rounds).solution[0]
+    return np.linalg.norm(x - ZOO.solution()[0])
+
+
+def test_error_feedback_ends_at_the_solution_and_plain_top_k_does_not():
+    rates = {"outer_lr": 0.05, "inner_lr": 0.1, "codec": TopK(1)}
+    assert end(EFSOBA(**rates), 3000) < 1e-12
+    assert end(CSOBA(**rates), 3000) > 0.05
+
+
+@pytest.mark.slow
+def test_unbiased_compression_leaves_a_floor_that_falls_with_the_step():
+    def floor(make, lr):
+        track = rk.metrics.OfSolution(lambda x, y: {"gap": jnp.sum((x - ZOO.solution()[0]) ** 2)})
+        algorithm = make(outer_lr=lr, inner_lr=2 * lr, codec=RandK(0.5))
+        history = solve(
+            ZOO, algorithm, round(200 / lr), evaluate=[track], evaluate_every=50
+        ).history
+        return np.sqrt(np.mean(history["gap"][-40:]))
+
+    far, near = floor(CSOBA, 0.05), floor(CSOBA, 0.005)
+    assert near < far / 2 and near > 1e-3
+
+
+def test_without_loss_compressed_methods_are_the_plain_ones():
+    """All entries are sent: top-k with k as large as a leaf."""
+    want = trajectory(ZOO, rk.SOBA(outer_lr=0.05, inner_lr=0.1), 4)
+    for make in (CSOBA, EFSOBA):
+        got = trajectory(ZOO, make(outer_lr=0.05, inner_lr=0.1, codec=TopK(100)), 4)
+        np.testing.assert_allclose(got, want, rtol=1e-12)
+    settings = {"lr": 0.1, "local_steps": (1, 2, 3)}
+    want = trajectory(LOSSES, rk.FedAvg(**settings), 3)
+    got = trajectory(LOSSES, FedPAQ(**settings, codec=TopK(100), error_feedback=True), 3)
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+def test_the_moving_average_of_the_server():
+    algorithm = CMSOBA(outer_lr=0.05, inner_lr=0.1, codec=TopK(100), momentum=0.7)
+    u, d = [np.zeros(2)] * 3, None
+    for _ in range(3):
+        each = zip(*(maps(*u) for maps in bilevel_maps(ZOO)), strict=True)
+        new = [np.mean(b, 0) for b in each]
+        d = new if d is None else [0.7 * a + 0.3 * b for a, b in zip(d, new, strict=True)]
+        u = [b - lr * a for b, lr, a in zip(u, (0.05, 0.1, 0.1), d, strict=True)]
+    state, _ = advance(ZOO, algorithm, 3, rk.Compiled())
+    assert_close(state[:3], tuple(u), rtol=1e-12)
+
+
+def test_fedpaq_by_hand():
+    """Top-1 of the change and what was left out, on one client."""
+    one = rk.zoo.quadratic_losses(n_clients=1, size=3)
+    got = trajectory(one, FedPAQ(lr=0.1, codec=TopK(1), error_feedback=True), 4)
+    steps = np.diff(got, axis=0)
+    w, left = got[0], np.zeros(3)
+    for step in steps:
+        change = left - 0.1 * gradient(one, w)
+        i = np.argmax(np.abs(change))
+        sent = np.where(np.arange(3) == i, change, 0.0)
+        np.testing.assert_allclose(step, sent, rtol=1e-10, atol=1e-14)
+        w, left = w + step, change - sent
+
+
+def gradient(zoo, w):
+    """The mean gradient of a population of one client."""
+    rows = {k: jnp.asarray(a[0]) for k, a in zoo.data.items()}
+    losses = jax.vmap(zoo.problem.loss, (None, 0))
+    return np.asarray(jax.grad(lambda w: losses(w, rows).mean())(jnp.asarray(w)))
+
+
+def test_settings_are_checked():
+    for bits in (1, 9):
+        with pytest.raises(ValueError, match=r"StochasticRounding.bits"):
+            StochasticRounding(bits)
+    with pytest.raises(ValueError, match=r"TopK.k"):
+        TopK(0)
+    with pytest.raises(ValueError, match=r"error_feedback=True"):
+        EFSOBA(outer_lr=0.1, inner_lr=0.1, codec=TopK(1),
+               clients=rk.participation.WithReplacement(2))  # fmt: skip
