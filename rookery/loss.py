@@ -150,13 +150,45 @@ class OverBatch(AbstractOver):
         return jax.tree.map(two, Batch(row, jnp.zeros(())))
 
 
+class Prepared(eqx.Module):
+    """A loss of prepared rows as a loss of rows: ``loss(x, *others, prepare(x, row))``.
+
+    Derivatives in x go through ``prepare``. Problems make it of their ``prepare=``.
+
+    Args:
+        loss: takes the variables, x first, and an example made of prepared rows.
+        prepare: of x and one row.
+
+    >>> loss = Prepared(lambda x, y, feature: y * feature, lambda x, row: x * row)
+    >>> loss(2.0, 3.0, 5.0)
+    30.0
+    """
+
+    loss: Callable[..., Tree]
+    prepare: Callable[[Tree, Tree], Tree]
+
+    def __call__(self, *arguments: Tree, **key: Key) -> Tree:
+        """The loss of one example of rows."""
+        x, *others, example = arguments
+        match example:
+            case Pair(first, second):
+                ready = Pair(self.prepare(x, first), self.prepare(x, second))
+            case Batch(rows, weights):
+                ready = Batch(jax.vmap(self.prepare, in_axes=(None, 0))(x, rows), weights)
+            case row:
+                ready = self.prepare(x, row)
+        return self.loss(x, *others, ready, **key)
+
+
 def examples(fn: Callable[..., Tree], sample: Sample) -> Sample:
     """The sample as a function sees it: of rows, of pairs or of one batch."""
+    fn = fn.loss if isinstance(fn, Prepared) else fn
     return fn.examples(sample) if isinstance(fn, AbstractOver) else sample
 
 
 def example(fn: Callable[..., Tree], row: Tree) -> Tree:
     """Shapes and types of one example of a function, from those of one row."""
+    fn = fn.loss if isinstance(fn, Prepared) else fn
     return fn.example(row) if isinstance(fn, AbstractOver) else row
 
 
@@ -166,7 +198,7 @@ def wants_key(fn: Callable[..., Tree]) -> bool:
     >>> wants_key(lambda w, row: w), wants_key(lambda w, row, key: w)
     (False, True)
     """
-    while isinstance(fn, AbstractOver):
+    while isinstance(fn, AbstractOver | Prepared):
         fn = fn.loss
     inner = fn
     while isinstance(inner, functools.partial):

@@ -17,6 +17,7 @@ from rookery.samples import (
     ROW_KEYS,
     AllPairs,
     DrawnPairs,
+    Gather,
     OneBatch,
     check_batch,
     keys_for,
@@ -81,21 +82,48 @@ class LocalClient:
             )
         return self._key
 
-    def draw(self, split: str, size: int | None, key: Key) -> Sample:
+    def draw(self, split: str, size: int | None, key: Key, prepared: Tree = None) -> Sample:
         """A sample handle: ``size`` rows of a split, or all of them if ``size`` is None.
 
         Rows are drawn uniformly with replacement. If ``size`` is at least the client's number of
         rows, the sample is all its rows, each once. The keys that losses get are made from ``key``
-        too, so one sample gives the same keys at every point.
+        too, so one sample gives the same keys at every point. With ``prepared`` the same rows are
+        taken from what :meth:`prepare` returned.
         """
+        start, count, largest = self._where(split)
+
+        def rows(position: Int[Array, " rows"]) -> Tree:
+            if prepared is None:
+                return self.rows(start + position)
+            return jax.tree.map(lambda a: a.at[position].get(mode="promise_in_bounds"), prepared)
+
+        if size is None or size >= largest:
+            return _Whole(self, rows, count, min(largest, BLOCK), largest, size, key)
+        return _Drawn(self, rows, count, size, key)
+
+    def most_rows(self, split: str) -> int:
+        """The number of rows of the largest client, of which this one has no more."""
+        return self._where(split)[2]
+
+    def prepare(self, split: str, fn: Callable[[Tree], Tree]) -> Tree:
+        """``fn`` of every row of a split, stacked; the last one again where others have more."""
+        start, count, largest = self._where(split)
+        position = jnp.minimum(jnp.arange(largest, dtype=count.dtype), count - 1)
+        if largest <= BLOCK:
+            return jax.vmap(fn)(self.rows(start + position))
+        return lax.map(
+            lambda p: jax.tree.map(lambda a: a[0], jax.vmap(fn)(self.rows(start + p[None]))),
+            position,
+            batch_size=BLOCK,
+        )
+
+    def _where(self, split: str) -> tuple[Int[Array, ""], Int[Array, ""], int]:
+        """Where the rows of a split begin, how many there are, and how many of any client."""
         s = self._population.split_index(split)
         place = self._population.place(self.id)
         start = jnp.asarray(self._population.offsets)[s, place]
         count = jnp.asarray(self._population.counts)[s, place]
-        largest = max(self._population.largest[s], 1)  # 0 at a server that only traces shapes
-        if size is None or size >= largest:
-            return _Whole(self, start, count, min(largest, BLOCK), largest, size, key)
-        return _Drawn(self, start, count, size, key)
+        return start, count, max(self._population.largest[s], 1)  # 0 at a server that only traces
 
     def repeat(self, n: Count, body: Callable[[Count, Tree], Tree], init: Tree) -> Tree:
         """``body(i, value)`` n times, starting from ``init``; n may be a traced number."""
@@ -134,17 +162,17 @@ class _Drawn:
     """A mini-batch; its rows are gathered once, however many functions are averaged over them."""
 
     def __init__(
-        self, client: LocalClient, start: Int[Array, ""], count: Int[Array, ""], size: int, key: Key
+        self, client: LocalClient, rows: Gather, count: Int[Array, ""], size: int, key: Key
     ):
         small = count <= size
         position = jnp.arange(size, dtype=count.dtype)
         drawn = below(key, (size,), count).astype(count.dtype)
-        index = start + jnp.where(small, jnp.minimum(position, count - 1), drawn)
+        index = jnp.where(small, jnp.minimum(position, count - 1), drawn)
         self.size = jnp.minimum(count, size)
         self._weights = jnp.where(small & (position >= count), 0.0, 1.0) / self.size.astype(float)
-        self._client, self._start, self._count = client, start, count
+        self._client, self._gather, self._count = client, rows, count
         self._slots, self._key = size, key
-        self._rows = client.rows(index)
+        self._rows = rows(index)
 
     def average(self, fn: Fn, /) -> Tree:
         return fn(self._rows, self._weights)
@@ -154,7 +182,8 @@ class _Drawn:
         return fn(self._rows, self._weights, keys_for(self._key, ROW_KEYS, slots))
 
     def pairs(self) -> Sample:
-        return _drawn_pairs(self._client, self._start, self._count, self._slots, self._key)
+        charge = self._client.charge
+        return DrawnPairs(self._gather, self._count, self._slots, self._key, charge)
 
     def batch(self) -> Sample:
         def charge(gradients: int, hessian_vectors: int) -> None:
@@ -172,14 +201,14 @@ class _Whole:
     def __init__(
         self,
         client: LocalClient,
-        start: Int[Array, ""],
+        rows: Gather,
         count: Int[Array, ""],
         block: int,
         largest: int,
         size: int | None,
         key: Key,
     ):
-        self._client, self._start, self._count = client, start, count
+        self._client, self._gather, self._count = client, rows, count
         self._block, self._largest = block, largest
         self._size, self._key = size, key
 
@@ -194,12 +223,10 @@ class _Whole:
         return self._sum(part)
 
     def pairs(self) -> Sample:
-        client, start, count = self._client, self._start, self._count
+        rows, count, charge = self._gather, self._count, self._client.charge
         if self._size is not None and self._size < self._largest * (self._largest - 1):
-            return _drawn_pairs(client, start, count, self._size, self._key)
-        return AllPairs(
-            lambda index: client.rows(start + index), count, self._largest, self._key, client.charge
-        )
+            return DrawnPairs(rows, count, self._size, self._key, charge)
+        return AllPairs(rows, count, self._largest, self._key, charge)
 
     def batch(self) -> Sample:
         check_batch(self._largest)
@@ -230,12 +257,6 @@ class _Whole:
         return self._at(self._positions(b))
 
     def _at(self, position: Int[Array, " rows"]) -> tuple[Tree, Float[Array, " rows"]]:
-        rows = self._client.rows(self._start + jnp.minimum(position, self._count - 1))
+        rows = self._gather(jnp.minimum(position, self._count - 1))
         inside = jnp.where(position < self._count, 1.0, 0.0)
         return rows, inside / self._count.astype(float)
-
-
-def _drawn_pairs(
-    client: LocalClient, start: Int[Array, ""], count: Int[Array, ""], size: int, key: Key
-) -> Sample:
-    return DrawnPairs(lambda index: client.rows(start + index), count, size, key, client.charge)

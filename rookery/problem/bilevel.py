@@ -1,9 +1,11 @@
 """Bilevel problems: minimise an outer loss at the minimiser of an inner loss."""
 
+import dataclasses
 from collections.abc import Callable
 
 import equinox as eqx
 
+from rookery.loss import Prepared, wants_key
 from rookery.problem import oracles, validation
 from rookery.problem.constraints import projections
 from rookery.problem.splits import AbstractTwoSplits
@@ -23,6 +25,10 @@ class Bilevel(AbstractTwoSplits):
         inner: loss of the inner level.
         outer_split: the split of a client's data that the outer loss is averaged over.
         inner_split: the split that the inner loss is averaged over.
+        prepare: ``prepare(x, row)`` makes of a row what both losses take in its place, such as the
+            features of a network whose last layer is y. Where an algorithm moves y alone, it
+            prepares the rows of a client once instead of in every step. None leaves rows as they
+            are.
         project: the set of x, see :class:`Constrained`; y is free.
 
     >>> import jax.numpy as jnp
@@ -34,16 +40,31 @@ class Bilevel(AbstractTwoSplits):
     >>> x, y, rows = jnp.array(1.0), jnp.array(3.0), Rows(jnp.array([0.0, 2.0]))
     >>> float(problem.outer_grad_y(x, y, rows)), float(problem.inner_grad_y(x, y, rows))
     (2.0, 2.0)
+    >>> prepared = Bilevel(
+    ...     outer=lambda x, y, feature: (y * feature) ** 2 / 2,
+    ...     inner=lambda x, y, feature: (y * feature - 1) ** 2 / 2,
+    ...     prepare=lambda x, row: x * row,
+    ... )
+    >>> float(prepared.outer_grad_x(x, y, rows))  # the mean of x (y row)^2
+    18.0
     """
 
     outer: Loss
     inner: Loss
     outer_split: str = eqx.field(static=True, default="validation", kw_only=True)
     inner_split: str = eqx.field(static=True, default="train", kw_only=True)
+    prepare: Callable[[Tree, Tree], Tree] | None = eqx.field(default=None, kw_only=True)
 
     def __check_init__(self):
         validation.check_function("outer", self.outer)
         validation.check_function("inner", self.inner)
+        if self.prepare is not None:
+            validation.check_function("prepare", self.prepare)
+            if wants_key(self.prepare):
+                raise TypeError(
+                    "prepare has a parameter named key, but a prepared row is used in many steps. "
+                    "Draw random numbers in the losses, which get a key for every example."
+                )
         if "y" in projections(self):
             raise ValueError(
                 "project has 'y'. The hypergradient of a Bilevel problem needs a free inner "
@@ -58,37 +79,56 @@ class Bilevel(AbstractTwoSplits):
     def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
         """Raise unless both losses return one number at ``start`` for an example of their split."""
         validation.check_start(self, start)
-        validation.check_scalar_loss("outer", self.outer, start, example(self.outer_split))
-        validation.check_scalar_loss("inner", self.inner, start, example(self.inner_split))
+        outer_row, inner_row = example(self.outer_split), example(self.inner_split)
+        if self.prepare is not None:
+            validation.check_prepare("prepare", self.prepare, start[0], outer_row)
+            validation.check_prepare("prepare", self.prepare, start[0], inner_row)
+        validation.check_scalar_loss("outer", self._outer, start, outer_row)
+        validation.check_scalar_loss("inner", self._inner, start, inner_row)
+
+    def on_prepared_rows(self) -> "Bilevel":
+        """The problem whose rows are prepared already.
+
+        It has the same derivatives in y as long as x is where the rows were prepared.
+        """
+        return dataclasses.replace(self, prepare=None)
+
+    @property
+    def _outer(self) -> Loss:
+        return self.outer if self.prepare is None else Prepared(self.outer, self.prepare)
+
+    @property
+    def _inner(self) -> Loss:
+        return self.inner if self.prepare is None else Prepared(self.inner, self.prepare)
 
     def outer_value(self, x: Tree, y: Tree, sample: Sample) -> Scalar:
         """The mean outer loss, f."""
-        return oracles.value(self.outer, (x, y), sample)
+        return oracles.value(self._outer, (x, y), sample)
 
     def inner_value(self, x: Tree, y: Tree, sample: Sample) -> Scalar:
         """The mean inner loss, g."""
-        return oracles.value(self.inner, (x, y), sample)
+        return oracles.value(self._inner, (x, y), sample)
 
     def outer_grad_x(self, x: Tree, y: Tree, sample: Sample) -> Tree:
         """f_x."""
-        return oracles.gradient(self.outer, (x, y), 0, sample)
+        return oracles.gradient(self._outer, (x, y), 0, sample)
 
     def outer_grad_y(self, x: Tree, y: Tree, sample: Sample) -> Tree:
         """f_y."""
-        return oracles.gradient(self.outer, (x, y), 1, sample)
+        return oracles.gradient(self._outer, (x, y), 1, sample)
 
     def inner_grad_x(self, x: Tree, y: Tree, sample: Sample) -> Tree:
         """g_x, needed by penalty methods only."""
-        return oracles.gradient(self.inner, (x, y), 0, sample)
+        return oracles.gradient(self._inner, (x, y), 0, sample)
 
     def inner_grad_y(self, x: Tree, y: Tree, sample: Sample) -> Tree:
         """g_y."""
-        return oracles.gradient(self.inner, (x, y), 1, sample)
+        return oracles.gradient(self._inner, (x, y), 1, sample)
 
     def inner_hvp(self, x: Tree, y: Tree, v: Tree, sample: Sample) -> Tree:
         """g_yy v, of the shape of y."""
-        return oracles.second_derivative(self.inner, (x, y), 1, 1, v, sample)
+        return oracles.second_derivative(self._inner, (x, y), 1, 1, v, sample)
 
     def inner_cross(self, x: Tree, y: Tree, v: Tree, sample: Sample) -> Tree:
         """g_xy v, of the shape of x."""
-        return oracles.second_derivative(self.inner, (x, y), 0, 1, v, sample)
+        return oracles.second_derivative(self._inner, (x, y), 0, 1, v, sample)

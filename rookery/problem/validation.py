@@ -87,6 +87,18 @@ def check_scalar_loss(name: str, loss: Loss, point: tuple[Tree, ...], example: T
         )
 
 
+def check_prepare(name: str, prepare: Callable[[Tree, Tree], Tree], x: Tree, row: Tree) -> None:
+    """Raise unless ``prepare`` takes x and one row."""
+    try:
+        jax.eval_shape(prepare, x, row)
+    except Exception as error:
+        raise ValueError(
+            f"{name} cannot take x {describe(x)} and one row {describe(row)}.\n"
+            f"  {type(error).__name__}: {error}\n"
+            f"Write {name}(x, row) so that it returns what the losses take in place of the row."
+        ) from error
+
+
 def check_map(name: str, fn: Callable[..., Tree], point: Tree, example: Tree) -> Tree:
     """Shape and type of ``fn(point, example)``; raise unless all of it is floating-point."""
     example = losses.example(fn, example)

@@ -24,8 +24,19 @@ class Client(Protocol):
         """The key of this step on this client."""
         ...
 
-    def draw(self, split: str, size: int | None, key: Key) -> Sample:
-        """A handle to ``size`` rows of a split, or to all of them if ``size`` is None."""
+    def draw(self, split: str, size: int | None, key: Key, prepared: Tree = None) -> Sample:
+        """A handle to ``size`` rows of a split, or to all of them if ``size`` is None.
+
+        ``prepared`` is what :meth:`prepare` made of all rows, if they are to be taken from it.
+        """
+        ...
+
+    def most_rows(self, split: str) -> int:
+        """A bound on the rows of a split, known when a program is traced."""
+        ...
+
+    def prepare(self, split: str, fn: Callable[[Tree], Tree]) -> Tree:
+        """``fn`` of every row of a split, stacked."""
         ...
 
     def repeat(

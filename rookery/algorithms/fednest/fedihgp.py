@@ -2,14 +2,19 @@
 
     g_yy^{-1} = (1/L) Σ_n (I - g_yy / L)^n ,   L at least half the largest eigenvalue of g_yy,
 
-one exchange per hop, each with a fresh cohort and fresh samples.
+one exchange per hop, each with a fresh cohort and fresh samples unless ``fresh`` is False.
 """
 
 import jax
 
 from rookery.algorithms.shared.adjoint import AbstractAdjoint
 from rookery.algorithms.shared.lipschitz import NeumannSettings, lipschitz
-from rookery.algorithms.shared.system import GlobalSystem, product_of_series, sum_of_series
+from rookery.algorithms.shared.system import (
+    GlobalSystem,
+    OneSampleSystem,
+    product_of_series,
+    sum_of_series,
+)
 from rookery.algorithms.shared.two_level import NestedState
 from rookery.rng import below
 from rookery.types import Key
@@ -18,7 +23,9 @@ from rookery.types import Key
 class AbstractIHGP(NeumannSettings, AbstractAdjoint):
     """An adjoint by the Neumann series of the mean inner Hessian."""
 
-    def current_lipschitz(self, system: GlobalSystem, L: jax.Array, key: Key) -> jax.Array:
+    def current_lipschitz(
+        self, system: GlobalSystem | OneSampleSystem, L: jax.Array, key: Key
+    ) -> jax.Array:
         """L of this round."""
         x, y = system.point.value
         return lipschitz(system.context, NestedState(x, y, L), self.lipschitz, key)

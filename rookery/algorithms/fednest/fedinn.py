@@ -71,7 +71,8 @@ def corrected_inner_steps(
 ) -> tuple[Tree, Tree]:
     """y_{i,ν+1} = y_{i,ν} - β_i [ G_i(y_{i,ν}; ζ) - G_i(y; ζ) + q ]."""
     at = LocalSystem(client, plan.problem, x, y, plan.batch_size)
-    gradient = partial(levels.inner_gradient, plan.problem, x)
+    at = at.prepared_for(local.most_steps(plan.steps) - 1)
+    gradient = partial(levels.inner_gradient, at.problem, x)
     how = {"rule": plan.lr, "steps": plan.steps, "round": round, "opt": opt}
     how["project"] = projection(plan.problem, "y")
     return local.corrected_steps(client, at.inner_sample, gradient, y, q, **how)
@@ -89,6 +90,7 @@ def own_inner_steps(
     at: LocalSystem, plan: LocalPlan, key: Key, round: Count, opt: Tree
 ) -> tuple[Tree, Tree]:
     """The client's inner variable after its plain local steps from y, and its rule's state."""
+    at = at.prepared_for(local.most_steps(plan.steps))
 
     def gradient(y_i, key):
         return levels.inner_gradient(at.problem, at.x, y_i, at.inner_sample(key))

@@ -1,13 +1,14 @@
 """The adjoint v with  g_yy v = f_y,  and the hypergradient that follows from it."""
 
 import abc
+from dataclasses import KW_ONLY
 
 import jax
 
 from rookery.algorithms.shared import levels
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
-from rookery.algorithms.shared.system import GlobalSystem, LocalSystem
+from rookery.algorithms.shared.system import GlobalSystem, LocalSystem, OneSampleSystem
 from rookery.algorithms.shared.two_level import AbstractHypergradient, State
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
@@ -16,10 +17,31 @@ from rookery.types import Key, Tree
 
 
 class AbstractAdjoint(AbstractHypergradient):
-    """An estimator of the adjoint of all clients together, one vector at the server."""
+    """An estimator of the adjoint of all clients together, one vector at the server.
+
+    Args:
+        fresh: whether every product has a fresh cohort and fresh samples, as in the papers. If not,
+            one cohort with one sample of each client serves all products of a call. A compiled
+            program then computes what they share once, and the point is sent to fewer clients; the
+            numbers of exchanges and of products stay. v then solves the system of that sample. Its
+            mean is not the v of all clients, because the inverse of a mean is not the mean of
+            inverses; the difference shrinks with the rows of the sample. With all clients and full
+            batches both are equal.
+    """
+
+    _: KW_ONLY
+    fresh: bool = True
+
+    def __check_init__(self):
+        if not isinstance(self.fresh, bool):
+            raise TypeError(
+                f"{type(self).__name__}.fresh must be True or False, got {self.fresh!r}."
+            )
 
     @abc.abstractmethod
-    def solve(self, system: GlobalSystem, L: jax.Array, key: Key) -> tuple[Tree, jax.Array]:
+    def solve(
+        self, system: GlobalSystem | OneSampleSystem, L: jax.Array, key: Key
+    ) -> tuple[Tree, jax.Array]:
         """The estimate v in a bilevel problem, and L."""
 
     def estimate(self, context: Context, state: State, key: Key) -> tuple[Tree, jax.Array]:
@@ -33,7 +55,10 @@ class AbstractAdjoint(AbstractHypergradient):
         system = GlobalSystem(context, context.fed.cache((x, y)))
         if isinstance(context.problem, Composition):
             return system.right_side(key), L
-        return self.solve(system, L, key)
+        if self.fresh:
+            return self.solve(system, L, key)
+        draw_key, key = jax.random.split(key)
+        return self.solve(system.on_one_sample(draw_key), L, key)
 
     def __call__(self, context, state, key):
         """The hypergradient at the adjoint: one exchange more than the adjoint itself."""

@@ -130,6 +130,21 @@ def steps_of(client: Client, steps: LocalSteps, key: Key | None = None):
     return jnp.asarray(steps, jnp.int32)[client.id] if isinstance(steps, tuple) else steps
 
 
+def most_steps(steps: LocalSteps) -> int:
+    """The largest number of local steps that any client takes.
+
+    >>> most_steps((2, 5, 3))
+    5
+    """
+    match steps:
+        case RandomSteps(high=high):
+            return high
+        case tuple():
+            return max(steps)
+        case int():
+            return steps
+
+
 def map_steps(
     fed: AbstractFederation,
     cohort: Cohort,

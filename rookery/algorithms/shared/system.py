@@ -6,6 +6,7 @@ whose system it solves.
 
 import abc
 from collections.abc import Callable
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -14,7 +15,9 @@ from rookery import tree
 from rookery.algorithms.shared import levels
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
+from rookery.problem.bilevel import Bilevel
 from rookery.program.federation import Cached, Client
+from rookery.program.participation import Cohort
 from rookery.types import Count, Key, Sample, Tree
 
 
@@ -45,6 +48,11 @@ class GlobalSystem(AbstractSystem):
     context: Context
     point: Cached
 
+    def on_one_sample(self, key: Key) -> "OneSampleSystem":
+        """The system of a cohort drawn now, with one sample for all products."""
+        who, sample_key = jax.random.split(key)
+        return OneSampleSystem(self.context, self.point, self.context.sample(who), sample_key)
+
     def right_side(self, key):
         """The mean of f_y over a fresh cohort."""
         who, sample_key = jax.random.split(key)
@@ -66,6 +74,38 @@ class GlobalSystem(AbstractSystem):
         return self.context.fed.repeat(n, body, init)
 
 
+class OneSampleSystem(AbstractSystem):
+    """The system of one cohort's mean Hessian on one sample of each client.
+
+    All products are with one matrix. A compiled program computes what they share, such as the
+    forward pass of a network, once before the loop over the products: the Hessian is linear in the
+    vector, and XLA moves everything else out of the loop.
+    """
+
+    context: Context
+    point: Cached
+    cohort: Cohort
+    key: Key
+
+    def right_side(self, key):
+        """The cohort's mean of f_y; ``key`` is not used."""
+        fed = self.context.fed
+        point = fed.broadcast(self.cohort, self.point)  # -------------------- down  x, y
+        f_y = self.context.map(outer_gradient_y, point, key=jax.random.fold_in(self.key, 0))
+        return fed.mean(f_y)  # ---------------------------------------------- up    f_y
+
+    def product(self, p, key):
+        """The cohort's mean of g_yy p; ``key`` is not used."""
+        fed = self.context.fed
+        point, p = fed.broadcast(self.cohort, self.point, p)  # -------------- down  p
+        product = self.context.map(hessian_vector, point, p, key=jax.random.fold_in(self.key, 1))
+        return fed.mean(product)  # ------------------------------------------ up    g_yy p
+
+    def repeat(self, n, body, init):
+        """A loop at the server."""
+        return self.context.fed.repeat(n, body, init)
+
+
 class LocalSystem(AbstractSystem):
     """The system of one client's own Hessian at its own (x, y), solved by that client."""
 
@@ -74,6 +114,23 @@ class LocalSystem(AbstractSystem):
     x: Tree
     y: Tree
     batch_size: int | None
+    prepared: Tree = None  # the client's inner rows, if they were prepared at x
+
+    def prepared_for(self, draws: int) -> "LocalSystem":
+        """The system for this many inner samples at x: their rows are prepared once, if that pays.
+
+        It pays if all samples together have as many rows as the client.
+        """
+        problem, client = self.problem, self.client
+        if not isinstance(problem, Bilevel) or problem.prepare is None:
+            return self
+        split = problem.inner_split
+        most = client.most_rows(split)
+        if self.batch_size is not None and draws * self.batch_size < most:
+            return self
+        rows = client.prepare(split, partial(problem.prepare, self.x))
+        problem = problem.on_prepared_rows()
+        return LocalSystem(client, problem, self.x, self.y, self.batch_size, rows)
 
     def moved_to(self, x: Tree) -> "LocalSystem":
         """The same client's system at another x."""
@@ -85,7 +142,8 @@ class LocalSystem(AbstractSystem):
 
     def inner_sample(self, key: Key) -> Sample:
         """Rows of the inner level."""
-        return self.client.draw(levels.inner_split(self.problem), self.batch_size, key)
+        split = levels.inner_split(self.problem)
+        return self.client.draw(split, self.batch_size, key, self.prepared)
 
     def right_side(self, key):
         """The client's f_y(x, y; ξ)."""
