@@ -109,7 +109,7 @@ class ShardedRunner(AbstractRunner):
                 for wanted, finite in zip(n, is_finite, strict=True)
             ]
             counts = jnp.asarray([*todo, *[0] * self._padding], jnp.int32)
-            stacked, costs, status = _advance(
+            kept = _Kept(
                 self._key,
                 self._program,
                 self._numbers,
@@ -117,12 +117,12 @@ class ShardedRunner(AbstractRunner):
                 _Layout(self._mesh, self._spread, self._is_alone),
                 self._clients_at_once,
                 self._capacity,
-                stacked,
                 key,
                 impl,
                 self._put(jnp.asarray(first + begun, jnp.int32), P()),
                 self._put(counts, P(RUNS)),
             )
+            stacked, costs, status = _advance(kept, stacked)
             costs, status = jax.device_get((costs, status))
             for run, (done, finite) in enumerate(status[: len(states)].tolist()):
                 spent[run] += ledgers(jax.tree.map(lambda a, i=run, d=done: a[i, :d], costs))
@@ -183,35 +183,39 @@ class _Layout(eqx.Module):
     is_alone: bool = eqx.field(static=True)
 
 
-@eqx.filter_jit
-def _advance(
-    code: CodeKey,
-    program: Program,
-    numbers: Tree,
-    structure: Tree,
-    layout: _Layout,
-    clients_at_once: int | None,
-    capacity: int,
-    states: Tree,
-    keys: jax.Array,
-    impl: str,
-    first: jax.Array,
-    n: jax.Array,
-) -> tuple[Tree, RoundCosts, jax.Array]:
-    del code  # it only tells programs apart
-    note_program(type(structure).__name__)
+class _Kept(eqx.Module):
+    """What a call reads and leaves as it is."""
+
+    code: CodeKey  # it only tells programs apart
+    program: Program
+    numbers: Tree
+    structure: Tree
+    layout: _Layout
+    clients_at_once: int | None
+    capacity: int
+    keys: jax.Array
+    impl: str
+    first: jax.Array
+    n: jax.Array
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _advance(kept: _Kept, states: Tree) -> tuple[Tree, RoundCosts, jax.Array]:
+    """Some rounds of all runs, which write the new states over the old."""
+    note_program(type(kept.structure).__name__)
+    layout, program = kept.layout, kept.program
     arrays, static = eqx.partition(program, eqx.is_array)
     n_clients, is_by_client = program.population.n_clients, isinstance(layout.spread, ByClient)
 
     def on_each_device(arrays, numbers, states, keys, first, n):
         return many_runs(
             eqx.combine(arrays, static),
-            structure,
-            clients_at_once,
-            capacity,
+            kept.structure,
+            kept.clients_at_once,
+            kept.capacity,
             numbers,
             states,
-            jax.random.wrap_key_data(keys, impl=impl),
+            jax.random.wrap_key_data(keys, impl=kept.impl),
             first,
             n,
             layout.spread,
@@ -235,7 +239,7 @@ def _advance(
         in_specs=(data, P(RUNS), of_states, P(RUNS), P(), P(RUNS)),
         out_specs=(of_states, P(RUNS), P(RUNS)),
         check_vma=False,
-    )(arrays, numbers, states, keys, first, n)
+    )(arrays, kept.numbers, states, kept.keys, kept.first, kept.n)
     if is_by_client:
         new = _of_memories(lambda rows: rows[:, :n_clients], new)
     if not layout.is_alone:  # every process sees all

@@ -13,7 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 import rookery as rk
 from rookery.engines.client_blocks import divided
+from rookery.engines.engine import Program
 from rookery.engines.spread import CLIENTS, AnyDevice, ByClient, OneDevice
+from rookery.program.algorithm import first_state
 
 LOSSES = rk.zoo.quadratic_losses(n_clients=5, size=2, rows=3, noise=0.3)
 # memory on clients, and cohorts that four devices do not divide
@@ -115,6 +117,21 @@ def test_runs_agree_and_may_be_resumed_with_another_number_of_devices(tmp_path, 
     same(run(4, directory=tmp_path / "fewer"), want)
     run(2, directory=tmp_path / "more")
     same(run(4, engine=four, directory=tmp_path / "more"), want)
+
+
+@pytest.mark.parametrize("data", ["replicated", "by client"])
+def test_states_that_were_given_or_returned_stay_as_they_are(data):
+    population = rk.Population.stacked(LOSSES.data)
+    ready = Program(LOSSES.problem, population, rk.delays.Clock(), rk.aggregate.Mean())
+    runner = rk.Compiled(devices=4, data=data).prepare(ready, [SCAFFOLD])
+    state = first_state(SCAFFOLD, LOSSES.problem, 5, LOSSES.start)
+    keys = [jax.random.key(0)]
+    (once,) = runner.advance([state], keys, 0, [1])
+    first = jax.tree.map(np.array, once.state)
+    runner.advance([once.state], keys, 1, [2])
+    (again,) = runner.advance([state], keys, 0, [1])
+    for one in (once.state, again.state):
+        jax.tree.map(np.testing.assert_array_equal, one, first)
 
 
 @pytest.mark.slow
