@@ -12,6 +12,9 @@ from rookery.algorithms.aid import AID as AID
 from rookery.algorithms.alset import ALSET as ALSET
 from rookery.algorithms.alternating_gda import AlternatingGDA as AlternatingGDA
 from rookery.algorithms.bome import BOME as BOME
+from rookery.algorithms.brfedbi import BRFedBi as BRFedBi
+from rookery.algorithms.brfedbi import BRFedBiM as BRFedBiM
+from rookery.algorithms.brfedbi import BRFedBiP as BRFedBiP
 from rookery.algorithms.comfedl.comfedl import ComFedL as ComFedL
 from rookery.algorithms.composed_sgd import ComposedSGD as ComposedSGD
 from rookery.algorithms.csoba import CMSOBA as CMSOBA
@@ -99,6 +102,9 @@ __all__ = [
 
 GROUPED = (
     "BOME",
+    "BRFedBi",
+    "BRFedBiM",
+    "BRFedBiP",
     "CMSOBA",
     "CSOBA",
     "EFSOBA",

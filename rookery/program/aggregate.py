@@ -228,6 +228,132 @@ class Krum(AbstractRobust):
             )
 
 
+class GeometricMedian(AbstractRobust):
+    """The point with the least weighted sum of distances to the replies, by Weiszfeld's steps.
+
+    Tolerates Byzantine clients holding less than half of the total weight. All leaves together are
+    one point. A reply that is not finite does not count. (RFA: K. Pillutla, S. Kakade,
+    Z. Harchaoui, IEEE TSP 2022, arXiv:1912.13445.)
+
+    Args:
+        iterations: of Weiszfeld's algorithm, which starts at the coordinate-wise median.
+        smoothing: distances below it count as it.
+
+    >>> import jax.numpy as jnp
+    >>> replies = jnp.array([[0.0], [1.0], [1e9]])
+    >>> round(float(GeometricMedian()(replies, jnp.full(3, 1 / 3))[0]), 3)
+    1.0
+    """
+
+    iterations: int = 32
+    smoothing: float = 1e-8
+
+    def __check_init__(self):
+        check.count("GeometricMedian.iterations", self.iterations)
+        check.positive("GeometricMedian.smoothing", self.smoothing)
+
+    def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
+        """Weiszfeld's steps from the coordinate-wise median."""
+        replies, weights = _finite_only(replies, weights)
+
+        def step(_, centre):
+            far = jnp.sqrt(_squared_distances_from(replies, centre))
+            pull = weights / jnp.maximum(far, self.smoothing).astype(weights.dtype)
+            return _mean(replies, pull / jnp.sum(pull))
+
+        return jax.lax.fori_loop(0, self.iterations, step, Median()(replies, weights))
+
+    @property
+    def fewest(self) -> int:
+        """Of two replies any point between them would do."""
+        return 3
+
+    def check(self, weights: jax.Array) -> None:
+        """Enough clients."""
+        _at_least("GeometricMedian", self.fewest, weights)
+
+
+class CentredClipping(AbstractRobust):
+    """The mean of replies that are pulled to within a radius of a centre, a few times over.
+
+    S. P. Karimireddy, L. He, M. Jaggi. Learning from history for Byzantine robust optimization.
+    ICML 2021, arXiv:2012.10333. The paper's centre is its result of the last round; a rule has no
+    memory here, and starts at the coordinate-wise median.
+
+    Args:
+        radius: the longest way from the centre that a reply counts with, over all leaves.
+        iterations: how often the centre moves to the mean of the clipped replies.
+
+    >>> import jax.numpy as jnp
+    >>> replies = jnp.array([[0.0], [1.0], [1e9]])
+    >>> float(CentredClipping(radius=1.0, iterations=1)(replies, jnp.full(3, 1 / 3))[0])
+    1.0
+    """
+
+    radius: float
+    iterations: int = 3
+
+    def __check_init__(self):
+        check.positive("CentredClipping.radius", self.radius)
+        check.count("CentredClipping.iterations", self.iterations)
+
+    def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
+        """The centre after some iterations."""
+        replies, weights = _finite_only(replies, weights)
+
+        def step(_, centre):
+            far = jnp.sqrt(_squared_distances_from(replies, centre))
+            share = jnp.minimum(1.0, self.radius / jnp.where(far > 0, far, 1.0))
+            pull = weights * share.astype(weights.dtype)
+            stay = 1 - jnp.sum(pull)
+            return jax.tree.map(
+                lambda c, m: stay.astype(c.dtype) * c + m, centre, _mean(replies, pull)
+            )
+
+        return jax.lax.fori_loop(0, self.iterations, step, Median()(replies, weights))
+
+    @property
+    def fewest(self) -> int:
+        """Those of the median that it starts at."""
+        return 3
+
+    def check(self, weights: jax.Array) -> None:
+        """Enough clients."""
+        _at_least("CentredClipping", self.fewest, weights)
+
+
+class Attacked(eqx.Module):
+    """A rule under attack, for experiments: the first slots of every exchange are Byzantine.
+
+    With all clients in every exchange these are always the same clients.
+
+    Args:
+        rule: what the server uses.
+        bad: how many slots attack.
+        scale: what they send is this multiple of their own reply; -10 turns and magnifies it.
+
+    >>> import jax.numpy as jnp
+    >>> float(Attacked(Mean(), bad=1)(jnp.array([1.0, 1.0]), jnp.full(2, 0.5)))
+    -4.5
+    """
+
+    rule: Aggregate
+    bad: int
+    scale: float = -10.0
+
+    def __check_init__(self):
+        check.count("Attacked.bad", self.bad)
+
+    def __call__(self, replies: Tree, weights: Float[Array, " slots"]) -> Tree:
+        """The rule's value of the replies, some of them replaced."""
+        factor = jnp.where(jnp.arange(weights.shape[0]) < self.bad, self.scale, 1.0)
+
+        def sent(leaf):
+            return leaf * factor.astype(leaf.dtype).reshape((-1,) + (1,) * (leaf.ndim - 1))
+
+        return self.rule(jax.tree.map(sent, replies), weights)
+
+
 def _sorted(leaf: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Sorted values, their cumulative weights, and their own weights.
 
@@ -253,6 +379,30 @@ def _squared_distances(replies: Tree) -> jax.Array:
     if total is None:
         raise ValueError("Krum: the replies hold no array, so there is no distance.")
     return total
+
+
+def _squared_distances_from(replies: Tree, centre: Tree) -> jax.Array:
+    """[slots], over all leaves."""
+
+    def one(rows, point):
+        return jnp.sum(jnp.square(rows - point[None]).reshape(rows.shape[0], -1), axis=1)
+
+    return jnp.sum(jnp.stack(jax.tree.leaves(jax.tree.map(one, replies, centre))), axis=0)
+
+
+def _finite_only(replies: Tree, weights: jax.Array) -> tuple[Tree, jax.Array]:
+    """Replies that are not finite as zeros without weight; the other weights sum to one."""
+    per_leaf = [
+        jnp.all(jnp.isfinite(leaf.reshape(leaf.shape[0], -1)), axis=1)
+        for leaf in jax.tree.leaves(replies)
+    ]
+    finite = jnp.all(jnp.stack(per_leaf), axis=0)
+
+    def kept(leaf):
+        return jnp.where(finite.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf))
+
+    weights = jnp.where(finite, weights, jnp.zeros_like(weights))
+    return jax.tree.map(kept, replies), weights / jnp.sum(weights)
 
 
 def _at_least(name: str, least: int, weights: jax.Array) -> None:

@@ -64,7 +64,8 @@ class StochasticRounding(AbstractCodec):
         bits: of an entry, sign included, 2 to 8.
 
     >>> import jax, jax.numpy as jnp
-    >>> sent = StochasticRounding(4).encode(jnp.array([1.0, -0.5, 0.0]), jax.random.key(0))
+    >>> w = jnp.array([1.0, -0.5, 0.0], jnp.float32)
+    >>> sent = StochasticRounding(4).encode(w, jax.random.key(0))
     >>> sum(leaf.nbytes for leaf in jax.tree.leaves(sent))  # two bytes of entries and the scale
     6
     """
@@ -209,7 +210,7 @@ def message_bytes(codec: AbstractCodec, like: Tree) -> int:
     """How many bytes a reply shaped like a tree has after encoding.
 
     >>> import jax.numpy as jnp
-    >>> message_bytes(TopK(2), jnp.zeros(1000))  # two values, and two places of 16 bits
+    >>> message_bytes(TopK(2), jnp.zeros(1000, jnp.float32))  # two values, two places of 16 bits
     12
     """
     sent = jax.eval_shape(

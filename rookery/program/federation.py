@@ -161,18 +161,29 @@ class AbstractFederation(abc.ABC):
 
     # ---- up
 
-    def mean(self, placed: Placed, *, decode: Callable[[Tree], Tree] | None = None) -> Tree:
+    def mean(
+        self,
+        placed: Placed,
+        *,
+        decode: Callable[[Tree], Tree] | None = None,
+        apart: bool = False,
+    ) -> Tree:
         """The clients' mean, by their weights and by the run's aggregation rule.
 
         Args:
             placed: the replies.
             decode: turns the message of one client into its reply, if clients encode them
                 (:mod:`rookery.program.codec`). What is billed is the message.
+            apart: whether replies are tuples whose entries are aggregated each by itself. A rule
+                that chooses clients may then choose others for each entry.
         """
         replies, cohort = self._collect(_checked(placed), needs_all=False)
         if decode is not None:
             replies = jax.vmap(decode)(replies)
-        return self.aggregate(_floating(replies), self.slot_weights(cohort))
+        weights = self.slot_weights(cohort)
+        if apart:
+            return tuple(self.aggregate(_floating(entry), weights) for entry in replies)
+        return self.aggregate(_floating(replies), weights)
 
     def weighted_mean(self, placed: Placed, weights: Placed) -> Tree:
         """The mean by weights that the clients send along."""

@@ -20,6 +20,9 @@ from rookery.algorithms import (
     CSOBA,
     EFSOBA,
     F2SA,
+    BRFedBi,
+    BRFedBiM,
+    BRFedBiP,
     FedAdagrad,
     FedAdam,
     FedAvgM,
@@ -523,6 +526,17 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
             FedPAQ(lr=0.1, local_steps=2, codec=rk.parts.StochasticRounding(5), **PARTIAL),
         ),
     },
+    "BRFedBi": {
+        "plain": (TINY, BRFedBi(outer_lr=0.05, inner_lr=0.1, **PARTIAL)),
+        "cached momenta": (
+            TINY,
+            BRFedBi(outer_lr=0.05, inner_lr=0.1, momentum=0.5, cached=True, **PARTIAL),
+        ),
+    },
+    "BRFedBiM": {"partial": (TINY, BRFedBiM(outer_lr=0.05, inner_lr=0.1, **PARTIAL))},
+    "BRFedBiP": {
+        "partial": (TINY, BRFedBiP(outer_lr=0.05, inner_lr=0.1, page=rk.parts.PAGE(0.5), **PARTIAL))
+    },
     "SCGD": {"two layers": (CHAIN, rk.SCGD(outer_lr=0.05, inner_lr=0.5, **PARTIAL))},
     "ComposedSGD": {"two layers": (CHAIN, rk.ComposedSGD(outer_lr=0.05, **PARTIAL))},
     "NASA": {"two layers": (CHAIN, rk.NASA(lr=0.1, **PARTIAL))},
@@ -642,6 +656,9 @@ OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
     "CMSOBA": first("CMSOBA", inner_lr=ADAM),
     "EFSOBA": first("EFSOBA", outer_lr=ADAM),
     "FedPAQ": first("FedPAQ", lr=MOMENTUM, server_lr=ADAM),
+    "BRFedBi": first("BRFedBi", inner_lr=(0.1, ADAM), outer_lr=MOMENTUM),
+    "BRFedBiM": first("BRFedBiM", inner_lr=ADAM),
+    "BRFedBiP": first("BRFedBiP", outer_lr=ADAM),
     "SCGD": first("SCGD", outer_lr=ADAM),
     "ComposedSGD": first("ComposedSGD", outer_lr=MOMENTUM),
     "FedAvg": first("FedAvg", lr=KEPT, server_lr=MOMENTUM),

@@ -29,7 +29,8 @@ LEFT_OUT = set(
     "FedNestSGD LFedNest LFedNestSVRG LFedNestNonAlt AID StocBiO ALSET TTSA Nested SDBO AFLBilevel "
     "AFACD FedBuff AlternatingGDA Extragradient STSA NASA ComposedSGD ScaffoldS AgnosticFL "
     "FedProx ADBO Prometheus AFBO DRFA ShroFBO FedBiO FedBiOAcc "
-    "F2SA MemFBO BOME CSOBA CMSOBA EFSOBA FedPAQ".split()
+    "F2SA MemFBO BOME CSOBA CMSOBA EFSOBA FedPAQ "
+    "BRFedBi BRFedBiM BRFedBiP".split()
 )
 CHEAPEST = {
     "FedMSA": "composition, random output",

@@ -134,3 +134,48 @@ def test_a_cohort_that_is_too_small_for_the_rule_is_refused():
         with pytest.raises(ValueError, match=r"at least 5 clients"):
             algorithm = rk.FedAvg(lr=0.1, clients=4)
             rk.run(algorithm, zoo.problem, people, zoo.start, rounds=1, aggregate=rule)
+
+
+def weiszfeld(points, weights, steps=4000):
+    """The geometric median in NumPy."""
+    centre = np.average(points, axis=0, weights=weights)
+    for _ in range(steps):
+        pull = weights / np.maximum(np.linalg.norm(points - centre, axis=1), 1e-12)
+        centre = pull @ points / pull.sum()
+    return centre
+
+
+def test_the_geometric_median_is_that_of_all_leaves_together():
+    rng = np.random.default_rng(0)
+    points, weights = rng.normal(size=(6, 5)), rng.uniform(size=6)
+    weights /= weights.sum()
+    replies = {"a": jnp.asarray(points[:, :2]), "b": jnp.asarray(points[:, 2:]).reshape(6, 3, 1)}
+    got = rk.aggregate.GeometricMedian(iterations=500)(replies, jnp.asarray(weights))
+    flat = np.concatenate([np.ravel(got["a"]), np.ravel(got["b"])])
+    np.testing.assert_allclose(flat, weiszfeld(points, weights), atol=1e-6)
+    moved = points.copy()
+    moved[0] = np.nan  # does not count
+    replies = jnp.asarray(moved)
+    got = rk.aggregate.GeometricMedian(iterations=500)(replies, jnp.asarray(weights))
+    np.testing.assert_allclose(got, weiszfeld(points[1:], weights[1:]), atol=1e-6)
+
+
+def test_centred_clipping_moves_by_clipped_differences():
+    replies, weights = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 40.0]]), np.full(3, 1 / 3)
+    centre = np.median(replies, axis=0)
+    for _ in range(2):
+        far = replies - centre
+        norms = np.maximum(np.linalg.norm(far, axis=1, keepdims=True), 1e-12)
+        centre = centre + np.mean(far * np.minimum(1, 2.0 / norms), axis=0)
+    rule = rk.aggregate.CentredClipping(radius=2.0, iterations=2)
+    np.testing.assert_allclose(rule(jnp.asarray(replies), jnp.asarray(weights)), centre, rtol=1e-12)
+    wide = rk.aggregate.CentredClipping(radius=1e6, iterations=1)
+    np.testing.assert_allclose(wide(jnp.asarray(replies), jnp.asarray(weights)), replies.mean(0))
+
+
+def test_an_attack_replaces_the_first_replies():
+    replies = jnp.array([1.0, 2.0, 3.0])
+    attacked = rk.aggregate.Attacked(rk.aggregate.Median(), bad=1, scale=-5.0)
+    assert float(attacked(replies, jnp.full(3, 1 / 3))) == 2.0
+    attacked = rk.aggregate.Attacked(rk.aggregate.Mean(), bad=2, scale=-5.0)
+    assert float(attacked(replies, jnp.full(3, 1 / 3))) == pytest.approx((-5 - 10 + 3) / 3)
