@@ -7,6 +7,7 @@ from rookery.algorithms.afbo.afbo import AFBO as AFBO
 from rookery.algorithms.afl import AFACD as AFACD
 from rookery.algorithms.afl import AFACS as AFACS
 from rookery.algorithms.afl import AFLBilevel as AFLBilevel
+from rookery.algorithms.aggitd import AggITD as AggITD
 from rookery.algorithms.agnostic import AgnosticFL as AgnosticFL
 from rookery.algorithms.aid import AID as AID
 from rookery.algorithms.alset import ALSET as ALSET
@@ -101,6 +102,7 @@ __all__ = [
 ]
 
 GROUPED = (
+    "AggITD",
     "BOME",
     "BRFedBi",
     "BRFedBiM",

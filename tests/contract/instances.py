@@ -20,6 +20,7 @@ from rookery.algorithms import (
     CSOBA,
     EFSOBA,
     F2SA,
+    AggITD,
     BRFedBi,
     BRFedBiM,
     BRFedBiP,
@@ -537,6 +538,7 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
     "BRFedBiP": {
         "partial": (TINY, BRFedBiP(outer_lr=0.05, inner_lr=0.1, page=rk.parts.PAGE(0.5), **PARTIAL))
     },
+    "AggITD": {"partial": (TINY, AggITD(outer_lr=0.05, inner_lr=0.1, inner_rounds=3, **PARTIAL))},
     "SCGD": {"two layers": (CHAIN, rk.SCGD(outer_lr=0.05, inner_lr=0.5, **PARTIAL))},
     "ComposedSGD": {"two layers": (CHAIN, rk.ComposedSGD(outer_lr=0.05, **PARTIAL))},
     "NASA": {"two layers": (CHAIN, rk.NASA(lr=0.1, **PARTIAL))},
@@ -659,6 +661,7 @@ OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
     "BRFedBi": first("BRFedBi", inner_lr=(0.1, ADAM), outer_lr=MOMENTUM),
     "BRFedBiM": first("BRFedBiM", inner_lr=ADAM),
     "BRFedBiP": first("BRFedBiP", outer_lr=ADAM),
+    "AggITD": first("AggITD", outer_lr=ADAM),
     "SCGD": first("SCGD", outer_lr=ADAM),
     "ComposedSGD": first("ComposedSGD", outer_lr=MOMENTUM),
     "FedAvg": first("FedAvg", lr=KEPT, server_lr=MOMENTUM),
