@@ -44,7 +44,7 @@ def all_together():
         for number in range(PROCESSES)
     ]
     try:
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
+        outputs = [process.communicate(timeout=500)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -26,7 +26,7 @@ def together(what, out=Path()) -> list[str]:
         for number in range(2)
     ]
     try:
-        printed = [process.communicate(timeout=200) for process in processes]
+        printed = [process.communicate(timeout=400) for process in processes]
     finally:
         for process in processes:
             process.kill()
