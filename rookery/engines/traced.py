@@ -6,6 +6,7 @@ over the affected clients alone (:mod:`rookery.engines.masked_loop`).
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -20,6 +21,7 @@ from rookery.engines.engine import Program
 from rookery.engines.masked_loop import visit_some, weighted_sum, written
 from rookery.engines.round_costs import RoundCosts
 from rookery.engines.spread import AbstractSpread, OneDevice
+from rookery.engines.waiting import end_of_wait, kth_smallest
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.async_trace import AsyncTrace
 from rookery.program.delays import Clock
@@ -167,17 +169,21 @@ class TracedFederation(AbstractFederation):
         slack = SIMULTANEOUS * jnp.finfo(finish.dtype).eps * jnp.maximum(jnp.abs(start), seconds)
         due = finish - slack
 
+        is_old = jnp.zeros(self.n_clients, bool)
+        if rules.staleness is not None:
+            is_old = jobs.polls - version >= rules.staleness
+
         def must_wait(time):
             too_few = jnp.sum(due <= time, dtype=jnp.int32) < needed
             if rules.staleness is None:
                 return too_few
-            at_work = (start - slack <= time) & (due > time)
-            return too_few | jnp.any(at_work & (jobs.polls - version >= rules.staleness))
+            return too_few | jnp.any(is_old & (start - slack <= time) & (due > time))
 
-        def next_event(time):
-            return jnp.min(jnp.where(due > time, finish, jnp.inf))
-
-        now = lax.while_loop(must_wait, next_event, now)
+        earliest = _time_of_enough(due, rules, jobs.polls)
+        if rules.staleness is not None:
+            waited_for = is_old & (start - slack <= now)
+            earliest = jnp.maximum(earliest, jnp.max(jnp.where(waited_for, due, now)))
+        now = end_of_wait(now, finish, due, earliest, must_wait)
         is_in = due <= now
 
         # the clients that have begun by then receive the values
@@ -353,6 +359,16 @@ class TracedFederation(AbstractFederation):
                 "before the loop."
             )
         return self._holders[cached.token]
+
+
+def _time_of_enough(
+    due: Float[Array, " clients"], rules: PollRules, polls: Int[Array, ""]
+) -> Float[Array, ""]:
+    """When enough results have arrived."""
+    usual = partial(kth_smallest, k=rules.wait_for)
+    if rules.first_wait_for is None:
+        return usual(due)
+    return lax.cond(polls == 0, partial(kth_smallest, k=rules.first_wait_for), usual, due)
 
 
 def _draw(clock: Clock, jobs: InFlight, width: int) -> InFlight:
