@@ -1,84 +1,84 @@
 """Exact counters inside compiled programs, where integers have 32 bits by default.
 
-A counter is a uint32 array (low, high): it counts to 2^64.
+A counter is two words and counts to 2^64. Several counters lie side by side in one array of low and
+one of high words, so that adding to all of them is a handful of operations.
 
 >>> import jax.numpy as jnp
->>> read(add(zero(), 3_000_000_000, jnp.uint32(2), most=2))
-6000000000
+>>> read(plus(zeros(2), products((3_000_000_000, 1), jnp.uint32(2), most=2)))
+[6000000000, 2]
 """
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Integer, UInt32, UInt64
+from jaxtyping import Array, Integer, UInt32
 
 _WORD = 2**32
 
 
-def zero() -> UInt32[Array, "2"]:
-    """A counter at zero."""
-    return jnp.zeros(2, jnp.uint32)
+class Counters(NamedTuple):
+    """Counters of one shape."""
+
+    low: UInt32[Array, "..."]
+    high: UInt32[Array, "..."]
 
 
-def add(
-    counter: UInt32[Array, "2"], size: int, times: Integer[Array, ""], most: int
-) -> UInt32[Array, "2"]:
-    """The counter plus ``size * times``.
+def zeros(*shape: int) -> Counters:
+    """Counters at zero."""
+    word = jnp.zeros(shape, jnp.uint32)
+    return Counters(word, word)
+
+
+def plus(a: Counters, b: Counters) -> Counters:
+    """The sums."""
+    low = a.low + b.low
+    return Counters(low, a.high + b.high + (low < b.low).astype(jnp.uint32))
+
+
+def products(sizes: Sequence[int], times: Integer[Array, ""], most: int) -> Counters:
+    """One number times each of several others.
 
     Args:
-        counter: the counter.
-        size: known when tracing.
+        sizes: known when tracing.
         times: may be traced; not negative.
         most: a bound on ``times``, known when tracing.
     """
     times = times.astype(jnp.uint32)
-    if size * most < _WORD:
-        return _plus(counter, jnp.uint32(size) * times, jnp.uint32(0))
+    if max(sizes) * most < _WORD:
+        low = times * np.array(sizes, np.uint32)
+        return Counters(low, jnp.zeros_like(low))
+    total = zeros(len(sizes))
     for shift in range(0, 64, 16):  # long multiplication, in digits of 16 bits
-        digit = jnp.uint32((size >> shift) & 0xFFFF)
-        counter = _plus_shifted(counter, digit * (times & 0xFFFF), shift)
-        counter = _plus_shifted(counter, digit * (times >> 16), shift + 16)
-    return counter
+        digits = np.array([(size >> shift) & 0xFFFF for size in sizes], np.uint32)
+        total = plus(total, _shifted((times & 0xFFFF) * digits, shift))
+        total = plus(total, _shifted((times >> 16) * digits, shift + 16))
+    return total
 
 
-def add_all(counter: UInt32[Array, "2"], counters: UInt32[Array, "some 2"]) -> UInt32[Array, "2"]:
-    """The counter plus the sum of fewer than 65,536 others."""
-    numbers = counters[:, 0]
-    low = jnp.sum(numbers & 0xFFFF, dtype=jnp.uint32)
-    high = jnp.sum(numbers >> 16, dtype=jnp.uint32)
-    counter = _plus(_plus(counter, low, jnp.uint32(0)), high << 16, high >> 16)
-    return counter.at[1].add(jnp.sum(counters[:, 1], dtype=jnp.uint32))
+def total(counters: Counters) -> Counters:
+    """The sums along the first axis, of fewer than 65,536 counters."""
+    # one sum of all parts: every reduction is a kernel of its own to compile
+    parts = (counters.low & 0xFFFF, counters.low >> 16, counters.high)
+    few, many, high = jnp.sum(jnp.stack(parts, axis=1), axis=0, dtype=jnp.uint32)
+    return plus(Counters(few, high), Counters(many << 16, many >> 16))
 
 
-def read(counter: np.ndarray | jax.Array) -> int:
-    """The value as a Python integer."""
-    low, high = np.asarray(counter).tolist()
-    return low + _WORD * high
+def read(counters: Counters) -> list:
+    """The values as Python integers, in nested lists of the counters' shape."""
+    low, high = (np.asarray(word).astype(np.uint64) for word in counters)
+    return (low + np.uint64(_WORD) * high).tolist()
 
 
-def read_all(counters: UInt32[np.ndarray, "some 2"]) -> UInt64[np.ndarray, " some"]:
-    """The values of several counters.
-
-    >>> read_all(np.array([[5, 0], [0, 1]], np.uint32)).tolist()
-    [5, 4294967296]
-    """
-    low, high = counters.astype(np.uint64).T
-    return low + np.uint64(_WORD) * high
-
-
-def _plus(counter: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    total = counter[0] + low
-    carry = (total < low).astype(jnp.uint32)
-    return jnp.stack([total, counter[1] + high + carry])
-
-
-def _plus_shifted(counter: jax.Array, number: jax.Array, shift: int) -> jax.Array:
-    zero = jnp.uint32(0)
-    low, high = {
-        0: (number, zero),
-        16: (number << 16, number >> 16),
-        32: (zero, number),
-        48: (zero, number << 16),
-        64: (zero, zero),  # beyond what a counter holds
+def _shifted(numbers: jax.Array, shift: int) -> Counters:
+    """The numbers times 2^shift."""
+    zero = jnp.zeros_like(numbers)
+    return {
+        0: Counters(numbers, zero),
+        16: Counters(numbers << 16, numbers >> 16),
+        32: Counters(zero, numbers),
+        48: Counters(zero, numbers << 16),
+        64: Counters(zero, zero),  # beyond what a counter holds
     }[shift]
-    return _plus(counter, low, high)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, Integer, UInt32
+from jaxtyping import Array, Float, Int, Integer
 
 from rookery import uint64
 from rookery.clients.population import Population
@@ -68,7 +68,7 @@ class LocalClient:
 
     def __init__(self, population: Population, id: Count | np.integer, key: Key | None, loop: Loop):
         self.id = id
-        self.work: tuple[UInt32[Array, 2], UInt32[Array, 2]] = (uint64.zero(), uint64.zero())
+        self.work = uint64.zeros(2)  # gradients and Hessian-vector products
         self._population = population
         self._key = key
         self._loop = loop
@@ -152,10 +152,8 @@ class LocalClient:
     ) -> None:
         """Add evaluations, counted in rows; ``most`` bounds these, if not the largest client."""
         most = max(*self._population.largest, 1) if most is None else most
-        self.work = (
-            uint64.add(self.work[0], gradients, rows, most),
-            uint64.add(self.work[1], hessian_vectors, rows, most),
-        )
+        more = uint64.products((gradients, hessian_vectors), rows, most)
+        self.work = uint64.plus(self.work, more)
 
 
 class _Drawn:

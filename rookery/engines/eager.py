@@ -148,7 +148,7 @@ class EagerFederation(AbstractMeteredFederation):
             error.add_note(f"client {id}, step {step_name(step)}, round {self.round}")
             raise
         if is_billed:
-            self.costs.work(*(uint64.read(w) for w in client.work))
+            self.costs.work(*uint64.read(client.work))
         return reply
 
     def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:

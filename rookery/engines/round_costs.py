@@ -11,33 +11,39 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
 from rookery import uint64
-from rookery.program.ledger import Ledger
+from rookery.program.ledger import LEDGER_FIELDS, Ledger
+from rookery.uint64 import Counters
 
-Work = tuple[jax.Array, ...]
-"""Gradients and Hessian-vector products, two wide counters [slots, 2]."""
+COUNTED = LEDGER_FIELDS[:-1]
+"""What is counted, in the order of the counters; a client's work is the last two."""
 
 
 class RoundCosts(NamedTuple):
-    """Costs of one round so far; wide counters are of :mod:`rookery.uint64`."""
+    """Costs of one round so far.
 
-    exchanges: UInt32[Array, ""]
-    messages: UInt32[Array, ""]
-    bytes_down: UInt32[Array, "2"]
-    bytes_up: UInt32[Array, "2"]
-    gradients: UInt32[Array, "2"]
-    hessian_vectors: UInt32[Array, "2"]
+    Attributes:
+        counters: one for each of :data:`COUNTED`.
+        seconds: since the round began.
+    """
+
+    counters: Counters
     seconds: Float[Array, ""]
 
     @classmethod
     def zero(cls) -> "RoundCosts":
         """Nothing has been spent."""
-        small, wide = jnp.zeros((), jnp.uint32), uint64.zero()
-        return cls(small, small, wide, wide, wide, wide, jnp.zeros(()))
+        return cls(uint64.zeros(len(COUNTED)), jnp.zeros(()))
+
+    @property
+    def exchanges(self) -> UInt32[Array, ""]:
+        """How many exchanges there were."""
+        return self.counters.low[0]
 
     def sent(self, nbytes: int, to: Bool[Array, " n"]) -> "RoundCosts":
         """``nbytes`` bytes more have gone down to each of the clients where ``to`` is true."""
         times = jnp.sum(to, dtype=jnp.uint32)
-        return self._replace(bytes_down=uint64.add(self.bytes_down, nbytes, times, to.shape[0]))
+        more = uint64.products((0, 0, nbytes, 0, 0, 0), times, to.shape[0])
+        return self._replace(counters=uint64.plus(self.counters, more))
 
     def replied(
         self, nbytes: int, who: Bool[Array, " n"], seconds: Float[Array, ""]
@@ -49,27 +55,22 @@ class RoundCosts(NamedTuple):
             who: which clients replied.
             seconds: since the round began.
         """
-        messages = jnp.sum(who, dtype=jnp.uint32)
-        return self._replace(
-            exchanges=self.exchanges + jnp.uint32(1),
-            messages=self.messages + jnp.uint32(2) * messages,
-            bytes_up=uint64.add(self.bytes_up, nbytes, messages, who.shape[0]),
-            seconds=seconds,
-        )
+        times = jnp.sum(who, dtype=jnp.uint32)
+        one = uint64.products((1, 0, 0, 0, 0, 0), jnp.uint32(1), 1)
+        more = uint64.products((0, 2, 0, nbytes, 0, 0), times, who.shape[0])
+        more = uint64.plus(more, one)
+        return RoundCosts(uint64.plus(self.counters, more), seconds)
 
-    def worked(self, active: Bool[Array, " n"], work: Work) -> "RoundCosts":
-        """The active clients have made evaluations."""
-        gradients, products = (jnp.where(active[:, None], w, jnp.uint32(0)) for w in work)
-        return self._replace(
-            gradients=uint64.add_all(self.gradients, gradients),
-            hessian_vectors=uint64.add_all(self.hessian_vectors, products),
-        )
+    def worked(self, active: Bool[Array, " n"], work: Counters) -> "RoundCosts":
+        """The active clients have made evaluations, of two kinds, counted per slot."""
+        counted = jax.tree.map(lambda w: jnp.where(active[:, None], w, jnp.uint32(0)), work)
+        before = len(COUNTED) - 2
+        more = jax.tree.map(lambda w: jnp.pad(w, (before, 0)), uint64.total(counted))
+        return self._replace(counters=uint64.plus(self.counters, more))
 
 
 def ledgers(costs: RoundCosts) -> list[Ledger]:
     """The ledgers out of costs whose leaves have one row per round."""
-
-    def plain(column):
-        return (uint64.read_all(column) if column.ndim == 2 else column).tolist()
-
-    return [Ledger(*row) for row in zip(*map(plain, jax.device_get(costs)), strict=True)]
+    counters, seconds = jax.device_get(costs)
+    rows = zip(uint64.read(counters), seconds.tolist(), strict=True)
+    return [Ledger(*counted, seconds) for counted, seconds in rows]

@@ -204,7 +204,7 @@ def _as_numbers(collective: Callable[[jax.Array], jax.Array], tree: Tree) -> Tre
     def one(leaf):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             data = collective(jax.random.key_data(leaf))
-            return jax.random.wrap_key_data(data, impl=str(jax.random.key_impl(leaf)))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         if leaf.dtype == bool:
             return collective(leaf.astype(jnp.uint32)).astype(bool)
         return collective(leaf)

@@ -54,6 +54,7 @@ from rookery.program.polling import (
     server_is_finite,
 )
 from rookery.program.step import traced_loop
+from rookery.rng import quick
 from rookery.types import Key, Tree
 
 ONE_DEVICE = OneDevice()
@@ -261,7 +262,7 @@ class TracedFederation(AbstractFederation):
             counts = counts * rules.discount(age)
 
         def one(id):
-            client = self._client(id, jax.random.wrap_key_data(jobs.keys[id]))
+            client = self._client(id, quick(jax.random.wrap_key_data(jobs.keys[id])))
             values = jax.tree.map(lambda a: a[id], jobs.values)
             return step(client, *values, **settings), client.work
 
@@ -441,6 +442,8 @@ def one_round(
     Returns the state, the costs, and whether all is finite that the round has written.
     """
     fed = TracedFederation(program, round, clients_at_once, spread)
+    if not any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
+        key = quick(key)  # a key that the state holds must keep its type
     state = algorithm.round(fed, program.problem, state, jax.random.fold_in(key, round))
     is_finite = spread.all_agree(server_is_finite(state) & fed.has_kept_finite)
     return later(state, fed.costs.seconds), fed.costs, is_finite

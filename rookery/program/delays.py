@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from rookery import check
 from rookery.program.availability import AbstractAvailability, AlwaysOn
+from rookery.rng import quick
 
 KINDS = ("inner", "outer")
 """Kinds of exchanges and jobs; each may have delays of its own."""
@@ -189,6 +190,10 @@ class Clock(eqx.Module):
         self.availability.check(n_clients)
 
     @property
+    def _key(self) -> jax.Array:
+        return quick(jax.random.key(self.seed))
+
+    @property
     def is_instant(self) -> bool:
         """Whether no exchange takes any time."""
         return isinstance(self.delay, NoDelay) and self.outer_delay is self.bandwidth is None
@@ -204,7 +209,9 @@ class Clock(eqx.Module):
             active: which of them take part.
             nbytes: bytes that each of them receives and sends.
         """
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), round), exchange)
+        if self.is_instant:
+            return jnp.zeros(())
+        key = jax.random.fold_in(jax.random.fold_in(self._key, round), exchange)
 
         def one(client):
             return self._delay(kind).seconds(jax.random.fold_in(key, client), client)
@@ -229,7 +236,7 @@ class Clock(eqx.Module):
             number: how many jobs of this kind the client has begun before.
             now: seconds since the run began.
         """
-        key = jax.random.fold_in(jax.random.key(self.seed), _JOBS + KINDS.index(kind))
+        key = jax.random.fold_in(self._key, _JOBS + KINDS.index(kind))
         key = jax.random.fold_in(jax.random.fold_in(key, client), number)
         when, how_long = jax.random.split(key)
         delay = self._delay(kind).seconds(how_long, client)

@@ -122,13 +122,13 @@ class Everyone(AbstractParticipation):
 @partial(jax.jit, static_argnums=(1, 2), inline=True)  # outside of a program it compiles once
 def _floyd(key: Key, n: int, n_clients: int) -> jax.Array:
     """``n`` different numbers below ``n_clients``, by Floyd's algorithm."""
-    first = n_clients - n
+    last = jnp.arange(n_clients - n, n_clients, dtype=jnp.int32)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(n, dtype=jnp.int32))
+    drawn = jax.vmap(below, (0, None, 0))(keys, (), last + 1)
 
     def add(i, chosen):
-        last = first + i
-        drawn = below(jax.random.fold_in(key, i), (), last + 1)
         # a client drawn before makes room for the newest candidate
-        pick = jnp.where(jnp.any(chosen == drawn), last.astype(jnp.int32), drawn)
+        pick = jnp.where(jnp.any(chosen == drawn[i]), last[i], drawn[i])
         return chosen.at[i].set(pick)
 
     return lax.fori_loop(0, n, add, jnp.full(n, -1, jnp.int32))

@@ -138,7 +138,7 @@ class Worker:
         work = np.zeros(2, np.uint64)
         for i, step in enumerate(wanted.steps):
             self._values[step.token], done = yield self._pending_call(i, step, message)
-            work += np.array([uint64.read(counter) for counter in done], np.uint64)
+            work += np.array(uint64.read(uint64.Counters(*np.asarray(done).T)), np.uint64)
         leaves = {f"reply/{i}": self._leaf(ref) for i, ref in enumerate(wanted.reply)}
         return self._message(Kind.REPLY, message, {"work": work, **leaves})
 

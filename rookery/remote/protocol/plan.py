@@ -125,7 +125,7 @@ class Call:
         arguments = jax.tree.unflatten(jax.tree.structure(self.arguments), values)
         client = LocalClient(population, inputs.id, key, traced_loop)
         reply = self.step(client, *arguments, **settings)
-        work = jnp.stack(client.work)
+        work = jnp.stack(client.work, axis=-1)
         return [wire.unwrap_keys(jnp.asarray(leaf)) for leaf in jax.tree.leaves(reply)], work
 
 
