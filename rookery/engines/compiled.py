@@ -10,6 +10,7 @@ import numpy as np
 
 from rookery import check
 from rookery.clients.population import Population
+from rookery.engines import compile_cache
 from rookery.engines.code_key import CodeKey
 from rookery.engines.devices import BY_CLIENT, REPLICATED, Device, Devices, chosen
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Event, Program, Progress
@@ -79,6 +80,7 @@ class Compiled(AbstractEngine):
     def prepare(self, program: Program, algorithms: Sequence[AbstractAlgorithm]) -> AbstractRunner:
         """Move the data to the device; compilation happens at the first call."""
         program.population.check_rows("the compiled engine")
+        compile_cache.turn_on()
         devices = chosen(self.devices)
         if program.population.is_on_disk:
             if len(devices) > 1:
