@@ -73,4 +73,4 @@ def ledgers(costs: RoundCosts) -> list[Ledger]:
     """The ledgers out of costs whose leaves have one row per round."""
     counters, seconds = jax.device_get(costs)
     rows = zip(uint64.read(counters), seconds.tolist(), strict=True)
-    return [Ledger(*counted, seconds) for counted, seconds in rows]
+    return [Ledger(*[*counted, virtual]) for counted, virtual in rows]
