@@ -35,8 +35,8 @@ class Compiled(AbstractEngine):
 
     Args:
         clients_at_once: how many clients of a cohort go through one vmap; the others follow. None
-            takes the whole cohort, which is fastest for small models; a smaller number bounds
-            memory. It is per device.
+            chooses by the size of the model: the whole cohort of a small one, a few clients of a
+            large one, so that they fit into a processor's cache. It is per device.
         rounds_per_call: the most rounds of one XLA call.
         devices: how many devices, or which out of ``jax.devices()``; None is JAX's default device.
             The clients of a cohort are divided among them, and so are the runs of a sweep. Numbers

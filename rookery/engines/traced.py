@@ -16,12 +16,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rookery import tree
 from rookery.clients.local_client import LocalClient
-from rookery.engines import masked_loop
+from rookery.engines import client_groups, masked_loop
+from rookery.engines.client_groups import computed_and_summed, group_size
 from rookery.engines.engine import Program
 from rookery.engines.masked_loop import visit_some, weighted_sum, written
 from rookery.engines.round_costs import RoundCosts
 from rookery.engines.spread import AbstractSpread, OneDevice
 from rookery.engines.waiting import end_of_wait, kth_smallest
+from rookery.program.aggregate import Mean
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.async_trace import AsyncTrace
 from rookery.program.delays import Clock
@@ -102,9 +104,21 @@ class TracedFederation(AbstractFederation):
             return step(client, *arguments, **settings), client.work
 
         slots = (cohort.ids, cohort.occurrence, stacked)
-        replies, work = self._compute(one, cohort.ids, slots)
+        nbytes = sum(tree.nbytes(v.value) // (len(cohort) if v.is_stacked else 1) for v in values)
+        size = self._clients_at_once or group_size(nbytes, len(cohort))
+        mean = None
+        if self._sums_as_they_come(nbytes * len(cohort)):
+            weights = self.slot_weights(cohort)
+            replies, work, mean = computed_and_summed(one, slots, weights, min(size, len(cohort)))
+        else:
+            replies, work = self._spread.compute(one, cohort.ids, slots, size)
         self.costs = self.costs.worked(cohort.active, work)
-        return Placed(cohort, replies, is_stacked=True)
+        return Placed(cohort, replies, is_stacked=True, mean=mean)
+
+    def _sums_as_they_come(self, nbytes: int) -> bool:
+        """Whether replies that have about as many bytes as this together should be summed so."""
+        is_possible = isinstance(self.aggregate, Mean) and isinstance(self._spread, OneDevice)
+        return is_possible and nbytes > client_groups.SUMMED_BYTES
 
     def recall(self, cohort: Cohort, memory: Memory) -> Placed:
         """A gather of rows."""

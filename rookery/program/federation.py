@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rookery.program.aggregate import AbstractRobust, Aggregate
+from rookery.program.aggregate import AbstractRobust, Aggregate, Mean
 from rookery.program.memory import Memory, PerClient
 from rookery.program.participation import AbstractParticipation, Cohort
 from rookery.program.polling import InFlight, PollResult, PollRules, check_ask, plain_values
@@ -180,6 +180,9 @@ class AbstractFederation(abc.ABC):
         replies, cohort = self._collect(_checked(placed), needs_all=False)
         if decode is not None:
             replies = jax.vmap(decode)(replies)
+        elif placed.mean is not None and isinstance(self.aggregate, Mean):
+            _floating(replies)
+            return tuple(placed.mean) if apart else placed.mean
         weights = self.slot_weights(cohort)
         if apart:
             return tuple(self.aggregate(_floating(entry), weights) for entry in replies)

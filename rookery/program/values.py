@@ -19,17 +19,26 @@ class Placed:
     """One value per client of a cohort: the same for all, or stacked along the first axis.
 
     ``fed.broadcast``, ``fed.scatter``, ``fed.map`` and ``fed.recall`` make it.
+
+    Attributes:
+        cohort: the clients.
+        value: of each, or of all.
+        is_stacked: whether every client has its own.
+        mean: by the slots' weights, if the engine has summed the values as they came.
     """
 
     cohort: Cohort
     value: Tree
     is_stacked: bool = field(metadata={"static": True})
+    mean: Tree = None
 
     def __iter__(self) -> Iterator["Placed"]:
         """The parts of a placed tuple."""
         if not isinstance(self.value, tuple):
             raise TypeError("only a placed tuple can be unpacked")
-        return iter(Placed(self.cohort, part, self.is_stacked) for part in self.value)
+        means = self.mean if isinstance(self.mean, tuple) else (None,) * len(self.value)
+        pairs = zip(self.value, means, strict=True)
+        return iter(Placed(self.cohort, part, self.is_stacked, mean) for part, mean in pairs)
 
     def rows(self) -> Tree:
         """The values of all slots, stacked along the first axis."""
