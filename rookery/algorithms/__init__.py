@@ -21,6 +21,7 @@ from rookery.algorithms.composed_sgd import ComposedSGD as ComposedSGD
 from rookery.algorithms.csoba import CMSOBA as CMSOBA
 from rookery.algorithms.csoba import CSOBA as CSOBA
 from rookery.algorithms.csoba import EFSOBA as EFSOBA
+from rookery.algorithms.ditto import Ditto as Ditto
 from rookery.algorithms.drfa import DRFA as DRFA
 from rookery.algorithms.extragradient import Extragradient as Extragradient
 from rookery.algorithms.f2sa import F2SA as F2SA
@@ -47,6 +48,7 @@ from rookery.algorithms.memfbo import MemFBO as MemFBO
 from rookery.algorithms.nasa import NASA as NASA
 from rookery.algorithms.nested import Nested as Nested
 from rookery.algorithms.perfedavg import PerFedAvg as PerFedAvg
+from rookery.algorithms.pfedme import PFedMe as PFedMe
 from rookery.algorithms.prometheus.prometheus import Prometheus as Prometheus
 from rookery.algorithms.qfedavg import QFedAvg as QFedAvg
 from rookery.algorithms.scaffold import Scaffold as Scaffold
@@ -109,6 +111,7 @@ GROUPED = (
     "BRFedBiP",
     "CMSOBA",
     "CSOBA",
+    "Ditto",
     "EFSOBA",
     "F2SA",
     "FedAdagrad",
@@ -120,6 +123,7 @@ GROUPED = (
     "FedPAQ",
     "FedYogi",
     "MemFBO",
+    "PFedMe",
     "ShroFBO",
     "SimFBO",
 )

@@ -24,6 +24,7 @@ from rookery.algorithms import (
     BRFedBi,
     BRFedBiM,
     BRFedBiP,
+    Ditto,
     FedAdagrad,
     FedAdam,
     FedAvgM,
@@ -33,6 +34,7 @@ from rookery.algorithms import (
     FedPAQ,
     FedYogi,
     MemFBO,
+    PFedMe,
     ShroFBO,
     SimFBO,
 )
@@ -539,6 +541,18 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
         "partial": (TINY, BRFedBiP(outer_lr=0.05, inner_lr=0.1, page=rk.parts.PAGE(0.5), **PARTIAL))
     },
     "AggITD": {"partial": (TINY, AggITD(outer_lr=0.05, inner_lr=0.1, inner_rounds=3, **PARTIAL))},
+    "PFedMe": {
+        "partial": (
+            LOSSES,
+            PFedMe(lr=0.05, mu=2.0, inner_lr=0.1, inner_steps=2, local_steps=(1, 2, 3), **PARTIAL),
+        )
+    },
+    "Ditto": {
+        "partial": (
+            LOSSES,
+            Ditto(lr=0.1, own_lr=0.05, mu=0.5, local_steps=2, own_steps=3, **PARTIAL),
+        )
+    },
     "SCGD": {"two layers": (CHAIN, rk.SCGD(outer_lr=0.05, inner_lr=0.5, **PARTIAL))},
     "ComposedSGD": {"two layers": (CHAIN, rk.ComposedSGD(outer_lr=0.05, **PARTIAL))},
     "NASA": {"two layers": (CHAIN, rk.NASA(lr=0.1, **PARTIAL))},
@@ -662,6 +676,8 @@ OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
     "BRFedBiM": first("BRFedBiM", inner_lr=ADAM),
     "BRFedBiP": first("BRFedBiP", outer_lr=ADAM),
     "AggITD": first("AggITD", outer_lr=ADAM),
+    "PFedMe": first("PFedMe", lr=MOMENTUM, server_lr=ADAM),
+    "Ditto": first("Ditto", lr=MOMENTUM, own_lr=ADAM),
     "SCGD": first("SCGD", outer_lr=ADAM),
     "ComposedSGD": first("ComposedSGD", outer_lr=MOMENTUM),
     "FedAvg": first("FedAvg", lr=KEPT, server_lr=MOMENTUM),
