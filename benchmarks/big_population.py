@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from timing import Row, at_most, print_rows
 
 import rookery as rk
 from rookery import models
@@ -29,9 +30,6 @@ from rookery.program.aggregate import Mean
 from rookery.program.algorithm import first_state
 from rookery.program.delays import Clock
 from rookery.runner.run_state import Result
-
-Row = tuple[str, str, str]
-"""What was measured, the figure, and its goal."""
 
 CLIENTS, ROWS = 1_000_000, 10
 ON_DISK = {"clients": 20_000, "rows": 32, "inputs": 784}  # 2 GB of float32
@@ -69,7 +67,13 @@ def set_up() -> list[Row]:
         "Population.from_table": (from_table, 20),
     }
     return [
-        (f"{name}, {CLIENTS:,} clients", f"{t:.2f} s, {t / sort:.1f} sorts", f"{goal} sorts")
+        Row(
+            f"{name}, {CLIENTS:,} clients",
+            t / sort,
+            f"CPU times of a sort of {n:,} numbers",
+            at_most(goal),
+            f"{t:.2f} s",
+        )
         for name, (t, goal) in found.items()
     ]
 
@@ -133,21 +137,26 @@ def on_disk() -> list[Row]:
     assert disk["checksum"] == full["checksum"], "the numbers differ"
     bound = base["resident"] + 4 * WINDOW_BYTES
     return [
-        (
+        Row(
             f"round of 50 of {ON_DISK['clients']:,} clients on disk, {size / MB:.0f} MB",
-            f"{disk['cpu'] * 1e3:.1f} ms, {disk['cpu'] / full['cpu']:.2f} of rows in memory",
-            "1.3",
+            disk["cpu"] / full["cpu"],
+            "of the CPU time with rows in memory",
+            at_most(1.3),
+            f"{disk['cpu'] * 1e3:.1f} ms",
         ),
-        (
+        Row(
             f"resident memory with windows of {WINDOW_BYTES / MB:.0f} MB",
-            f"{disk['resident'] / MB:.0f} MB; with 100 clients {base['resident'] / MB:.0f}, with "
-            f"all rows in memory {full['resident'] / MB:.0f}",
-            f"{bound / MB:.0f} MB",
+            disk["resident"] / MB,
+            "MB",
+            at_most(bound / MB),
+            f"with 100 clients {base['resident'] / MB:.0f}, with all rows in memory "
+            f"{full['resident'] / MB:.0f}",
         ),
-        (
-            "digests of all rows when it is opened",
-            f"{opened:.2f} s, {size / opened / 1e9:.1f} GB/s",
-            "",
+        Row(
+            "digests of all rows when a population is opened",
+            opened,
+            "CPU seconds",
+            note=f"{size / opened / 1e9:.1f} GB/s",
         ),
     ]
 
@@ -187,11 +196,13 @@ def widths(kind: str, cohort: int, rounds: int = 2, repeats: int = 3) -> list[Ro
         times = {name: min(times[name], call(name)) for name in runners}
     best = min(times["one"], times["all"])
     return [
-        (
-            f"clients per step, {kind}, cohort of {cohort:,}",
+        Row(
+            f"clients per step as chosen, {kind}, cohort of {cohort:,}",
+            times["chosen"] / best,
+            "of the CPU time of the better of one and all",
+            at_most(1.05),
             f"{times['chosen']:.2f} s a round, {times['chosen'] / times['one']:.2f} of one at a "
             f"time, {times['chosen'] / times['all']:.2f} of all at once",
-            f"{best:.2f} s, the better of both",
         )
     ]
 
@@ -209,5 +220,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 3:
         run_on_disk(*sys.argv[1:])
     else:
-        for what, figure, goal in rows():
-            print(f"{what}: {figure}" + (f" (goal {goal})" if goal else ""), flush=True)
+        print_rows(rows())

@@ -20,14 +20,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from timing import Row, at_most, print_rows
 
 import rookery as rk
 from rookery import models
 from rookery.engines.engine import Program
 from rookery.program.algorithm import first_state
-
-Row = tuple[str, str, str]
-"""What was measured, the figure, and its goal."""
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "1 device": {},
@@ -82,7 +80,7 @@ def seconds(sizes: tuple[int, ...], n_runs: int) -> dict[str, tuple[float, float
 
 def measure() -> list[Row]:
     """The rows, in a process whose processor has four devices."""
-    cores, found = os.cpu_count() or 1, []
+    found = []
     for what, sizes, n_runs in (
         ("FedAvg, MLP 784-200-10", (784, 200, 10), 1),
         ("FedAvg, softmax regression on 40 inputs", (40, 10), 1),
@@ -91,27 +89,28 @@ def measure() -> list[Row]:
         times = seconds(sizes, n_runs)
         one = times["1 device"]
         for name, (wall, cpu) in times.items():
-            figure = f"{wall * 1e3:.1f} ms wall, {cpu * 1e3:.1f} ms CPU a round"
+            note = f"{wall * 1e3:.1f} ms wall, {cpu * 1e3:.1f} ms of CPU a round"
             if name != "1 device":
-                figure += f": {wall / one[0]:.2f} and {cpu / one[1]:.2f} of one device"
-            goal = f"{cores} cores: wall at most 1.0 of one device" if name == "2 devices" else ""
-            found.append((f"{what}, {name}", figure, goal))
+                note += f", {cpu / one[1]:.2f} of the CPU time of one device"
+                goal = at_most(1) if name == "2 devices" else None
+                ratio = wall / one[0]
+                found.append(Row(f"{what}, {name}", ratio, "of one device's wall", goal, note))
+            else:
+                found.append(Row(f"{what}, {name}", wall * 1e3, "ms wall a round", None, note))
     return found
 
 
 def rows() -> list[Row]:
-    """What, figure, goal."""
+    """All measurements."""
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "4"}
     done = subprocess.run(
-        [sys.executable, __file__, "--json"], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, __file__, "--json"], stdout=subprocess.PIPE, check=True, env=environment
     )
-    return [(what, figure, goal) for what, figure, goal in json.loads(done.stdout)]
+    return [Row.from_json(row) for row in json.loads(done.stdout)]
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", 4)
     if "--json" in sys.argv:
-        print(json.dumps(measure()))
+        print(json.dumps([row.to_json() for row in measure()]))
     else:
-        print(f"jax {jax.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-        for what, figure, goal in measure():
-            print(f"{what}: {figure}{f' (wanted: {goal})' if goal else ''}")
+        print_rows(rows())

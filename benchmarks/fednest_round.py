@@ -5,13 +5,12 @@ layer, inner: the head), 25 local steps of batch 64, N = 5. Times are CPU second
 (all threads) unless said otherwise, the least of several repetitions; compile time is apart.
 """
 
-import platform
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from timing import cpu_seconds
+from timing import Row, at_least, at_most, cpu_seconds, print_rows
 
 import rookery as rk
 from rookery import models
@@ -106,19 +105,19 @@ def round_seconds(compiled, population, state, rounds: int = 10, repeats: int = 
     return cpu_seconds(several, repeats) / rounds
 
 
-def bench_gemm_share(compiled, population, state) -> float:
-    seconds = round_seconds(compiled, population, state)
+def gemm_share(seconds: float) -> Row:
     square = gemm_rate(1024, 1024, 1024)
     shaped = gemm_rate(COHORT * BATCH, N_IN, HIDDEN)
     rate = flops_of_a_round() / seconds
-    print(f"  round: {seconds * 1e3:.0f} ms of CPU for {flops_of_a_round() / 1e9:.2f} GFLOP")
-    print(f"  GEMM 1024^3: {square / 1e9:.1f} GFLOP per CPU second; ", end="")
-    print(f"{COHORT * BATCH}x{N_IN}x{HIDDEN}: {shaped / 1e9:.1f}")
-    print(f"(a) share of the GEMM rate: {rate / square:.0%} (wanted: at least 60 %)")
-    return seconds
+    note = (
+        f"{seconds * 1e3:.0f} ms of CPU a round for {flops_of_a_round() / 1e9:.2f} GFLOP; products "
+        f"of 1024^3: {square / 1e9:.1f} GFLOP per CPU second, of {COHORT * BATCH}x{N_IN}x{HIDDEN}: "
+        f"{shaped / 1e9:.1f}"
+    )
+    return Row("FedNest round", rate / square, "of the GEMM rate", at_least(0.6), note)
 
 
-def bench_eager(population, compiled_seconds: float) -> None:
+def eager_row(population, compiled_seconds: float) -> Row:
     program = Program(PROBLEM, population, rk.delays.Clock(), rk.aggregate.Mean())
     runner = rk.Eager().prepare(program, [ALGORITHM])
     states, keys = [ALGORITHM.init(PROBLEM, *start())], [jax.random.key(0)]
@@ -126,11 +125,11 @@ def bench_eager(population, compiled_seconds: float) -> None:
     began = time.process_time()
     runner.advance(states, keys, 1, [1])
     eager = time.process_time() - began
-    print(f"  eager round: {eager:.1f} s of CPU")
-    print(f"(b) eager / compiled: {eager / compiled_seconds:.0f} (wanted: at least 10)")
+    what, note = "FedNest round, eager / compiled", f"eager: {eager:.1f} s of CPU"
+    return Row(what, eager / compiled_seconds, "", at_least(10), note)
 
 
-def bench_population() -> None:
+def population_rows() -> list[Row]:
     """The sizes take turns, so that a slow moment of the machine meets all of them."""
     sizes = (100, 1_000, 10_000)
     ready = []
@@ -145,19 +144,27 @@ def bench_population() -> None:
     for _ in range(4):
         for i, (population, compiled, state, *_rest) in enumerate(ready):
             times[i] = min(times[i], round_seconds(compiled, population, state, repeats=2))
-    for size, seconds, (*_rest, memory, compile_seconds) in zip(sizes, times, ready, strict=True):
-        print(
-            f"  {size:>6,} clients: {seconds / times[0]:.2f} of the time with 100; "
-            f"temporary memory {memory:.1f} MB; compiled in {compile_seconds:.1f} s"
+    found = [
+        Row(
+            f"FedNest round, {size:,} clients",
+            seconds * 1e3,
+            "ms of CPU",
+            note=f"temporary memory {memory:.1f} MB, compiled in {compile_seconds:.1f} s",
         )
-    print(f"(c) largest / smallest: {max(times) / min(times):.2f} (wanted: at most 1.20)")
-    print(
-        f"(d) memory beyond the data, 10,000 against 100 clients: "
-        f"{ready[-1][3] / ready[0][3]:.2f} (wanted: about 1)"
-    )
+        for size, seconds, (*_rest, memory, compile_seconds) in zip(
+            sizes, times, ready, strict=True
+        )
+    ]
+    time_ratio, memory_ratio = max(times) / min(times), ready[-1][3] / ready[0][3]
+    what = "FedNest round, 100 to 10,000 clients"
+    return [
+        *found,
+        Row(f"{what}: largest / smallest CPU time", time_ratio, "", at_most(1.2)),
+        Row(f"{what}: temporary memory, largest / smallest", memory_ratio, "", at_most(1.05)),
+    ]
 
 
-def bench_seeds() -> None:
+def seeds_row() -> Row:
     zoo = rk.zoo.quadratic_bilevel(n_clients=20, rows=4, noise=0.1, dtype=np.float32)
     algorithm = rk.FedNest(
         outer_lr=0.02,
@@ -188,19 +195,17 @@ def bench_seeds() -> None:
 
     in_a_row = wall(lambda: [one(population, seed) for seed in seeds])
     together = wall(lambda: all_at_once(population, seeds))
-    print(f"(e) 8 seeds in one vmap / in a row: {together / in_a_row:.2f} (wanted: at most 0.75)")
+    what = "FedNest on a toy, 8 seeds in one program / one after another, wall time"
+    return Row(what, together / in_a_row, "", at_most(0.75))
 
 
-def main() -> None:
-    print(f"jax {jax.__version__}, Python {platform.python_version()}, {platform.machine()}")
+def rows() -> list[Row]:
+    """All measurements."""
     population = make_population(100)
-    compiled, state, compile_seconds = rounds_compiled(population)
-    print(f"  compiled in {compile_seconds:.1f} s")
-    seconds = bench_gemm_share(compiled, population, state)
-    bench_population()
-    bench_seeds()
-    bench_eager(population, seconds)
+    compiled, state, _ = rounds_compiled(population)
+    seconds = round_seconds(compiled, population, state)
+    return [gemm_share(seconds), *population_rows(), seeds_row(), eager_row(population, seconds)]
 
 
 if __name__ == "__main__":
-    main()
+    print_rows(rows())

@@ -7,14 +7,10 @@ Every size has a process of its own, so that its resident memory is known, and t
 so that a slow moment of the machine meets all of them. A second process says what is resident
 before the first call.
 
-Two more rows: how much a round of a tiny problem costs in a run against the same rounds in one
-compiled loop, and what 16 seeds in one program cost against one after the other.
-
 Run it with ``python benchmarks/flatness.py``, or with the names of some questions.
 """
 
 import multiprocessing
-import platform
 import resource
 import sys
 import time
@@ -25,6 +21,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from timing import Row, at_most, print_rows
 
 import rookery as rk
 from rookery import tree
@@ -191,31 +188,36 @@ def measure(case: str) -> dict[int, Measured]:
     return best
 
 
-def flat_rows(case: str) -> list[tuple[str, str, str]]:
-    """What, figure and goal of one algorithm."""
+def flat_rows(case: str) -> list[Row]:
+    """The rows of one algorithm."""
     best = measure(case)
     times = [one.seconds for one in best.values()]
-    rows = [
-        (
+    found = [
+        Row(
             f"{case}, {size:,} clients",
-            f"{one.seconds * 1e3:.2f} ms a round, {one.state_bytes:,.0f} bytes of state per "
-            f"client, {one.before_mb:,.0f} MB resident before the first call, "
-            f"{one.peak_mb:,.0f} MB at most",
-            "",
+            one.seconds * 1e3,
+            "ms of CPU a round",
+            note=f"{one.state_bytes:,.0f} bytes of state per client, {one.before_mb:,.0f} MB "
+            f"resident before the first call, {one.peak_mb:,.0f} MB at most",
         )
         for size, one in best.items()
     ]
-    figure = f"{max(times) / min(times):.2f}"
-    return [*rows, (f"{case}: largest / smallest time of a round", figure, "at most 1.3")]
+    sizes = f"{min(best):,} to {max(best):,} clients"
+    ratio = max(times) / min(times)
+    what = f"{case}, {sizes}: largest / smallest CPU time of a round"
+    return [*found, Row(what, ratio, "", at_most(1.3))]
+
+
+def rows() -> list[Row]:
+    """All measurements."""
+    return [row for case in CASES for row in flat_rows(case)]
 
 
 def main() -> None:
     """Print all rows, or those of the named questions."""
-    print(f"jax {jax.__version__}, Python {platform.python_version()}, {platform.machine()}")
     for case in CASES:
         if len(sys.argv) == 1 or any(name in case for name in sys.argv[1:]):
-            for what, figure, goal in flat_rows(case):
-                print(f"  {what}: {figure}" + (f" (wanted: {goal})" if goal else ""), flush=True)
+            print_rows(flat_rows(case))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from timing import cpu_seconds
+from timing import Row, at_least, cpu_seconds, print_rows
 
 import rookery as rk
 from rookery import models
@@ -101,23 +101,31 @@ def products_seconds() -> float:
     return cpu_seconds(lambda: [product(a, b) for a, b in pairs], repeats=5)
 
 
-def main() -> None:
+def rows() -> list[Row]:
+    """All measurements."""
     patches, patches_compile = step_seconds(patches_loss, STEPS, repeats=5)
     gemms = products_seconds()
     flops = sum(2.0 * m * k * n for m, k, n in products())
-    print(f"MAML step, batches of {BATCH} + {BATCH} images, widths {WIDTHS}")
-    print(f"  {2 * BATCH / patches:.0f} images per CPU second; compiled in {patches_compile:.1f} s")
-    print(
-        f"  its matrix products alone, {flops / 1e9:.2f} GFLOP: {gemms * 1e3:.0f} ms of CPU", end=""
-    )
-    print(f" ({flops / gemms / 1e9:.0f} GFLOP per CPU second)")
-    print(f"(f) share of the plain matrix products: {gemms / patches:.0%} (wanted: at least 40 %)")
     # a local step of lax.conv is slow: one each, so that both share out a round's costs alike
     one_step, _ = step_seconds(patches_loss, local_steps=1, repeats=2)
     convolutions, compile_seconds = step_seconds(convolution_loss, local_steps=1, repeats=2)
-    print(f"  with lax.conv: compiled in {compile_seconds:.1f} s")
-    print(f"(g) lax.conv inside the loop / patches, 1 local step: {convolutions / one_step:.1f}")
+    step = f"MAML step, batches of {BATCH} + {BATCH} images"
+    return [
+        Row(
+            step,
+            gemms / patches,
+            "of the rate of its matrix products",
+            at_least(0.4),
+            f"{2 * BATCH / patches:.0f} images per CPU second; compiled in {patches_compile:.1f} "
+            f"s; the products alone, {flops / 1e9:.2f} GFLOP: {gemms * 1e3:.0f} ms of CPU",
+        ),
+        Row(
+            f"{step}: lax.conv inside the loop / patches",
+            convolutions / one_step,
+            note=f"with lax.conv compiled in {compile_seconds:.1f} s",
+        ),
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    print_rows(rows())

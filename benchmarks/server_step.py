@@ -7,13 +7,13 @@ step must not touch more than the rows of those that arrive.
 Run it with ``python benchmarks/server_step.py``.
 """
 
-import platform
 import time
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from timing import Row, at_most, print_rows
 
 import rookery as rk
 from rookery.engines.engine import Program
@@ -121,8 +121,8 @@ def seconds_of(call, n: int) -> tuple[float, float]:
     return took, float(jnp.sum(books.messages)) / 2 / n
 
 
-def main() -> None:
-    print(f"jax {jax.__version__}, Python {platform.python_version()}, {platform.machine()}")
+def rows() -> list[Row]:
+    """All measurements."""
     calls = [make_ready(size) for size in SIZES]
     best = [[float("inf")] * 2 for _ in SIZES]
     arrivals = [0.0] * len(SIZES)
@@ -134,13 +134,18 @@ def main() -> None:
                 best[i][j] = min(best[i][j], took)
     # a call also copies the state in and out, whatever the number of steps: the difference does not
     each = [(long - short) / (many - few) for short, long in best]
-    for size, seconds, came in zip(SIZES, each, arrivals, strict=True):
-        print(
-            f"  {size:>6,} clients: {seconds * 1e3:.2f} ms of CPU per server step, "
-            f"{came:.1f} arrivals, {seconds / each[0]:.2f} of the time with {SIZES[0]}"
+    found = [
+        Row(
+            f"asynchronous server step, {size:,} clients",
+            seconds * 1e3,
+            "ms of CPU",
+            note=f"{came:.1f} arrivals",
         )
-    print(f"largest / smallest: {max(each) / min(each):.2f} (wanted: at most 1.25)")
+        for size, seconds, came in zip(SIZES, each, arrivals, strict=True)
+    ]
+    what = f"asynchronous server step, {SIZES[0]} to {SIZES[-1]:,} clients: largest / smallest"
+    return [*found, Row(what, max(each) / min(each), "", at_most(1.25))]
 
 
 if __name__ == "__main__":
-    main()
+    print_rows(rows())
