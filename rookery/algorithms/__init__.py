@@ -29,6 +29,8 @@ from rookery.algorithms.fedavg import FedAvg as FedAvg
 from rookery.algorithms.fedbio import FedBiO as FedBiO
 from rookery.algorithms.fedbio import FedBiOAcc as FedBiOAcc
 from rookery.algorithms.fedbuff import FedBuff as FedBuff
+from rookery.algorithms.feddyn import FedDyn as FedDyn
+from rookery.algorithms.fedexp import FedExP as FedExP
 from rookery.algorithms.fedmbo import FedMBO as FedMBO
 from rookery.algorithms.fedmsa.fedmsa import FedMSA as FedMSA
 from rookery.algorithms.fednest.fednest import FedNest as FedNest
@@ -45,12 +47,15 @@ from rookery.algorithms.fedpaq import FedPAQ as FedPAQ
 from rookery.algorithms.fedprox import FedProx as FedProx
 from rookery.algorithms.gda import GDA as GDA
 from rookery.algorithms.memfbo import MemFBO as MemFBO
+from rookery.algorithms.mime import Mime as Mime
+from rookery.algorithms.mime import MimeLite as MimeLite
 from rookery.algorithms.nasa import NASA as NASA
 from rookery.algorithms.nested import Nested as Nested
 from rookery.algorithms.perfedavg import PerFedAvg as PerFedAvg
 from rookery.algorithms.pfedme import PFedMe as PFedMe
 from rookery.algorithms.prometheus.prometheus import Prometheus as Prometheus
 from rookery.algorithms.qfedavg import QFedAvg as QFedAvg
+from rookery.algorithms.scaffnew import Scaffnew as Scaffnew
 from rookery.algorithms.scaffold import Scaffold as Scaffold
 from rookery.algorithms.scaffold_s import ScaffoldS as ScaffoldS
 from rookery.algorithms.scgd import SCGD as SCGD
@@ -119,11 +124,16 @@ GROUPED = (
     "FedAvgM",
     "FedBiO",
     "FedBiOAcc",
+    "FedDyn",
+    "FedExP",
     "FedNova",
     "FedPAQ",
     "FedYogi",
     "MemFBO",
+    "Mime",
+    "MimeLite",
     "PFedMe",
+    "Scaffnew",
     "ShroFBO",
     "SimFBO",
 )

@@ -30,11 +30,16 @@ from rookery.algorithms import (
     FedAvgM,
     FedBiO,
     FedBiOAcc,
+    FedDyn,
+    FedExP,
     FedNova,
     FedPAQ,
     FedYogi,
     MemFBO,
+    Mime,
+    MimeLite,
     PFedMe,
+    Scaffnew,
     ShroFBO,
     SimFBO,
 )
@@ -553,6 +558,13 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
             Ditto(lr=0.1, own_lr=0.05, mu=0.5, local_steps=2, own_steps=3, **PARTIAL),
         )
     },
+    "FedDyn": {
+        "unequal local steps": (LOSSES, FedDyn(lr=0.1, alpha=0.5, local_steps=(1, 2, 3), **PARTIAL))
+    },
+    "Scaffnew": {"mini-batch": (LOSSES, Scaffnew(lr=0.1, probability=0.5, batch_size=2))},
+    "FedExP": {"partial": (LOSSES, FedExP(lr=0.1, epsilon=0.1, local_steps=2, **PARTIAL))},
+    "Mime": {"unequal local steps": (LOSSES, Mime(lr=0.1, local_steps=(1, 2, 3), **PARTIAL))},
+    "MimeLite": {"partial": (LOSSES, MimeLite(lr=0.1, beta=0.5, local_steps=2, **PARTIAL))},
     "SCGD": {"two layers": (CHAIN, rk.SCGD(outer_lr=0.05, inner_lr=0.5, **PARTIAL))},
     "ComposedSGD": {"two layers": (CHAIN, rk.ComposedSGD(outer_lr=0.05, **PARTIAL))},
     "NASA": {"two layers": (CHAIN, rk.NASA(lr=0.1, **PARTIAL))},
@@ -678,6 +690,8 @@ OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
     "AggITD": first("AggITD", outer_lr=ADAM),
     "PFedMe": first("PFedMe", lr=MOMENTUM, server_lr=ADAM),
     "Ditto": first("Ditto", lr=MOMENTUM, own_lr=ADAM),
+    "FedDyn": first("FedDyn", lr=MOMENTUM),
+    "FedExP": first("FedExP", lr=KEPT),
     "SCGD": first("SCGD", outer_lr=ADAM),
     "ComposedSGD": first("ComposedSGD", outer_lr=MOMENTUM),
     "FedAvg": first("FedAvg", lr=KEPT, server_lr=MOMENTUM),
@@ -703,5 +717,5 @@ OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
         FedNova(lr=0.1, local_steps=(1, 2, 3), momentum=0.5, mu=0.1, **PARTIAL),
     ),
 }
-REFUSES = ("ADBO", "SDBO", "Prometheus", "ALSET", "TTSA", "NASA")
+REFUSES = ("ADBO", "SDBO", "Prometheus", "ALSET", "TTSA", "NASA", "Scaffnew", "Mime", "MimeLite")
 """Algorithms that take no optimiser anywhere, and say why."""

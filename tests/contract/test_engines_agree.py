@@ -30,7 +30,8 @@ LEFT_OUT = set(
     "AFACD FedBuff AlternatingGDA Extragradient STSA NASA ComposedSGD ScaffoldS AgnosticFL "
     "FedProx ADBO Prometheus AFBO DRFA ShroFBO FedBiO FedBiOAcc "
     "F2SA MemFBO BOME CSOBA CMSOBA EFSOBA FedPAQ "
-    "BRFedBi BRFedBiM BRFedBiP AggITD PFedMe Ditto".split()
+    "BRFedBi BRFedBiM BRFedBiP AggITD PFedMe Ditto "
+    "FedDyn Scaffnew FedExP Mime MimeLite".split()
 )
 CHEAPEST = {
     "FedMSA": "composition, random output",

@@ -1,0 +1,146 @@
+"""FedDyn, Scaffnew, FedExP, MIME: exact limits, invariants, and rounds by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from arena import advance, assert_close, solve, trajectory
+
+import rookery as rk
+from rookery.algorithms import FedDyn, FedExP, Mime, MimeLite, Scaffnew
+from rookery.algorithms.scaffnew import geometric
+
+ZOO = rk.zoo.quadratic_losses(n_clients=4, size=3)
+NOISY = rk.zoo.quadratic_losses(n_clients=4, size=3, rows=4, noise=0.3)
+
+
+def gradients(zoo, w):
+    """∇f_i(w) of every client."""
+
+    def one(rows):
+        losses = jax.vmap(zoo.problem.loss, (None, 0))
+        return jax.grad(lambda w: losses(w, rows).mean())(jnp.asarray(w))
+
+    return np.asarray(jax.vmap(one)({k: jnp.asarray(a) for k, a in zoo.data.items()}))
+
+
+def minimum(zoo):
+    return zoo.solution()[0]
+
+
+@pytest.mark.parametrize("clients", [None, 2])
+def test_feddyn_ends_at_the_minimum_for_any_number_of_local_steps(clients):
+    algorithm = FedDyn(lr=0.1, alpha=0.5, local_steps=(1, 2, 5, 3), clients=clients)
+    result = solve(ZOO, algorithm, 2500)
+    assert_close(result.solution[0], minimum(ZOO), atol=1e-10)
+    assert_close(result.state.own.rows, gradients(ZOO, minimum(ZOO)), atol=1e-9)
+    assert_close(result.state.h, np.zeros(3), atol=1e-9)
+
+
+def test_h_is_the_mean_of_the_clients_gradients_always():
+    algorithm = FedDyn(lr=0.1, alpha=0.5, local_steps=3, clients=2, batch_size=2)
+    for rounds in (1, 4):
+        state = solve(NOISY, algorithm, rounds).state
+        assert_close(state.h, np.asarray(state.own.rows).mean(0), rtol=1e-10, atol=1e-13)
+    assert np.abs(state.h).max() > 1e-3
+
+
+def test_a_round_of_feddyn_by_hand():
+    w, h, g, alpha = np.zeros(3), np.zeros(3), np.zeros((4, 3)), 0.5
+    for _ in range(2):
+        own = np.tile(w, (4, 1))
+        for _ in range(2):
+            own = own - 0.1 * (
+                np.stack([gradients(ZOO, own[i])[i] for i in range(4)]) - g + alpha * (own - w)
+            )
+        g = g - alpha * (own - w)
+        h = h - alpha * np.mean(own - w, axis=0)
+        w = own.mean(0) - h / alpha
+    state, (ledger, _) = advance(ZOO, FedDyn(lr=0.1, alpha=alpha, local_steps=2), 2, rk.Compiled())
+    assert_close((state.w, state.h, state.own.rows), (w, h, g), rtol=1e-11)
+    assert (ledger.bytes_down, ledger.bytes_up) == (4 * 3 * 8, 4 * 3 * 8)
+
+
+def variates(state, p, lr):
+    """The variates after the last mean, which clients compute when they learn of it."""
+    c, before = state.own.rows
+    return np.asarray(c) + p / lr * (np.asarray(state.w) - np.asarray(before))
+
+
+def test_scaffnew_ends_at_the_minimum_and_its_variates_sum_to_zero():
+    p, lr = 0.2, 0.2
+    for rounds in (1, 5, 400):
+        state = solve(ZOO, Scaffnew(lr=lr, probability=p), rounds).state
+        assert np.abs(variates(state, p, lr).sum(0)).max() < 1e-11
+    assert_close(state.w, minimum(ZOO), atol=1e-10)
+    assert_close(variates(state, p, lr), gradients(ZOO, minimum(ZOO)), atol=1e-9)
+
+
+def test_scaffnew_that_always_communicates_is_gradient_descent():
+    got = trajectory(ZOO, Scaffnew(lr=0.1, probability=1.0), 4)
+    want = trajectory(ZOO, rk.FedAvg(lr=0.1), 4)
+    np.testing.assert_allclose(got, want, rtol=1e-11)
+
+
+def test_numbers_of_steps_are_geometric():
+    draws = np.asarray(
+        jax.vmap(lambda k: geometric(k, 0.25))(jax.random.split(jax.random.key(0), 8000))
+    )
+    assert draws.min() == 1
+    assert draws.mean() == pytest.approx(4, rel=0.05)
+    assert (draws == 1).mean() == pytest.approx(0.25, abs=0.02)
+
+
+def test_a_round_of_fedexp_by_hand():
+    w = np.zeros(3)
+    last = w
+    for _ in range(3):
+        own = np.stack([w] * 4)
+        for _ in range(2):
+            own = own - 0.1 * np.stack([gradients(ZOO, own[i])[i] for i in range(4)])
+        change = own - w
+        mean = change.mean(0)
+        step = max(1.0, np.mean(np.sum(change**2, axis=1)) / (2 * (mean @ mean + 1e-2)))
+        last, w = w, w + step * mean
+    result = solve(ZOO, FedExP(lr=0.1, epsilon=1e-2, local_steps=2), 3)
+    assert_close(result.solution[0], (w + last) / 2, rtol=1e-11)
+    assert step > 1
+    alike = rk.zoo.quadratic_losses(n_clients=3, size=2, heterogeneity=0.0)
+    got = trajectory(alike, FedExP(lr=0.1, epsilon=1e-2, local_steps=2), 3)
+    want = trajectory(alike, rk.FedAvg(lr=0.1, local_steps=2), 3)
+    np.testing.assert_allclose(got[1:], (want[1:] + want[:-1]) / 2, rtol=1e-12)
+
+
+def test_mime_without_momentum_has_an_exact_limit_and_lite_is_fedavg():
+    x = solve(ZOO, Mime(lr=0.1, beta=0.0, local_steps=4), 300).solution[0]
+    assert_close(x, minimum(ZOO), atol=1e-10)
+    lite = trajectory(NOISY, MimeLite(lr=0.1, beta=0.0, local_steps=3, batch_size=2), 3)
+    fedavg = trajectory(NOISY, rk.FedAvg(lr=0.1, local_steps=3, batch_size=2), 3)
+    np.testing.assert_allclose(lite, fedavg, rtol=1e-12)
+
+
+def test_a_round_of_mime_by_hand():
+    w, m = np.zeros(3), np.zeros(3)
+    for _ in range(2):
+        own, at, c = np.stack([w] * 4), gradients(ZOO, w), gradients(ZOO, w).mean(0)
+        for _ in range(3):
+            here = np.stack([gradients(ZOO, own[i])[i] for i in range(4)])
+            own = own - 0.1 * (0.3 * (here - at + c) + 0.7 * m)
+        w, m = own.mean(0), 0.3 * c + 0.7 * m
+    state, (ledger, _) = advance(ZOO, Mime(lr=0.1, beta=0.7, local_steps=3), 2, rk.Compiled())
+    assert_close(tuple(state), (w, m), rtol=1e-11)
+    size = 4 * 3 * 8
+    assert (ledger.exchanges, ledger.bytes_down, ledger.bytes_up) == (2, 3 * size, 2 * size)
+    _, (lite,) = advance(ZOO, MimeLite(lr=0.1, local_steps=3), 1, rk.Compiled())
+    assert (lite.exchanges, lite.bytes_down, lite.bytes_up) == (1, 2 * size, 2 * size)
+
+
+def test_settings_are_checked():
+    with pytest.raises(ValueError, match=r"epsilon"):
+        FedExP(lr=0.1, epsilon=0.0)
+    with pytest.raises(ValueError, match=r"FedExP computes the server's step"):
+        FedExP(lr=0.1, epsilon=1.0, server_lr=1.0)
+    with pytest.raises(ValueError, match=r"probability"):
+        Scaffnew(lr=0.1, probability=0.0)
+    with pytest.raises(ValueError, match=r"FedDyn"):
+        FedDyn(lr=0.1, alpha=0.1, clients=rk.participation.WithReplacement(2))
