@@ -37,7 +37,7 @@ test-contract: $(READY)
 
 # every variant of every algorithm on one, two and four devices of this processor; programs for others
 test-devices: $(READY)
-	ROOKERY_CONTRACT=all $(BIN)/pytest -n 2 --dist worksteal tests/contract/test_devices.py tests/engines/test_devices.py
+	ROOKERY_CONTRACT=all $(BIN)/pytest -n 2 --dist worksteal tests/contract/test_on_devices.py tests/engines/test_devices.py
 
 # a few tests of every layer with the oldest declared versions on Python 3.11, and with the newest
 # versions of everything on the newest Python
