@@ -8,6 +8,7 @@ compiles every one of these loops anew. :func:`quick` gives a key with the same 
 generator is a function that XLA does not inline, and so generates code for once.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -60,22 +61,21 @@ def _threefry(
     key: UInt32[Array, "2"], count: UInt32[Array, "..."]
 ) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
     """Two words for every count: Threefry-2x32 with 20 rounds, of the pair (0, count)."""
-
-    def fill(number: int) -> jax.Array:
-        return lax.full_like(count, number)
-
+    # functions of lax, since the operators of arrays take several times as long to trace
+    add, xor = lax.add, lax.bitwise_xor
+    fill = functools.cache(functools.partial(lax.full_like, count))
     first, second = (
         lax.broadcast(lax.index_in_dim(key, i, keepdims=False), count.shape) for i in (0, 1)
     )
-    keys = (first, second, first ^ second ^ fill(_PARITY))
-    x, y = first, count + second
+    keys = (first, second, xor(xor(first, second), fill(_PARITY)))
+    x, y = first, add(count, second)
     for group in range(5):
         for by in _ROTATIONS[group % 2]:
-            x = x + y
-            turned = lax.shift_left(y, fill(by)) | lax.shift_right_logical(y, fill(32 - by))
-            y = x ^ turned
-        x = x + keys[(group + 1) % 3]
-        y = y + (keys[(group + 2) % 3] + fill(group + 1))
+            x = add(x, y)
+            up, down = lax.shift_left(y, fill(by)), lax.shift_right_logical(y, fill(32 - by))
+            y = xor(x, lax.bitwise_or(up, down))
+        x = add(x, keys[(group + 1) % 3])
+        y = add(y, add(keys[(group + 2) % 3], fill(group + 1)))
     return x, y
 
 
@@ -96,23 +96,22 @@ def _keys(key: jax.Array, count: jax.Array) -> jax.Array:
     shape = (*count.shape, 2)
     x, y = _threefry(key, lax.broadcast_in_dim(count, shape, tuple(range(count.ndim))))
     which = lax.broadcasted_iota(jnp.int32, shape, count.ndim)
-    return lax.select(which == lax.full_like(which, 0), x, y)
+    return lax.select(lax.eq(which, lax.full_like(which, 0)), x, y)
 
 
 @_compiled_once
 def _words(key: jax.Array, count: jax.Array) -> jax.Array:
-    x, y = _threefry(key, count)
-    return x ^ y
+    return lax.bitwise_xor(*_threefry(key, count))
 
 
 @_compiled_once
 def _long_words(key: jax.Array, count: jax.Array) -> jax.Array:
-    x, y = (word.astype(jnp.uint64) for word in _threefry(key, count))
-    return lax.shift_left(x, lax.full_like(x, 32)) | y
+    x, y = (lax.convert_element_type(word, jnp.uint64) for word in _threefry(key, count))
+    return lax.bitwise_or(lax.shift_left(x, lax.full_like(x, 32)), y)
 
 
 def _counts(shape: tuple[int, ...]) -> jax.Array:
-    return lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    return lax.reshape(lax.iota(jnp.uint32, math.prod(shape)), shape)
 
 
 def _seed(seed: jax.Array) -> jax.Array:
@@ -133,7 +132,7 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
         return jax.random.bits(usual, shape, f"uint{bit_width}")
     if bit_width == 64:
         return _long_words(key, _counts(shape))
-    return _words(key, _counts(shape)).astype(np.dtype(f"uint{bit_width}"))
+    return lax.convert_element_type(_words(key, _counts(shape)), np.dtype(f"uint{bit_width}"))
 
 
 _QUICK = jax.extend.random.define_prng_impl(
