@@ -8,7 +8,7 @@ import pytest
 import rookery
 
 ROOT = Path(rookery.__file__).parent
-BASE = {"types", "tree", "check", "rng", "signature", "uint64", "loss", "samples"}
+BASE = {"types", "tree", "check", "rng", "signature", "uint64", "loss", "samples", "lazy"}
 MAY_IMPORT = {
     "types": set(),
     "check": set(),
@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "rng": {"types"},
     "signature": set(),
     "uint64": set(),
+    "lazy": set(),
     "loss": {"types"},
     "samples": {"types", "rng", "loss"},
     "models": {"types", "check", "models"},

@@ -11,7 +11,9 @@ from rookery import algorithms, engines
 
 IMPORTED = [
     alias.asname
-    for node in ast.parse(Path(rk.__file__).read_text()).body
+    for block in ast.parse(Path(rk.__file__).read_text()).body
+    if isinstance(block, ast.If)
+    for node in block.body
     if isinstance(node, ast.ImportFrom)
     for alias in node.names
     if not str(alias.asname).startswith("_")
