@@ -21,8 +21,8 @@ Cost of a round: K + U + 2 exchanges with APHESum and APHEPaper, K + N' + 2 with
 with LocalHessians, and one more in a round that estimates L. Departures from the paper: a sum where
 algorithm 2 has one product of fixed length, which recovers less than 1/e of the inverse Hessian;
 hops are answered by the clients that have just delivered, since no server has the stale Hessians of
-all; the outer step uses the newest y; before its first steps the server waits for every client, so
-that it has a result of each to average.
+all; U is 5 unless given, not the number of clients; the outer step uses the newest y; before its
+first steps the server waits for every client, so that it has a result of each to average.
 """
 
 from dataclasses import KW_ONLY
@@ -167,14 +167,14 @@ class AFBO(PolledAlgorithm):
         here = {"problem": problem, "batch_size": self.batch_size}
         system = self.hessians.system(fed, problem, self.batch_size, (x, y), outer)
         if system is None:
-            here |= {"aphe": self.aphe, "n_clients": fed.n_clients}
+            here |= {"aphe": self.aphe}
             arrived = fed.poll(
                 outer, local_piece, (x, y), rules=outer_rules, key=outer_key, settings=here
             )  # ------------------------------------------------------------ down  x, y  up  H_i
         else:
             L_key, chain_key, job_key = jax.random.split(outer_key, 3)
             L = system.lipschitz(self.aphe.lipschitz, L, L_key)
-            v = self.aphe.solve(system, fed.n_clients, L, chain_key)  # ----- down  p  up  g_yy p
+            v = self.aphe.solve(system, L, chain_key)  # -------------------- down  p  up  g_yy p
             arrived = fed.poll(
                 outer, piece, system.point, v, rules=outer_rules, key=job_key, settings=here
             )  # ------------------------------------------------------------ down  v  up  H_i
@@ -228,11 +228,10 @@ def local_piece(
     problem: Bilevel,
     batch_size: int | None,
     aphe: AbstractAPHE,
-    n_clients: int,
 ) -> Tree:
     """H_i with the client's own adjoint."""
     L_key, chain_key, piece_key = jax.random.split(client.key, 3)
     at = LocalSystem(client, problem, *point, batch_size)
     L = own_lipschitz(at, aphe.lipschitz, L_key)
-    v = aphe.solve(at, n_clients, L, chain_key)
+    v = aphe.solve(at, L, chain_key)
     return own_piece(at, v, piece_key)

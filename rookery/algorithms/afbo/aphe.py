@@ -15,67 +15,54 @@ at most (U / (U + 1))^(U + 1) whatever s, and nothing as U grows.
 
 import abc
 
-import equinox as eqx
 import jax
 
-from rookery import check
-from rookery.algorithms.shared.lipschitz import Lipschitz, PowerIteration, check_lipschitz
-from rookery.algorithms.shared.schedule import number
+from rookery.algorithms.shared.lipschitz import NeumannSettings
 from rookery.algorithms.shared.system import AbstractSystem, product_of_series, sum_of_series
 from rookery.rng import below
 from rookery.types import Key, Tree
 
 
-class AbstractAPHE(eqx.Module):
+class AbstractAPHE(NeumannSettings):
     """A way to solve for the adjoint by hops.
 
     Args:
-        terms: U, or N; None is the number of clients, as in the paper.
+        terms: U, or N. The default is that of every series in this library, 5. The paper takes the
+            number of clients; but what a series leaves out depends on the condition of g_yy, not on
+            who computes it, and a round whose hops and cohorts grow with the number of clients
+            costs its square.
         lipschitz: L, or how to estimate it.
     """
 
-    terms: int | None = eqx.field(default=None, kw_only=True)
-    lipschitz: Lipschitz = eqx.field(converter=number, default_factory=PowerIteration, kw_only=True)
-
     @abc.abstractmethod
-    def solve(self, system: AbstractSystem, n_clients: int, L: jax.Array, key: Key) -> Tree:
+    def solve(self, system: AbstractSystem, L: jax.Array, key: Key) -> Tree:
         """The adjoint v."""
-
-    def __check_init__(self):
-        name = type(self).__name__
-        if self.terms is not None:
-            check.count(f"{name}.terms", self.terms)
-        check_lipschitz(f"{name}.lipschitz", self.lipschitz)
-
-    def length(self, n_clients: int) -> int:
-        """``terms`` as a number."""
-        return n_clients if self.terms is None else self.terms
 
 
 class APHESum(AbstractAPHE):
     """The truncated series: U hops, U + 1 terms.
 
-    >>> APHESum(terms=10, lipschitz=5.0).length(n_clients=100)
-    10
+    >>> APHESum().terms
+    5
     """
 
-    def solve(self, system, n_clients, L, key):
+    def solve(self, system, L, key):
         """The sum of the terms 0 to U."""
-        return sum_of_series(system, self.length(n_clients), L, key)
+        return sum_of_series(system, self.terms, L, key)
 
 
 class APHERandom(AbstractAPHE):
     """One product whose length is drawn uniformly from 0 to N - 1, as FedNest's and FedMBO's.
 
-    >>> APHERandom(lipschitz=5.0).length(n_clients=100)
-    100
+    >>> APHERandom(terms=10, lipschitz=5.0).terms
+    10
     """
 
-    def solve(self, system, n_clients, L, key):
+    def solve(self, system, L, key):
         """The product of N' factors."""
         length_key, key = jax.random.split(key)
-        N = self.length(n_clients)
-        return product_of_series(system, N, below(length_key, (), N), L, key)
+        hops = below(length_key, (), self.terms)  # N'
+        return product_of_series(system, self.terms, hops, L, key)
 
 
 class APHEPaper(AbstractAPHE):
@@ -85,7 +72,6 @@ class APHEPaper(AbstractAPHE):
     10
     """
 
-    def solve(self, system, n_clients, L, key):
+    def solve(self, system, L, key):
         """The product of U factors."""
-        U = self.length(n_clients)
-        return product_of_series(system, U, U, L, key)
+        return product_of_series(system, self.terms, self.terms, L, key)
