@@ -71,7 +71,8 @@ def _finder(who: Bool[Array, " clients"]) -> Callable[[jax.Array], jax.Array]:
     side = math.isqrt(n - 1) + 1
     columns, rows = jnp.arange(side, dtype=jnp.int32), jnp.arange(side + 1, dtype=jnp.int32)
     # one empty row more, in which the search after the last client begins
-    table = jnp.zeros((side + 1) * side, bool).at[:n].set(who).reshape(side + 1, side)
+    padding = jnp.zeros((side + 1) * side - n, bool)
+    table = jnp.concatenate([who, padding]).reshape(side + 1, side)
     have_any = jnp.any(table, axis=1)
 
     def next_after(last):

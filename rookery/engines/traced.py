@@ -86,6 +86,7 @@ class TracedFederation(AbstractFederation):
         self._clock = program.clock
         self._clients_at_once = clients_at_once
         self._spread = spread
+        self._usual: int | None = None  # how many clients a set to ask has, as far as polls tell
         self._holders: dict[int, jax.Array] = {}  # cached value -> which clients hold it
         self._pending: dict[int, jax.Array] = {}  # cohort -> bytes sent since its last reply
 
@@ -167,6 +168,7 @@ class TracedFederation(AbstractFederation):
         plain = plain_values(values)
         check_poll(jobs, self.n_clients, plain, rules, self.aggregate)
         width = masked_loop.width(self.n_clients, self._clients_at_once, rules.wait_for)
+        self._usual = rules.wait_for
         everyone, now = jnp.arange(self.n_clients, dtype=jnp.int32), self.costs.seconds
 
         # newly idle clients: when will they be available, and how long will they take?
@@ -254,7 +256,7 @@ class TracedFederation(AbstractFederation):
             return total, jnp.maximum(slowest, lasts), costs.worked(active, work)
 
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shape)
-        width = masked_loop.width(self.n_clients, self._clients_at_once)
+        width = masked_loop.width(self.n_clients, self._clients_at_once, self._usual)
         carry = (zeros, jnp.zeros(()), self.costs)
         total, slowest, self.costs = visit_some(who, width, visit, carry)
         self._send_to(who, values)

@@ -65,15 +65,21 @@ def kth_smallest(values: Float[Array, " n"], k: int) -> Float[Array, ""]:
         return jnp.max(values)
     if k > FEW:
         return jnp.sort(values)[k - 1]
-    # a sqrt n x sqrt n table, and the least value of each row: taking one out costs O(sqrt n)
+    # a sqrt n x sqrt n table, and the least value in each row that is not taken: a turn of the loop
+    # costs O(sqrt n), and writes nothing that it reads, or XLA would copy the table
     side = math.isqrt(n - 1) + 1
-    table = jnp.full(side * side, jnp.inf, values.dtype).at[:n].set(values).reshape(side, side)
+    padding = jnp.full(side * side - n, jnp.inf, values.dtype)
+    table, columns = jnp.concatenate([values, padding]).reshape(side, side), jnp.arange(side)
 
     def take(_, carry):
-        table, least, _ = carry
-        row = jnp.argmin(least)
-        taken = least[row]
-        table = table.at[row, jnp.argmin(table[row])].set(jnp.inf)
-        return table, least.at[row].set(jnp.min(table[row])), taken
+        least, last, _ = carry  # ``last``: the column of the value taken last, if it equals
+        at = jnp.argmin(least)
+        value, row = least[at], table[at]
+        column = jnp.argmax((row == value) & (columns > last[at]))
+        is_left = (row > value) | ((row == value) & (columns > column))
+        following = jnp.min(jnp.where(is_left, row, jnp.inf))
+        last = last.at[at].set(jnp.where(following == value, column, -1))
+        return least.at[at].set(following), last, value
 
-    return lax.fori_loop(0, k, take, (table, jnp.min(table, axis=1), values[0]))[2]
+    start = (jnp.min(table, axis=1), jnp.full(side, -1, columns.dtype), values[0])
+    return lax.fori_loop(0, k, take, start)[2]
