@@ -72,10 +72,9 @@ test-models: $(VENV)-models/.ready
 	$(VENV)-models/bin/pytest -rs tests/test_models_adapters.py tests/clients/test_table.py rookery/models
 	$(VENV)-models/bin/pytest -rs tests/test_examples.py -k "torch or nnx"
 
+# all benchmarks, for a quiet hour; BENCH="--only NAME" measures some of them
 bench: $(READY)
-	$(BIN)/python benchmarks/fednest_round.py
-	$(BIN)/python benchmarks/maml_step.py
-	$(BIN)/python benchmarks/server_step.py
+	$(BIN)/python benchmarks/run_all.py $(BENCH)
 
 bench-remote: $(VENV)-ray/.ready $(VENV)-flare/.ready
 	$(VENV)-ray/bin/python benchmarks/remote_exchange.py
