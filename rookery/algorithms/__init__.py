@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from rookery.algorithms.drfa import DRFA as DRFA
     from rookery.algorithms.extragradient import Extragradient as Extragradient
     from rookery.algorithms.f2sa import F2SA as F2SA
+    from rookery.algorithms.fed_norm_sgda import FedNormSGDA as FedNormSGDA
     from rookery.algorithms.fedavg import FedAvg as FedAvg
     from rookery.algorithms.fedbio import FedBiO as FedBiO
     from rookery.algorithms.fedbio import FedBiOAcc as FedBiOAcc
     from rookery.algorithms.fedbuff import FedBuff as FedBuff
     from rookery.algorithms.feddyn import FedDyn as FedDyn
     from rookery.algorithms.fedexp import FedExP as FedExP
+    from rookery.algorithms.fedgda_gt import FedGDAGT as FedGDAGT
     from rookery.algorithms.fedmbo import FedMBO as FedMBO
     from rookery.algorithms.fedmsa.fedmsa import FedMSA as FedMSA
     from rookery.algorithms.fednest.fednest import FedNest as FedNest
@@ -50,6 +52,9 @@ if TYPE_CHECKING:
     from rookery.algorithms.fedopt import FedYogi as FedYogi
     from rookery.algorithms.fedpaq import FedPAQ as FedPAQ
     from rookery.algorithms.fedprox import FedProx as FedProx
+    from rookery.algorithms.fedsgda_m import FedSGDAM as FedSGDAM
+    from rookery.algorithms.fedsgda_m import OptimisticGDA as OptimisticGDA
+    from rookery.algorithms.fessgda import FESSGDA as FESSGDA
     from rookery.algorithms.gda import GDA as GDA
     from rookery.algorithms.memfbo import MemFBO as MemFBO
     from rookery.algorithms.mime import Mime as Mime
@@ -60,6 +65,7 @@ if TYPE_CHECKING:
     from rookery.algorithms.pfedme import PFedMe as PFedMe
     from rookery.algorithms.prometheus.prometheus import Prometheus as Prometheus
     from rookery.algorithms.qfedavg import QFedAvg as QFedAvg
+    from rookery.algorithms.scaffnew import ProxSkipVIP as ProxSkipVIP
     from rookery.algorithms.scaffnew import Scaffnew as Scaffnew
     from rookery.algorithms.scaffold import Scaffold as Scaffold
     from rookery.algorithms.scaffold_s import ScaffoldS as ScaffoldS
@@ -126,6 +132,7 @@ GROUPED = (
     "Ditto",
     "EFSOBA",
     "F2SA",
+    "FESSGDA",
     "FedAdagrad",
     "FedAdam",
     "FedAvgM",
@@ -133,13 +140,18 @@ GROUPED = (
     "FedBiOAcc",
     "FedDyn",
     "FedExP",
+    "FedGDAGT",
+    "FedNormSGDA",
     "FedNova",
     "FedPAQ",
+    "FedSGDAM",
     "FedYogi",
     "MemFBO",
     "Mime",
     "MimeLite",
+    "OptimisticGDA",
     "PFedMe",
+    "ProxSkipVIP",
     "Scaffnew",
     "ShroFBO",
     "SimFBO",

@@ -31,6 +31,7 @@ from rookery.algorithms.sgda import Simultaneous as Simultaneous
 from rookery.algorithms.shared.estimators import PAGE as PAGE
 from rookery.algorithms.shared.estimators import STORM as STORM
 from rookery.algorithms.shared.estimators import MomentumEstimator as MomentumEstimator
+from rookery.algorithms.shared.estimators import OptimisticEstimator as OptimisticEstimator
 from rookery.algorithms.shared.estimators import PlainEstimator as PlainEstimator
 from rookery.algorithms.shared.lipschitz import PowerIteration as PowerIteration
 from rookery.algorithms.shared.local import RandomSteps as RandomSteps
@@ -99,6 +100,7 @@ __all__ = [
     "MomentumEstimator",
     "NormalisedWeights",
     "Optimiser",
+    "OptimisticEstimator",
     "PHESum",
     "PenaltyView",
     "PerCall",

@@ -12,6 +12,8 @@ lead to communication acceleration! Finally! ICML 2022, arXiv:2202.09357.
     every step          w_i = w_i - γ (∇f_i(w_i) - c_i)
     with probability p  w = mean of w_i,  c_i = c_i + (p / γ) (w - w_i),  w_i = w
 
+On a minimax problem the field (f_x, -f_y) stands for the gradient; that is ProxSkip-VIP.
+
 A round is one communication and the steps before it, whose number all clients share: it is drawn
 from the geometric distribution with mean 1 / p. All clients take part in every round. The limit is
 exact, and with p = 1 it is gradient descent. A client learns w with the next round, and then
@@ -26,20 +28,25 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
+from rookery.algorithms.shared.field import saddle_field
 from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.step_rule import check_number
+from rookery.algorithms.shared.views import Blocks
+from rookery.problem.minimax import Minimax
 from rookery.problem.single_level import SingleLevel
-from rookery.program.algorithm import BatchedAlgorithm, check_kind
+from rookery.program.algorithm import BatchedAlgorithm, with_settings_of
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory
 from rookery.program.participation import Everyone
-from rookery.types import Count, Key, Number, Tree
+from rookery.types import Count, Key, Number, Sample, Tree
+
+OneLoss = SingleLevel | Minimax
 
 
 class ScaffnewState(NamedTuple):
-    """The model, and the clients' variates and models before the mean."""
+    """The variables, and the clients' variates and variables before the mean."""
 
-    w: Tree
+    blocks: Blocks
     own: Memory
 
 
@@ -64,30 +71,44 @@ class Scaffnew(BatchedAlgorithm):
         check_number("Scaffnew", "lr", self.lr, "The variates divide by it.")
         check.fraction("probability", self.probability)
 
-    def check(self, problem: SingleLevel, n_clients: int) -> None:
-        """Raise unless the problem has one level."""
-        check_kind(self, problem, SingleLevel)
+    def check(self, problem: OneLoss, n_clients: int) -> None:
+        """Raise unless the problem has one loss."""
+        if not isinstance(problem, OneLoss):
+            raise TypeError(
+                f"{self.name} solves SingleLevel and Minimax problems, got "
+                f"{type(problem).__name__}."
+            )
 
-    def init(self, problem: SingleLevel, w: Tree) -> ScaffnewState:
-        """The given model; all variates are zero."""
-        return ScaffnewState(w, Memory.of((tree.zeros_like(w), w)))
+    def init(self, problem: OneLoss, *variables: Tree) -> ScaffnewState:
+        """The given variables; all variates are zero."""
+        return ScaffnewState(variables, Memory.of((tree.zeros_like(variables), variables)))
 
     def round(
-        self, fed: AbstractFederation, problem: SingleLevel, state: ScaffnewState, key: Key
+        self, fed: AbstractFederation, problem: OneLoss, state: ScaffnewState, key: Key
     ) -> ScaffnewState:
         """One exchange, after a random number of steps."""
         count_key, local_key = jax.random.split(key)
         cohort = fed.sample(Everyone(), local_key)
-        at = fed.broadcast(cohort, state.w), fed.recall(cohort, state.own)  # down  w
+        at = fed.broadcast(cohort, state.blocks), fed.recall(cohort, state.own)  # down  w
         steps = geometric(count_key, self.probability)
         settings = {"problem": problem, "algorithm": self, "steps": steps}
         own = fed.map(controlled_steps, *at, key=local_key, **settings)
-        w = fed.mean(fed.map(model_of, own))  # ------------------------------ up    w_i
-        return ScaffnewState(w, fed.keep(state.own, own))
+        blocks = fed.mean(fed.map(model_of, own))  # ------------------------- up    w_i
+        return ScaffnewState(blocks, fed.keep(state.own, own))
 
-    def solution(self, state: ScaffnewState) -> tuple[Tree]:
-        """(w,)."""
-        return (state.w,)
+    def solution(self, state: ScaffnewState) -> tuple[Tree, ...]:
+        """The variables."""
+        return state.blocks
+
+
+@with_settings_of(Scaffnew, without=())
+def ProxSkipVIP(**settings) -> Scaffnew:
+    """Scaffnew by its name for minimax problems.
+
+    >>> ProxSkipVIP(lr=0.05, probability=0.2).name
+    'ProxSkipVIP'
+    """
+    return Scaffnew(**settings, label="ProxSkipVIP")
 
 
 def geometric(key: Key, probability: Number) -> Count:
@@ -99,25 +120,34 @@ def geometric(key: Key, probability: Number) -> Count:
 
 def controlled_steps(
     client: Client,
-    w: Tree,
-    own: tuple[Tree, Tree],
+    w: Blocks,
+    own: tuple[Blocks, Blocks],
     *,
-    problem: SingleLevel,
+    problem: OneLoss,
     algorithm: Scaffnew,
     steps: Count,
-) -> tuple[Tree, Tree]:
-    """The client's variate after the last mean, and its model before the next one."""
+) -> tuple[Blocks, Blocks]:
+    """The client's variate after the last mean, and its variables before the next one."""
     c, before = own
     c = tree.axpy(algorithm.probability / algorithm.lr, tree.sub(w, before), c)
 
     def step(k, own):
         key = jax.random.fold_in(client.key, k)
         sample = client.draw(problem.split, algorithm.batch_size, key)
-        return tree.axpy(-algorithm.lr, tree.sub(problem.gradient(own, sample), c), own)
+        field = own_field(problem, own, sample)
+        return tree.axpy(-algorithm.lr, tree.sub(field, c), own)
 
     return c, client.repeat(steps, step, w)
 
 
-def model_of(client: Client, own: tuple[Tree, Tree]) -> Tree:
+def own_field(problem: OneLoss, blocks: Blocks, sample: Sample) -> Blocks:
+    """The gradient, or (f_x, -f_y)."""
+    if isinstance(problem, Minimax):
+        return saddle_field(problem, blocks, sample)
+    (w,) = blocks
+    return (problem.gradient(w, sample),)
+
+
+def model_of(client: Client, own: tuple[Blocks, Blocks]) -> Blocks:
     """What the client sends of what it keeps."""
     return own[1]

@@ -63,8 +63,8 @@ def test_a_round_of_feddyn_by_hand():
 
 def variates(state, p, lr):
     """The variates after the last mean, which clients compute when they learn of it."""
-    c, before = state.own.rows
-    return np.asarray(c) + p / lr * (np.asarray(state.w) - np.asarray(before))
+    (c,), (before,) = state.own.rows
+    return np.asarray(c) + p / lr * (np.asarray(state.blocks[0]) - np.asarray(before))
 
 
 def test_scaffnew_ends_at_the_minimum_and_its_variates_sum_to_zero():
@@ -72,7 +72,7 @@ def test_scaffnew_ends_at_the_minimum_and_its_variates_sum_to_zero():
     for rounds in (1, 5, 400):
         state = solve(ZOO, Scaffnew(lr=lr, probability=p), rounds).state
         assert np.abs(variates(state, p, lr).sum(0)).max() < 1e-11
-    assert_close(state.w, minimum(ZOO), atol=1e-10)
+    assert_close(state.blocks[0], minimum(ZOO), atol=1e-10)
     assert_close(variates(state, p, lr), gradients(ZOO, minimum(ZOO)), atol=1e-9)
 
 

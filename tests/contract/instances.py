@@ -20,6 +20,7 @@ from rookery.algorithms import (
     CSOBA,
     EFSOBA,
     F2SA,
+    FESSGDA,
     AggITD,
     BRFedBi,
     BRFedBiM,
@@ -32,13 +33,18 @@ from rookery.algorithms import (
     FedBiOAcc,
     FedDyn,
     FedExP,
+    FedGDAGT,
+    FedNormSGDA,
     FedNova,
     FedPAQ,
+    FedSGDAM,
     FedYogi,
     MemFBO,
     Mime,
     MimeLite,
+    OptimisticGDA,
     PFedMe,
+    ProxSkipVIP,
     Scaffnew,
     ShroFBO,
     SimFBO,
@@ -565,6 +571,47 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
     "FedExP": {"partial": (LOSSES, FedExP(lr=0.1, epsilon=0.1, local_steps=2, **PARTIAL))},
     "Mime": {"unequal local steps": (LOSSES, Mime(lr=0.1, local_steps=(1, 2, 3), **PARTIAL))},
     "MimeLite": {"partial": (LOSSES, MimeLite(lr=0.1, beta=0.5, local_steps=2, **PARTIAL))},
+    "FedNormSGDA": {
+        "unequal local steps": (
+            SADDLE,
+            FedNormSGDA(
+                outer_lr=0.05, inner_lr=0.1, server_lr=0.1, local_steps=(1, 2, 3), **PARTIAL
+            ),
+        )
+    },
+    "FedSGDAM": {
+        "partial": (
+            SADDLE,
+            FedSGDAM(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                local_steps=2,
+                estimator=rk.parts.STORM(0.5),
+                **PARTIAL,
+            ),
+        )
+    },
+    "OptimisticGDA": {
+        "partial": (SADDLE, OptimisticGDA(outer_lr=0.05, inner_lr=0.1, local_steps=2, **PARTIAL))
+    },
+    "FedGDAGT": {
+        "mini-batch": (SADDLE, FedGDAGT(outer_lr=0.05, inner_lr=0.1, local_steps=2, batch_size=2))
+    },
+    "FESSGDA": {
+        "partial": (
+            SADDLE,
+            FESSGDA(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                local_steps=2,
+                smoothing=1.0,
+                beta=0.5,
+                outer_server_lr=0.9,
+                **PARTIAL,
+            ),
+        )
+    },
+    "ProxSkipVIP": {"mini-batch": (SADDLE, ProxSkipVIP(lr=0.05, probability=0.5, batch_size=2))},
     "SCGD": {"two layers": (CHAIN, rk.SCGD(outer_lr=0.05, inner_lr=0.5, **PARTIAL))},
     "ComposedSGD": {"two layers": (CHAIN, rk.ComposedSGD(outer_lr=0.05, **PARTIAL))},
     "NASA": {"two layers": (CHAIN, rk.NASA(lr=0.1, **PARTIAL))},
@@ -692,6 +739,11 @@ OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
     "Ditto": first("Ditto", lr=MOMENTUM, own_lr=ADAM),
     "FedDyn": first("FedDyn", lr=MOMENTUM),
     "FedExP": first("FedExP", lr=KEPT),
+    "FedNormSGDA": first("FedNormSGDA", inner_lr=KEPT, server_lr=ADAM),
+    "FedSGDAM": first("FedSGDAM", inner_lr=ADAM),
+    "OptimisticGDA": first("OptimisticGDA", outer_lr=MOMENTUM),
+    "FedGDAGT": first("FedGDAGT", inner_lr=MOMENTUM),
+    "FESSGDA": first("FESSGDA", inner_lr=KEPT),
     "SCGD": first("SCGD", outer_lr=ADAM),
     "ComposedSGD": first("ComposedSGD", outer_lr=MOMENTUM),
     "FedAvg": first("FedAvg", lr=KEPT, server_lr=MOMENTUM),
@@ -717,5 +769,16 @@ OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
         FedNova(lr=0.1, local_steps=(1, 2, 3), momentum=0.5, mu=0.1, **PARTIAL),
     ),
 }
-REFUSES = ("ADBO", "SDBO", "Prometheus", "ALSET", "TTSA", "NASA", "Scaffnew", "Mime", "MimeLite")
+REFUSES = (
+    "ADBO",
+    "SDBO",
+    "Prometheus",
+    "ALSET",
+    "TTSA",
+    "NASA",
+    "Scaffnew",
+    "ProxSkipVIP",
+    "Mime",
+    "MimeLite",
+)
 """Algorithms that take no optimiser anywhere, and say why."""

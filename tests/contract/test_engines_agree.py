@@ -31,7 +31,8 @@ LEFT_OUT = set(
     "FedProx ADBO Prometheus AFBO DRFA ShroFBO FedBiO FedBiOAcc "
     "F2SA MemFBO BOME CSOBA CMSOBA EFSOBA FedPAQ "
     "BRFedBi BRFedBiM BRFedBiP AggITD PFedMe Ditto "
-    "FedDyn Scaffnew FedExP Mime MimeLite".split()
+    "FedDyn Scaffnew FedExP Mime MimeLite "
+    "FedNormSGDA FedSGDAM OptimisticGDA FedGDAGT FESSGDA ProxSkipVIP".split()
 )
 CHEAPEST = {
     "FedMSA": "composition, random output",

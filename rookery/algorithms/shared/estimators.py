@@ -4,11 +4,13 @@
     PlainEstimator      d = s(w; ξ),                    w' = w - η d
     MomentumEstimator   d = β d + (1 - β) s(w; ξ),      w' = w - η d
     STORM               w' = w - η a d,                 d = s(w'; ξ) + (1 - c a²) (d - s(w; ξ))
+    OptimisticEstimator w' = w - η (2 s(w; ξ) - d),     d = s(w; ξ)
     PAGE                w' = w - η d,                   d = d + s(w'; ξ) - s(w; ξ), or, with
                                                         probability p, s(w'; Ξ) on a large batch Ξ
 
-The last two move first: their estimate at the point reached outlives the round, and the server
-averages it as it averages the iterates. Differences are taken on one batch.
+STORM and PAGE move first: their estimate is that at the point reached. All but the plain one
+outlive the round, as a mean over clients, which the server takes as it takes that of the iterates.
+Differences are taken on one batch.
 """
 
 import abc
@@ -114,6 +116,25 @@ class MomentumEstimator(AbstractEstimator):
         (new,) = maps(w, key=key, batch_size=batch_size)
         d = tree.add(tree.scale(self.momentum, d), tree.scale(1 - self.momentum, new))
         return move(d), d, d
+
+
+class OptimisticEstimator(AbstractEstimator):
+    """Twice the maps of now less those of the last step: GDA that does not cycle.
+
+    C. Daskalakis, A. Ilyas, V. Syrgkanis, H. Zeng. Training GANs with optimism. ICLR 2018,
+    arXiv:1711.00141.
+
+    >>> OptimisticEstimator().is_averaged
+    True
+    """
+
+    is_averaged: ClassVar[bool] = True
+
+    def step(self, client, maps, move, w, d, *, key, batch_size, t):
+        """A step along 2 s(w) - d; the estimate is s(w)."""
+        (new,) = maps(w, key=key, batch_size=batch_size)
+        along = tree.axpy(2.0, new, tree.scale(-1, d))
+        return move(along), new, along
 
 
 class STORM(AbstractEstimator):

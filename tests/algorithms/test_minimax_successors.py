@@ -1,0 +1,114 @@
+"""Fed-Norm-SGDA, FedSGDA-M, optimistic GDA, FedGDA-GT, FESS-GDA, ProxSkip-VIP."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from arena import advance, assert_close, saddle_fields, solve, trajectory
+
+import rookery as rk
+from rookery.algorithms import (
+    FESSGDA,
+    FedGDAGT,
+    FedNormSGDA,
+    FedSGDAM,
+    OptimisticGDA,
+    ProxSkipVIP,
+    SimFBO,
+)
+
+ZOO = rk.zoo.saddle(curvature=1.0, n_clients=3, x_size=1, y_size=2)
+BILINEAR = rk.Minimax(lambda x, y, row: x * y * row, project={"y": lambda y: jnp.clip(y, -1, 1)})
+ROWS = rk.Population.stacked(np.ones((2, 1)))
+RATES = {"outer_lr": 0.05, "inner_lr": 0.1}
+
+
+def bilinear(algorithm, rounds):
+    return rk.run(algorithm, BILINEAR, ROWS, (np.array(0.5), np.array(0.5)), rounds=rounds)
+
+
+def gap(algorithm, rounds):
+    x, y = solve(ZOO, algorithm, rounds).solution
+    want = ZOO.solution()
+    return np.linalg.norm(np.concatenate([x - want[0], y - want[1]]))
+
+
+def test_one_local_step_is_gda():
+    want = trajectory(ZOO, rk.GDA(**RATES), 4)
+    for algorithm in (
+        FedNormSGDA(**RATES, server_lr=(0.05, 0.1)),
+        FedSGDAM(**RATES, estimator=rk.parts.STORM(1.0)),
+        FedGDAGT(**RATES),
+        FESSGDA(**RATES, smoothing=0.0, beta=0.5),
+        FESSGDA(**RATES, smoothing=3.0, beta=1.0),
+    ):
+        np.testing.assert_allclose(trajectory(ZOO, algorithm, 4), want, rtol=1e-12)
+
+
+def test_without_smoothing_it_is_local_descent_ascent_with_server_steps():
+    steps = {"local_steps": 3}
+    got = trajectory(ZOO, FESSGDA(**RATES, **steps, smoothing=0.0, beta=0.1), 3)
+    np.testing.assert_allclose(got, trajectory(ZOO, rk.FedAvgS(**RATES, **steps), 3), rtol=1e-12)
+
+
+def test_two_rounds_of_fessgda_by_hand():
+    fields = saddle_fields(ZOO)
+    u = np.full(3, 10.0)
+    z = u[:1]
+    for _ in range(2):
+        own = []
+        for M, k in fields:
+            w = u
+            for _ in range(2):
+                w = w - np.array([0.05, 0.1, 0.1]) * (M @ w - k)
+            own.append(w)
+        mean = np.mean(own, axis=0)
+        x = u[:1] + 0.9 * (mean[:1] - u[:1]) - 0.05 * 0.9 * 2 * 1.5 * (u[:1] - z)
+        u = np.concatenate([x, u[1:] + 0.8 * (mean[1:] - u[1:])])
+        z = z + 0.3 * (x - z)
+    algorithm = FESSGDA(
+        **RATES, local_steps=2, smoothing=1.5, beta=0.3, outer_server_lr=0.9, inner_server_lr=0.8
+    )
+    state, (ledger, _) = advance(ZOO, algorithm, 2, rk.Compiled())
+    assert_close((*state.variables, *state.opts), (u[:1], u[1:], z), rtol=1e-11)
+    assert (ledger.exchanges, ledger.bytes_up, ledger.bytes_down) == (1, 3 * 3 * 8, 3 * 3 * 8)
+
+
+def test_descent_ascent_cycles_where_smoothing_and_optimism_end():
+    lr = {"outer_lr": 0.05, "inner_lr": 0.05}
+    x, y = bilinear(rk.GDA(**lr), 3000).solution
+    assert np.hypot(x, y) > 0.5
+    x, y = bilinear(FESSGDA(**lr, smoothing=2.0, beta=0.02), 3000).solution
+    assert np.hypot(x, y) < 1e-8
+    x, y = bilinear(OptimisticGDA(outer_lr=0.2, inner_lr=0.2), 3000).solution
+    assert np.hypot(x, y) < 1e-8
+
+
+def test_gradient_tracking_and_proxskip_end_at_the_saddle_point():
+    assert gap(FedGDAGT(**RATES, local_steps=4), 400) < 1e-10
+    assert gap(ProxSkipVIP(lr=0.1, probability=0.25), 500) < 1e-10
+    assert gap(rk.FedAvgS(**RATES, local_steps=4), 400) > 1e-2
+
+
+@pytest.mark.slow
+def test_unequal_numbers_of_steps_need_normalisation():
+    """Plain sums end at another point, whatever the step; normalised ones drift with the step."""
+
+    def errors(make):
+        sizes = ((0.02, 3000), (0.005, 12000))
+        return [
+            gap(make(outer_lr=lr, inner_lr=lr, server_lr=lr, local_steps=(1, 2, 6)), rounds)
+            for lr, rounds in sizes
+        ]
+
+    plain, normalised = errors(SimFBO), errors(FedNormSGDA)
+    assert plain[1] > plain[0] / 1.5
+    assert normalised[1] == pytest.approx(normalised[0] / 4, rel=0.3)
+
+
+def test_settings_are_checked():
+    with pytest.raises(TypeError, match=r"FESSGDA solves Minimax"):
+        FESSGDA(**RATES, smoothing=1.0, beta=0.1).check(rk.zoo.scalar_bilevel().problem, 2)
+    with pytest.raises(ValueError, match=r"FESSGDA averages no estimate"):
+        FESSGDA(**RATES, smoothing=1.0, beta=0.1, estimator=rk.parts.STORM())
+    with pytest.raises(TypeError, match=r"ProxSkipVIP solves SingleLevel and Minimax"):
+        ProxSkipVIP(lr=0.1, probability=0.5).check(rk.zoo.scalar_bilevel().problem, 2)
