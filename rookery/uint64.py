@@ -60,9 +60,10 @@ def products(sizes: Sequence[int], times: Integer[Array, ""], most: int) -> Coun
 
 def total(counters: Counters) -> Counters:
     """The sums along the first axis, of fewer than 65,536 counters."""
-    # one sum of all parts: every reduction is a kernel of its own to compile
-    parts = (counters.low & 0xFFFF, counters.low >> 16, counters.high)
-    few, many, high = jnp.sum(jnp.stack(parts, axis=1), axis=0, dtype=jnp.uint32)
+    few, many, high = (
+        jnp.sum(part, axis=0, dtype=jnp.uint32)
+        for part in (counters.low & 0xFFFF, counters.low >> 16, counters.high)
+    )
     return plus(Counters(few, high), Counters(many << 16, many >> 16))
 
 

@@ -23,8 +23,8 @@ OFF = "off"
 MOST_BYTES = 2**30
 """The oldest programs beyond this size are deleted when a process turns the cache on."""
 
-LEAST_SECONDS = 0.05
-"""Programs that compile faster are not worth a file."""
+LEAST_SECONDS = 0.0
+"""Small programs are kept too: before its first round a run compiles dozens of them."""
 
 _JAX_LEAST_SECONDS = 1.0  # JAX's own default of LEAST_SECONDS
 

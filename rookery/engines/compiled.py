@@ -71,6 +71,7 @@ class Compiled(AbstractEngine):
 
     def placed(self, population: Population) -> Population:
         """On the run's first device, or on the host if no device is to have all of it."""
+        compile_cache.turn_on()
         if self.data == REPLICATED:
             return jax.device_put(population, _named(self.devices))
         return jax.tree.map(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from rookery import tree
 from rookery.clients.local_client import LocalClient
+from rookery.engines import compile_cache
 from rookery.engines.engine import Program
 from rookery.experiment.config import CurveSettings
 from rookery.program.accounting import AbstractMeteredFederation
@@ -40,6 +41,7 @@ def trace_costs(curve: CurveSettings, task: Task, rounds: int = 11) -> list[Ledg
         task: the problem and the clients; their data may be blank.
         rounds: how many; eleven see what an algorithm does every tenth round.
     """
+    compile_cache.turn_on()  # the server's own operations are many small programs
     n_clients = task.population.n_clients
     curve.algorithm.check(task.problem, n_clients)
     check_constraints(curve.algorithm, task.problem)

@@ -16,19 +16,23 @@ An algorithm carries the optimiser's state beside the variable that it moves:
 A number has no state; then ``opt`` is the empty tuple, and the step is ``w - size * direction``.
 """
 
+import sys
 from collections.abc import Callable
-from typing import Any, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 
 from rookery import check, tree
 from rookery.algorithms.shared.schedule import AbstractSchedule, number
 from rookery.program.memory import Memory, check_rule
 from rookery.program.participation import AbstractParticipation
 from rookery.types import Count, Number, Tree
+
+if TYPE_CHECKING:
+    import optax  # it takes long to import, and few programs need it
 
 
 class PerCall(eqx.Module):
@@ -65,19 +69,19 @@ class Optimiser(eqx.Module):
         settings: keyword arguments of ``factory``.
     """
 
-    factory: Callable[..., optax.GradientTransformation] = eqx.field(static=True)
+    factory: "Callable[..., optax.GradientTransformation]" = eqx.field(static=True)
     settings: dict[str, Any]  # of any type that the factory takes
     keep: bool = eqx.field(static=True)
 
     def __init__(
         self,
-        factory: Callable[..., optax.GradientTransformation] | optax.GradientTransformation,
+        factory: "Callable[..., optax.GradientTransformation] | optax.GradientTransformation",
         /,
         *,
         keep: bool = False,
         **settings: object,
     ):
-        if isinstance(factory, optax.GradientTransformation):
+        if is_transformation(factory):
             if settings:
                 raise TypeError(
                     f"Optimiser got {', '.join(settings)} for a transformation whose numbers are "
@@ -116,7 +120,7 @@ class Optimiser(eqx.Module):
             ) from error
         except TypeError as error:
             raise TypeError(f"{self.name}: {str(error).removesuffix('.')}.") from error
-        if not isinstance(made[0], optax.GradientTransformation):
+        if not is_transformation(made[0]):
             raise TypeError(f"{self.name} returned {made[0]!r}, not an Optax transformation.")
         self._check_needs(numbers, others)
 
@@ -154,14 +158,14 @@ class Optimiser(eqx.Module):
         """The variable and the optimiser's state after one step."""
         with jax.numpy_dtype_promotion("standard"):
             updates, opt = self.transformation(round, w).update(direction, opt, w)
-            return optax.apply_updates(w, updates), opt
+            return import_module("optax").apply_updates(w, updates), opt
 
     def first_update(self, direction: Tree, w: Tree) -> Tree:
         """What the first step of round 0 adds to the variable."""
         with jax.numpy_dtype_promotion("standard"):
             return self.transformation(0, w).update(direction, self.first_opt(w), w)[0]
 
-    def transformation(self, round: Count, w: Tree) -> optax.GradientTransformation:
+    def transformation(self, round: Count, w: Tree) -> "optax.GradientTransformation":
         """The transformation with its numbers at a round, in the precision of ``w``."""
         precision = jnp.result_type(*jax.tree.leaves(w))
 
@@ -176,7 +180,13 @@ class Optimiser(eqx.Module):
             return self.factory(**{name: value(each) for name, each in self.settings.items()})
 
 
-def given(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+def is_transformation(value: object) -> "TypeGuard[optax.GradientTransformation]":
+    """Whether a value is an Optax transformation. It is none if Optax was never imported."""
+    loaded = sys.modules.get("optax")
+    return loaded is not None and isinstance(value, loaded.GradientTransformation)
+
+
+def given(transformation: "optax.GradientTransformation") -> "optax.GradientTransformation":
     """The factory of an optimiser that was given ready-made, with its numbers fixed."""
     return transformation
 
@@ -192,14 +202,14 @@ Place = Literal["server", "local", "job"]
 
 def step_rule(value: object) -> Any:  # of the type of the field that it converts
     """Field converter: whole numbers become floats, and transformations of Optax optimisers."""
-    if isinstance(value, optax.GradientTransformation):
+    if is_transformation(value):
         return Optimiser(value)
     return number(value)
 
 
 def step_rules(value: object) -> Any:  # of the type of the field that it converts
     """The same for one rule or several; lists become tuples."""
-    if isinstance(value, list | tuple) and not isinstance(value, optax.GradientTransformation):
+    if isinstance(value, list | tuple) and not is_transformation(value):
         return tuple(map(step_rule, value))
     return step_rule(value)
 
