@@ -94,7 +94,12 @@ def shard(seed: int, clients: int, rows: int, inputs: int) -> rk.Population:
 
 
 def resident_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """The most that this process has had; ``ru_maxrss`` would count its parent's too."""
+    status = Path("/proc/self/status")
+    if not status.exists():  # not on Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(peak.split()[1]) * 1024
 
 
 def run_on_disk(folder: str, memory: str) -> None:

@@ -17,7 +17,7 @@ from rookery.clients.columns import read_columns
 from rookery.clients.description import DataDescription, count_labels
 from rookery.clients.files import CLIENT, read_folder
 from rookery.clients.huggingface import SPLIT, needed_columns, read_huggingface
-from rookery.clients.pieces import interleaved, lengths, ranges
+from rookery.clients.pieces import interleaved, lengths
 from rookery.clients.population_checks import (
     AnyArray,
     Weights,
@@ -524,19 +524,14 @@ class Population(eqx.Module):
             row_room: how many rows they have room for; rows beyond the clients' own are zeros.
         """
         begins, counts = (np.asarray(a)[:, clients] for a in (self.offsets, self.counts))
-        index = ranges(begins.T.ravel(), counts.T.ravel())
+        pieces = begins.T.ravel(), counts.T.ravel()
         ends = np.cumsum(counts.T.ravel()).reshape(counts.T.shape).T
         here, own_counts = (np.zeros((len(self.splits), room), np.int32) for _ in range(2))
         here[:, : clients.size], own_counts[:, : clients.size] = ends - counts, counts
         places = np.zeros(self.n_clients, np.int32)
         places[clients] = np.arange(clients.size, dtype=np.int32)
 
-        def read(field: AnyArray) -> np.ndarray:
-            rows = np.zeros((row_room, *field.shape[1:]), field.dtype)
-            rows[: index.size] = read_rows(np.asanyarray(field), index)
-            return rows
-
-        data = jax.tree.map(read, self.data)
+        data = jax.tree.map(lambda a: read_rows(np.asanyarray(a), *pieces, row_room), self.data)
         return replace(
             self, data=data, offsets=here, counts=own_counts, places=places, digest="", names=None
         )

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from numpy.lib import format as npy
 
+from rookery.clients.pieces import ranges
 from rookery.types import Tree
 
 FORMAT = "rookery population, version 1"
@@ -118,24 +119,48 @@ def open_stored(path: Path, *, verify: bool) -> Stored:
     return Stored(data, arrays, {k: v for k, v in content.items() if k not in known}, digest)
 
 
-def read_rows(field: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Rows of a field, in memory; a mapped field is mapped again, so that its pages are released.
+def read_rows(field: np.ndarray, begins: np.ndarray, sizes: np.ndarray, room: int) -> np.ndarray:
+    """Pieces of a field, one after another in memory, followed by zeros up to ``room`` rows.
 
-    >>> read_rows(np.arange(5) * 10, np.array([3, 1])).tolist()
-    [30, 10]
+    Pieces of a mapped field are read from its file: pages that are mapped once would stay.
+
+    >>> read_rows(np.arange(5) * 10, np.array([3, 0]), np.array([1, 2]), 4).tolist()
+    [30, 0, 10, 0]
     """
-    if isinstance(field, np.memmap) and isinstance(field.base, mmap.mmap):
-        assert field.filename is not None
-        field = np.memmap(field.filename, field.dtype, "r", field.offset, field.shape)
-    return np.asarray(field[index])
+    rows = np.empty((room, *field.shape[1:]), field.dtype)
+    n_rows = int(sizes.sum())
+    rows[n_rows:] = 0
+    if not isinstance(field, np.memmap) or not isinstance(field.base, mmap.mmap):
+        np.take(field, ranges(begins, sizes), axis=0, out=rows[:n_rows], mode="clip")
+        return rows
+    assert field.filename is not None
+    # pieces that touch are read together
+    is_new = np.flatnonzero(np.append(True, begins[1:] != begins[:-1] + sizes[:-1])[: begins.size])
+    lengths = np.add.reduceat(sizes, is_new) if is_new.size else is_new
+    of_row = field.nbytes // max(len(field), 1)
+    into = rows[:n_rows].reshape(-1).view(np.uint8).data
+    with open(field.filename, "rb", buffering=0) as file:
+        at = 0
+        for begin, length in zip(begins[is_new].tolist(), lengths.tolist(), strict=True):
+            file.seek(field.offset + begin * of_row)
+            end = at + length * of_row
+            while at < end:
+                read = file.readinto(into[at:end])
+                if not read:
+                    raise ValueError(f"{field.filename} has fewer rows than when it was opened.")
+                at += read
+    return rows
 
 
 class _RowFile:
     """One ``.npy`` file that grows by rows; the header gets the final shape at the end."""
 
     def __init__(self, path: Path, like: np.ndarray):
-        if like.dtype.hasobject:
-            raise TypeError(f"rows must be numbers, got {like.dtype}.")
+        if like.dtype.kind not in "biufc":
+            raise TypeError(
+                f"a .npy file holds NumPy's own types of numbers, got {like.dtype}. Convert the "
+                "rows, as to float32."
+            )
         self.path = path
         self._like, self._rows, self._digest = like[:0], 0, hashlib.sha256()
         self._file: BinaryIO = path.open("w+b")

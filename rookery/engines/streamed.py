@@ -84,6 +84,7 @@ class StreamedRunner(AbstractRunner):
         window_bytes: int,
     ):
         self._population, self._inner = program.population, inner
+        self._nobody = jax.device_put(program.population.resident(np.zeros(0, int), 1, 1))
         self._scout = _Scout(program, algorithms)
         self._capacity, self._window_bytes = capacity, window_bytes
         self._rounds: int | None = None  # of a window
@@ -141,7 +142,8 @@ class StreamedRunner(AbstractRunner):
         now = self._now
         if now is not None and now.first <= round < now.first + now.rounds:
             return now
-        self._now = now = None  # its rows can be released before others are read
+        self._now = now = None
+        self._inner.use(self._nobody)  # the rows of the last window are released
         if self._scout.draws_by_state:
             self._now = self._read(states, keys, round, 1)
         else:
