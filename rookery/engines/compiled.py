@@ -18,7 +18,7 @@ from rookery.engines.program_count import note_program
 from rookery.engines.program_count import programs_compiled as programs_compiled
 from rookery.engines.round_costs import RoundCosts, ledgers
 from rookery.engines.sharded import ShardedRunner
-from rookery.engines.streamed import StreamedRunner
+from rookery.engines.streamed import MOST_ROUNDS, StreamedRunner
 from rookery.engines.traced import many_rounds, many_rounds_of_lanes
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.ledger import Ledger
@@ -31,13 +31,15 @@ class Compiled(AbstractEngine):
 
     >>> import rookery as rk
     >>> rk.Compiled(clients_at_once=4).rounds_per_call
-    100
+    1000
 
     Args:
         clients_at_once: how many clients of a cohort go through one vmap; the others follow. None
             chooses by the size of the model: the whole cohort of a small one, a few clients of a
             large one, so that they fit into a processor's cache. It is per device.
-        rounds_per_call: the most rounds of one XLA call.
+        rounds_per_call: the most rounds of one XLA call. A run makes calls of about a second, or
+            as long as it is to the next evaluation, checkpoint or callback; the numbers do not
+            depend on it.
         devices: how many devices, or which out of ``jax.devices()``; None is JAX's default device.
             The clients of a cohort are divided among them, and so are the runs of a sweep. Numbers
             agree with those of one device up to rounding; ledgers are equal.
@@ -51,7 +53,7 @@ class Compiled(AbstractEngine):
     """
 
     clients_at_once: int | None = None
-    rounds_per_call: int = 100
+    rounds_per_call: int = 1000
     devices: Devices = None
     data: str = REPLICATED
     window_bytes: int = 1 << 28
@@ -111,7 +113,8 @@ class Compiled(AbstractEngine):
         inner = _CompiledRunner(
             empty, algorithms, self.clients_at_once, self.rounds_per_call, device
         )
-        return StreamedRunner(program, algorithms, inner, self.rounds_per_call, self.window_bytes)
+        most = min(self.rounds_per_call, MOST_ROUNDS)
+        return StreamedRunner(program, algorithms, inner, most, self.window_bytes)
 
 
 def _named(devices: Devices) -> Device | None:

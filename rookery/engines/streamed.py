@@ -26,6 +26,9 @@ from rookery.program.ledger import Ledger
 from rookery.program.memory import Memory
 from rookery.types import Key, Tree
 
+MOST_ROUNDS = 100
+"""Of a window: a run that ends sooner should not read rows for many rounds more."""
+
 
 class InMemoryRunner(Protocol):
     """A runner whose population can be exchanged between two calls."""

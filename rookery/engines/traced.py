@@ -585,16 +585,39 @@ def many_runs(
     n: jax.Array,
     spread: AbstractSpread = ONE_DEVICE,
 ) -> tuple[Tree, RoundCosts, Int[Array, "runs 2"]]:
-    """:func:`many_rounds` of runs whose algorithms have one structure and differ in numbers."""
+    """:func:`many_rounds` of runs whose algorithms have one structure and differ in numbers.
 
-    def one(numbers, state, key, n):
+    Runs may end one by one. A vmap of the loop would also copy the costs of all rounds in each.
+    """
+    if n.shape[0] == 1:
+        # a single run keeps real branches and loop lengths, which a vmap would turn into selects
+        numbers, state, key = jax.tree.map(lambda a: a[0], (numbers, states, keys))
         algorithm = eqx.combine(numbers, structure)
-        return many_rounds(
-            program, algorithm, clients_at_once, capacity, state, key, first, n, spread
+        alone = many_rounds(
+            program, algorithm, clients_at_once, capacity, state, key, first, n[0], spread
         )
+        return jax.tree.map(lambda a: a[None], alone)
 
-    if n.shape[0] > 1:
-        return jax.vmap(one)(numbers, states, keys, n)
-    # a single run keeps real branches and loop lengths, which a vmap would turn into selects
-    alone = jax.tree.map(lambda a: a[0], (numbers, states, keys, n))
-    return jax.tree.map(lambda a: a[None], one(*alone))
+    def one(numbers, state, key, round):
+        algorithm = eqx.combine(numbers, structure)
+        return one_round(program, algorithm, clients_at_once, state, key, round, spread)
+
+    def begins_finite(state):
+        return spread.all_agree(_begins_finite(state, first))
+
+    is_sound = jax.vmap(begins_finite)(states)
+
+    def once(carry, round):
+        states, done, is_finite = carry
+        goes_on = is_finite & (done < n)
+        new, costs, now_finite = jax.vmap(one, (0, 0, 0, None))(numbers, states, keys, round)
+        states = jax.tree.map(lambda a, b: tree.where(goes_on, a, b), new, states)
+        is_finite = jnp.where(goes_on, now_finite & is_sound, is_finite)
+        done = done + goes_on.astype(done.dtype)
+        is_any_left = jnp.any(is_finite & (done < n))
+        return (states, done, is_finite), costs, jnp.broadcast_to(is_any_left, n.shape)
+
+    carry = (states, jnp.zeros_like(n), jnp.ones(n.shape, bool))
+    (states, done, is_finite), costs, _ = _loop(once, capacity, carry, first, jnp.max(n), n.shape)
+    costs = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), costs)
+    return states, costs, jnp.stack([done, is_finite.astype(done.dtype)], axis=1)

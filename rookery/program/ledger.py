@@ -1,5 +1,8 @@
 """What rounds cost."""
 
+import functools
+import operator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 
@@ -43,6 +46,22 @@ class Ledger:
     def as_dict(self) -> dict[str, int | float]:
         """The fields by name."""
         return asdict(self)
+
+
+def total(ledgers: Sequence[Ledger], start: Ledger) -> Ledger:
+    """The sum of some ledgers, added one by one to the first.
+
+    It is much faster than ``sum``, which would make a ledger for each.
+
+    >>> total([Ledger(exchanges=1), Ledger(exchanges=2)], Ledger(exchanges=4)).exchanges
+    7
+    """
+    return Ledger(
+        **{
+            name: functools.reduce(operator.add, map(operator.attrgetter(name), ledgers), before)
+            for name, before in vars(start).items()
+        }
+    )
 
 
 LEDGER_FIELDS = tuple(field.name for field in fields(Ledger))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from rookery.engines.engine import Event
-from rookery.program.ledger import Ledger
+from rookery.program.ledger import Ledger, total
 from rookery.runner.best import Best
 from rookery.runner.checkpoint import Checkpoint, load_all, remove_after, save
 from rookery.runner.history import ClientHistory, History, HistoryFile, Row, replace_file, to_json
@@ -219,7 +219,7 @@ class RunRecord:
 
     def add_costs(self, ledgers: list[Ledger]) -> None:
         """Add the costs of some rounds."""
-        self.ledger = sum(ledgers, start=self.ledger)
+        self.ledger = total(ledgers, self.ledger)
 
     def note(self, event: Event, client: str | None = None) -> None:
         """Record a client failure at once, with the client's name; resuming does not remove it."""
