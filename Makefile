@@ -72,8 +72,12 @@ test-models: $(VENV)-models/.ready
 	$(VENV)-models/bin/pytest -rs tests/test_models_adapters.py tests/clients/test_table.py rookery/models
 	$(VENV)-models/bin/pytest -rs tests/test_examples.py -k "torch or nnx"
 
-# all benchmarks, for a quiet hour; BENCH="--only NAME" measures some of them
+# all benchmarks, for a quiet hour; BENCH="--only NAME" measures some of them. A peer that cannot be
+# installed is reported, and the others are measured.
+PEERS = fedjax pfl flower
+
 bench: $(READY)
+	-$(MAKE) --keep-going $(PEERS:%=$(VENV)-bench-%/.ready)
 	$(BIN)/python benchmarks/run_all.py $(BENCH)
 
 bench-remote: $(VENV)-ray/.ready $(VENV)-flare/.ready
@@ -95,6 +99,11 @@ $(VENV)-oldest/.ready: requirements-oldest.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)-oldest
 	$(VENV)-oldest/bin/python -m pip install --quiet -r requirements-oldest.txt
 	$(VENV)-oldest/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+$(VENV)-bench-%/.ready: requirements-bench-%.txt
+	$(PYTHON) -m venv $(VENV)-bench-$*
+	$(VENV)-bench-$*/bin/python -m pip install --no-compile -r $< > $(VENV)-bench-$*.log 2>&1
 	touch $@
 
 # packages that cannot be installed together have an environment each

@@ -13,6 +13,7 @@ import ast
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
@@ -126,7 +127,8 @@ def rows_by_urgency(results: dict[str, Any]) -> list[tuple[str, Row]]:
         row = item[1]
         if row.goal is None:
             return 2, 0.0
-        return (0, -row.goal.excess(row.figure)) if row.misses else (1, 0.0)
+        excess = row.goal.excess(row.figure)
+        return (0, -math.inf if math.isnan(excess) else -excess) if row.misses else (1, 0.0)
 
     return sorted(rows, key=urgency)
 

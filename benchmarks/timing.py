@@ -1,5 +1,6 @@
 """How the benchmarks measure, and what they report."""
 
+import math
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -35,7 +36,8 @@ class Row:
     """One line of a benchmark: what was measured, the figure, its unit and its goal.
 
     A comparison with another program is a row whose figure is our time over the other's, whose unit
-    names the other, and whose goal is at most 1.
+    names the other, and whose goal is at most 1. What could not be measured is not a number, and
+    the note says why.
     """
 
     what: str
@@ -51,12 +53,14 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; `from_json` makes a row of them again."""
-        return asdict(self)
+        return asdict(self) | {"figure": None if math.isnan(self.figure) else self.figure}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Row":
         """The row that `to_json` was called on."""
-        return cls(**{**values, "goal": values["goal"] and Bound(**values["goal"])})
+        goal = values["goal"] and Bound(**values["goal"])
+        figure = math.nan if values["figure"] is None else values["figure"]
+        return cls(**{**values, "goal": goal, "figure": figure})
 
     def __str__(self) -> str:
         said = f"{self.what}: {number(self.figure)} {self.unit}".rstrip()
@@ -66,6 +70,8 @@ class Row:
 
 def number(value: float) -> str:
     """At least three digits of a figure."""
+    if math.isnan(value):
+        return "not measured"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
