@@ -292,8 +292,9 @@ def main() -> int:
         print(f"{kept} has no results yet", file=sys.stderr)
         return 2
     show(results)
-    write_page(page, markdown(results))
     draw(results, [folder / "results.png", folder / "results.svg"])
+    picture = os.path.relpath(folder / "results.svg", page.parent)
+    write_page(page, f"![Figures relative to their goals]({picture})\n\n{markdown(results)}")
     return 1 if failures(results) else 0
 
 

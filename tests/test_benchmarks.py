@@ -98,4 +98,5 @@ def test_measuring_some_keeps_the_others(run_all, tmp_path, monkeypatch, capsys)
     assert (tmp_path / "results.svg").exists() and "Goals kept" in (
         tmp_path / "benchmarks.md"
     ).read_text()
+    assert "](results.svg)" in (tmp_path / "benchmarks.md").read_text()
     assert "devices ..." in capsys.readouterr().out
