@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from rookery.types import Tree
 
@@ -69,21 +69,50 @@ def _finder(who: Bool[Array, " clients"]) -> Callable[[jax.Array], jax.Array]:
     """
     (n,) = who.shape
     side = math.isqrt(n - 1) + 1
-    columns, rows = jnp.arange(side, dtype=jnp.int32), jnp.arange(side + 1, dtype=jnp.int32)
-    # one empty row more, in which the search after the last client begins
-    padding = jnp.zeros((side + 1) * side - n, bool)
-    table = jnp.concatenate([who, padding]).reshape(side + 1, side)
-    have_any = jnp.any(table, axis=1)
+    columns, rows = jnp.arange(side, dtype=jnp.int32), jnp.arange(-(-n // side), dtype=jnp.int32)
+    have_any = by_row(who, side, jnp.any)
+
+    def first_in(row, least):
+        """The first set bit of a row at or after ``least``, or n."""
+        begin, bits = row_of(who, row, side)
+        return jnp.min(jnp.where(bits & (begin + columns >= least), begin + columns, n))
 
     def next_after(last):
-        row, column = (last + 1) // side, (last + 1) % side
-        here = jnp.min(jnp.where(table[row] & (columns >= column), columns, side))
+        row = (last + 1) // side
+        here = first_in(row, last + 1)
         later = jnp.min(jnp.where(have_any & (rows > row), rows, side))
-        first = jnp.min(jnp.where(table[later], columns, side))
-        found = jnp.where(here < side, row * side + here, later * side + first)
-        return jnp.where((here < side) | (later < side), found, n).astype(jnp.int32)
+        there = first_in(later, later * side)
+        found = jnp.where(later < side, there, n)
+        return jnp.where(here < n, here, found).astype(jnp.int32)
 
     return next_after
+
+
+def by_row(
+    values: Shaped[Array, " n"], side: int, reduce: Callable[..., jax.Array]
+) -> Shaped[Array, " rows"]:
+    """A reduction of each row of a table with ``side`` columns; the last row may be shorter.
+
+    >>> by_row(jnp.arange(5), 2, jnp.max).tolist()
+    [1, 3, 4]
+    """
+    full = values.shape[0] // side
+    each = reduce(values[: full * side].reshape(full, side), axis=1)
+    if full * side == values.shape[0]:
+        return each
+    return jnp.append(each, reduce(values[full * side :]))
+
+
+def row_of(
+    values: Shaped[Array, " n"], row: Int[Array, ""], side: int
+) -> tuple[Int[Array, ""], Shaped[Array, " side"]]:
+    """Where a row begins in ``values``, and ``side`` of them from there.
+
+    The last row is moved back if it is shorter, or if there is no such row: it then begins with the
+    end of the one before.
+    """
+    begin = jnp.minimum(row * side, values.shape[0] - side).astype(jnp.int32)
+    return begin, lax.dynamic_slice(values, (begin,), (side,))
 
 
 def written(

@@ -206,17 +206,15 @@ class TracedFederation(AbstractFederation):
         # the clients that have begun by then receive the values
         begins = jobs.is_idle & (start - slack <= now)
         self._send_to(begins, values)
-        jobs = _begin(jobs, plain, begins, key, width)
+        jobs = _begin(jobs, plain, begins, key, width, seconds)
+        began, trace = _noted(jobs, is_in, width, start, finish, now, version)
         jobs = replace(
             jobs,
-            start=jnp.where(is_in, now, start),
-            seconds=jnp.where(jobs.is_idle & ~begins, jobs.seconds, seconds),
-            version=jnp.where(begins, jobs.polls, jobs.version),
-            begun=jobs.begun + begins.astype(jnp.int32),
+            start=began,
             is_idle=is_in | (jobs.is_idle & ~begins),
             has_arrived=is_in,
             polls=jobs.polls + 1,
-            trace=_noted(jobs, is_in, width, start, finish, now, version),
+            trace=trace,
         )
 
         # the results
@@ -405,18 +403,26 @@ def _draw(clock: Clock, jobs: InFlight, width: int) -> InFlight:
 
 
 def _begin(
-    jobs: InFlight, values: tuple[Tree, ...], begins: Bool[Array, " clients"], key: Key, width: int
+    jobs: InFlight,
+    values: tuple[Tree, ...],
+    begins: Bool[Array, " clients"],
+    key: Key,
+    width: int,
+    seconds: Float[Array, " clients"],
 ) -> InFlight:
-    """The jobs once the clients that begin have copies of the values and keys of their own."""
+    """The jobs once those that begin have copies of the values, and keys and times of their own."""
 
     def visit(ids, active, carry):
         def one(id):
-            return received(values, id), jax.random.key_data(job_key(key, id, jobs.begun[id]))
+            number = jobs.begun[id]
+            data = jax.random.key_data(job_key(key, id, number))
+            return received(values, id), data, seconds[id], jobs.polls, number + 1
 
         return written(carry, ids, active, jax.vmap(one)(ids))
 
-    held, keys = visit_some(begins, width, visit, (jobs.values, jobs.keys))
-    return replace(jobs, values=held, keys=keys)
+    tables = (jobs.values, jobs.keys, jobs.seconds, jobs.version, jobs.begun)
+    held, keys, lasts, version, begun = visit_some(begins, width, visit, tables)
+    return replace(jobs, values=held, keys=keys, seconds=lasts, version=version, begun=begun)
 
 
 def _noted(
@@ -427,11 +433,12 @@ def _noted(
     finish: Float[Array, " clients"],
     now: Float[Array, ""],
     version: Int[Array, " clients"],
-) -> AsyncTrace:
-    """The trace with the jobs that have arrived."""
+) -> tuple[Float[Array, " clients"], AsyncTrace]:
+    """The starts, now for the clients whose jobs have arrived, and the trace with these jobs."""
 
-    def visit(ids, active, trace):
-        return trace.add(
+    def visit(ids, active, carry):
+        new, trace = carry
+        trace = trace.add(
             active,
             client=ids,
             began=jobs.began + start[ids],
@@ -440,8 +447,9 @@ def _noted(
             version=version[ids],
             used_in=jobs.polls,
         )
+        return written(new, ids, active, jnp.broadcast_to(now, ids.shape)), trace
 
-    return visit_some(is_in, width, visit, jobs.trace)
+    return visit_some(is_in, width, visit, (start, jobs.trace))
 
 
 def one_round(

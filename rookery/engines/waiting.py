@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from rookery.engines.masked_loop import by_row, row_of
+
 FEW = 1024
 """Up to this many results are taken out one by one; more are found by sorting."""
 
@@ -68,18 +70,20 @@ def kth_smallest(values: Float[Array, " n"], k: int) -> Float[Array, ""]:
     # a sqrt n x sqrt n table, and the least value in each row that is not taken: a turn of the loop
     # costs O(sqrt n), and writes nothing that it reads, or XLA would copy the table
     side = math.isqrt(n - 1) + 1
-    padding = jnp.full(side * side - n, jnp.inf, values.dtype)
-    table, columns = jnp.concatenate([values, padding]).reshape(side, side), jnp.arange(side)
+    columns = jnp.arange(side, dtype=jnp.int32)
 
     def take(_, carry):
-        least, last, _ = carry  # ``last``: the column of the value taken last, if it equals
-        at = jnp.argmin(least)
-        value, row = least[at], table[at]
-        column = jnp.argmax((row == value) & (columns > last[at]))
-        is_left = (row > value) | ((row == value) & (columns > column))
+        least, last, _ = carry  # ``last``: in each row, where the value taken last is if one equals
+        at = jnp.argmin(least).astype(jnp.int32)
+        value, (begin, row) = least[at], row_of(values, at, side)
+        index = begin + columns
+        is_own = index >= at * side
+        place = jnp.min(jnp.where(is_own & (row == value) & (index > last[at]), index, n))
+        is_left = is_own & ((row > value) | ((row == value) & (index > place)))
         following = jnp.min(jnp.where(is_left, row, jnp.inf))
-        last = last.at[at].set(jnp.where(following == value, column, -1))
+        last = last.at[at].set(jnp.where(following == value, place, -1))
         return least.at[at].set(following), last, value
 
-    start = (jnp.min(table, axis=1), jnp.full(side, -1, columns.dtype), values[0])
+    least = by_row(values, side, jnp.min)
+    start = (least, jnp.full(least.shape, -1, jnp.int32), values[0])
     return lax.fori_loop(0, k, take, start)[2]
