@@ -6,7 +6,7 @@ and :class:`rookery.loss.Batch`.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, Integer
 
 from rookery.loss import Batch, Pair
 from rookery.rng import below
-from rookery.types import Key, Sample, Tree
+from rookery.types import Count, Key, Sample, Tree
 
 TILE = 32
 """All pairs are evaluated in tiles of this many rows by this many rows."""
@@ -32,6 +32,20 @@ ROW_KEYS, PAIR_KEYS, BATCH_KEYS, PAIRS, PARTNERS = range(2**31, 2**31 + 5)
 
 Gather = Callable[[Int[Array, " rows"]], Tree]
 """The rows at these positions, from 0 to the number of rows."""
+
+
+class Deal(NamedTuple):
+    """All rows of a client, dealt into batches.
+
+    Attributes:
+        batches: how many; the same number for all clients.
+        sample: a handle of batch b.
+        share: how much of all rows batch b has; all shares sum to one.
+    """
+
+    batches: int
+    sample: Callable[[Count], Sample]
+    share: Callable[[Count], Float[Array, ""]]
 
 
 class Charge(Protocol):

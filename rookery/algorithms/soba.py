@@ -90,7 +90,6 @@ def directions(client: Client, at: Blocks, *, problem: Bilevel, batch_size: int 
     outer_key, inner_key = jax.random.split(client.key)
     outer = client.draw(problem.outer_split, batch_size, outer_key)
     inner = client.draw(problem.inner_split, batch_size, inner_key)
-    d_x = tree.sub(problem.outer_grad_x(x, y, outer), problem.inner_cross(x, y, v, inner))
-    d_y = problem.inner_grad_y(x, y, inner)
-    d_v = tree.sub(problem.inner_hvp(x, y, v, inner), problem.outer_grad_y(x, y, outer))
-    return d_x, d_y, d_v
+    f_x, f_y = problem.outer_gradients(x, y, outer)
+    d_y, g_xy, g_yy = problem.inner_derivatives(x, y, v, inner)
+    return tree.sub(f_x, g_xy), d_y, tree.sub(g_yy, f_y)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, Integer
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 from rookery import uint64
 from rookery.clients.population import Population
@@ -16,6 +16,7 @@ from rookery.rng import below
 from rookery.samples import (
     ROW_KEYS,
     AllPairs,
+    Deal,
     DrawnPairs,
     Gather,
     OneBatch,
@@ -90,16 +91,40 @@ class LocalClient:
         too, so one sample gives the same keys at every point. With ``prepared`` the same rows are
         taken from what :meth:`prepare` returned.
         """
-        start, count, largest = self._where(split)
-
-        def rows(position: Int[Array, " rows"]) -> Tree:
-            if prepared is None:
-                return self.rows(start + position)
-            return jax.tree.map(lambda a: a.at[position].get(mode="promise_in_bounds"), prepared)
-
+        _, count, largest = self._where(split)
+        rows = self._rows_of(split, prepared)
         if size is None or size >= largest:
             return _Whole(self, rows, count, min(largest, BLOCK), largest, size, key)
         return _Drawn(self, rows, count, size, key)
+
+    def deal(self, split: str, size: int | None, key: Key, prepared: Tree = None) -> Deal:
+        """All rows of a split, dealt at random into batches of at most ``size`` rows; None is one.
+
+        Batches of a client differ by one row at most. Some are empty where a client has fewer rows
+        than the largest one has batches.
+        """
+        _, count, largest = self._where(split)
+        n = 1 if size is None else -(-largest // size)
+        bits = jax.random.bits(key, (largest,), jnp.uint32)
+        is_row = jnp.arange(largest, dtype=count.dtype) < count
+        last = jnp.full_like(bits, 2**32 - 1)  # what is no row comes last
+        order = jnp.argsort(jnp.where(is_row, bits >> jnp.uint32(1), last)).astype(count.dtype)
+        slots = jnp.arange(-(-largest // n), dtype=count.dtype)
+
+        def places(b: Count) -> Int[Array, " slots"]:
+            return jnp.asarray(b).astype(count.dtype) + n * slots
+
+        def sample(b: Count) -> Sample:
+            place = places(b)
+            position = order[jnp.minimum(place, largest - 1)]
+            rows = self._rows_of(split, prepared)(jnp.minimum(position, count - 1))
+            return _Dealt(self, rows, place < count, jax.random.fold_in(key, b))
+
+        def share(b: Count) -> Float[Array, ""]:
+            size = jnp.sum(places(b) < count, dtype=jnp.int32)
+            return size.astype(float) / count.astype(float)
+
+        return Deal(n, sample, share)
 
     def most_rows(self, split: str) -> int:
         """The number of rows of the largest client, of which this one has no more."""
@@ -116,6 +141,17 @@ class LocalClient:
             position,
             batch_size=BLOCK,
         )
+
+    def _rows_of(self, split: str, prepared: Tree) -> Gather:
+        """How to take rows of a split by position, from the data or as they were prepared."""
+        start, _, _ = self._where(split)
+
+        def rows(position: Int[Array, " rows"]) -> Tree:
+            if prepared is None:
+                return self.rows(start + position)
+            return jax.tree.map(lambda a: a.at[position].get(mode="promise_in_bounds"), prepared)
+
+        return rows
 
     def _where(self, split: str) -> tuple[Int[Array, ""], Int[Array, ""], int]:
         """Where the rows of a split begin, how many there are, and how many of any client."""
@@ -182,6 +218,40 @@ class _Drawn:
     def pairs(self) -> Sample:
         charge = self._client.charge
         return DrawnPairs(self._gather, self._count, self._slots, self._key, charge)
+
+    def batch(self) -> Sample:
+        def charge(gradients: int, hessian_vectors: int) -> None:
+            self._client.charge(self.size, gradients, hessian_vectors)
+
+        return OneBatch(Batch(self._rows, self._weights), self._key, charge)
+
+    def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
+        self._client.charge(self.size, gradients, hessian_vectors)
+
+
+class _Dealt:
+    """One batch of a deal: the rows that count, each once."""
+
+    def __init__(self, client: LocalClient, rows: Tree, counts: Bool[Array, " rows"], key: Key):
+        self.size = jnp.sum(counts, dtype=jnp.int32)
+        whole = jnp.maximum(self.size, 1).astype(float)
+        self._weights = jnp.where(counts, 1.0, 0.0) / whole
+        self._client, self._rows, self._key = client, rows, key
+
+    def average(self, fn: Fn, /) -> Tree:
+        return fn(self._rows, self._weights)
+
+    def average_with_keys(self, fn: KeyedFn, /) -> Tree:
+        slots = jnp.arange(self._weights.shape[0], dtype=jnp.uint32)
+        return fn(self._rows, self._weights, keys_for(self._key, ROW_KEYS, slots))
+
+    def pairs(self) -> Sample:
+        def rows(position: Int[Array, " rows"]) -> Tree:
+            return jax.tree.map(lambda a: a[position], self._rows)
+
+        slots, one = self._weights.shape[0], jnp.ones_like(self.size)
+        count = jnp.maximum(self.size, one)
+        return DrawnPairs(rows, count, slots, self._key, self._client.charge)
 
     def batch(self) -> Sample:
         def charge(gradients: int, hessian_vectors: int) -> None:

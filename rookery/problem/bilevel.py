@@ -117,6 +117,11 @@ class Bilevel(AbstractTwoSplits):
         """f_y."""
         return oracles.gradient(self._outer, (x, y), 1, sample)
 
+    def outer_gradients(self, x: Tree, y: Tree, sample: Sample) -> tuple[Tree, Tree]:
+        """f_x and f_y, which share their passes over the rows."""
+        f_x, f_y = oracles.gradients(self._outer, (x, y), sample)
+        return f_x, f_y
+
     def inner_grad_x(self, x: Tree, y: Tree, sample: Sample) -> Tree:
         """g_x, needed by penalty methods only."""
         return oracles.gradient(self._inner, (x, y), 0, sample)
@@ -128,6 +133,12 @@ class Bilevel(AbstractTwoSplits):
     def inner_hvp(self, x: Tree, y: Tree, v: Tree, sample: Sample) -> Tree:
         """g_yy v, of the shape of y."""
         return oracles.second_derivative(self._inner, (x, y), 1, 1, v, sample)
+
+    def inner_derivatives(
+        self, x: Tree, y: Tree, v: Tree, sample: Sample
+    ) -> tuple[Tree, Tree, Tree]:
+        """g_y, g_xy v and g_yy v, which share their passes over the rows."""
+        return oracles.gradient_and_products(self._inner, (x, y), v, sample)
 
     def inner_cross(self, x: Tree, y: Tree, v: Tree, sample: Sample) -> Tree:
         """g_xy v, of the shape of x."""

@@ -78,6 +78,50 @@ def second_derivative(
     return average(loss, sample, block)
 
 
+def gradients(loss: Loss, point: tuple[Tree, ...], sample: Sample) -> tuple[Tree, ...]:
+    """The gradients of the mean loss in all its variables, which share their passes over the rows.
+
+    >>> from rookery.problem.sample import Rows
+    >>> point, rows = (jnp.array(2.0), jnp.array(5.0)), Rows(jnp.array([0.0, 3.0]))
+    >>> [float(g) for g in gradients(lambda x, y, row: x * y * row, point, rows)]
+    [7.5, 3.0]
+    """
+    examples(loss, sample).charge(gradients=len(point))
+    every = tuple(range(len(point)))
+
+    def block(each, weights):
+        return jax.grad(lambda *at: _mean(each, at, weights), argnums=every)(*point)
+
+    return average(loss, sample, block)
+
+
+def gradient_and_products(
+    loss: Loss, point: tuple[Tree, Tree], vector: Tree, sample: Sample
+) -> tuple[Tree, Tree, Tree]:
+    """g_y, g_xy v and g_yy v of a loss of (x, y), by one derivative of both gradients along v.
+
+    Passes over the rows are shared where :func:`gradient` and :func:`second_derivative` would make
+    them again; all three are billed.
+
+    >>> from rookery.problem.sample import Rows
+    >>> point, v, rows = (jnp.array(2.0), jnp.array(5.0)), jnp.array(1.0), Rows(jnp.array([3.0]))
+    >>> found = gradient_and_products(lambda x, y, row: x * y**2, point, v, rows)
+    >>> [float(value) for value in found]
+    [20.0, 10.0, 4.0]
+    """
+    examples(loss, sample).charge(gradients=1, hessian_vectors=2)
+    x, y = point
+
+    def block(each, weights):
+        def gradients_at(moved):
+            return jax.grad(lambda *at: _mean(each, at, weights), argnums=(0, 1))(x, moved)
+
+        (_, g_y), (g_xy, g_yy) = jax.jvp(gradients_at, (y,), (vector,))
+        return g_y, g_xy, g_yy
+
+    return average(loss, sample, block)
+
+
 def map_value(fn: Callable[..., Tree], point: tuple[Tree, ...], sample: Sample) -> Tree:
     """The mean of a map whose value is any pytree.
 

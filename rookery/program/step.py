@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from rookery.samples import Deal
 from rookery.types import Count, Key, Sample, Tree
 
 
@@ -29,6 +30,10 @@ class Client(Protocol):
 
         ``prepared`` is what :meth:`prepare` made of all rows, if they are to be taken from it.
         """
+        ...
+
+    def deal(self, split: str, size: int | None, key: Key, prepared: Tree = None) -> Deal:
+        """All rows of a split, dealt at random into batches of at most ``size`` rows."""
         ...
 
     def most_rows(self, split: str) -> int:

@@ -100,14 +100,17 @@ def reference(zoo, alpha, beta, K, rounds, factor=1.0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rho", [0.3, 1.0])
-def test_directions_telescope_whatever_rho(rho):
+@pytest.mark.parametrize(
+    ("rho", "fresh"), [(0.3, True), (1.0, True), (0.3, False), pytest.param(None, False)]
+)
+def test_directions_telescope_whatever_rho(rho, fresh):
     K, rounds, rate = 4, 4, 0.9
     algorithm = rk.FedMSA(
         outer_lr=rk.parts.Decay(0.1, rate),
         inner_lr=(rk.parts.Decay(0.2, rate),),
         local_steps=K,
         renewal=rho,
+        fresh=fresh,
         clients=None,
     )
     u, rows, _ = reference(SEQUENCES, 0.1, 0.2, K, rounds, factor=rate)
@@ -273,6 +276,8 @@ def test_the_random_output_is_uniform_over_the_iterates_that_exist():
         ({"inner_lr": (0.1, -1)}, "inner_lr must be a finite number above 0, got -1.0"),
         ({"local_steps": 0}, "local_steps must be at least 1, got 0"),
         ({"renewal": 0.0}, "renewal must be above 0 and at most 1, got 0.0"),
+        ({"momentum_batch": 0}, "momentum_batch must be at least 1, got 0"),
+        ({"momentum_batch": "all"}, "momentum_batch"),
         ({"first_batch": 0}, "first_batch must be at least 1, got 0"),
         ({"inner_radius": (np.inf, 0.0)}, "inner_radius must be a finite number above 0"),
     ],

@@ -29,6 +29,30 @@ def test_costs_of_a_round(K, c):
         assert (ledger.gradients, ledger.hessian_vectors) == (3 * evaluations, 2 * evaluations)
 
 
+def test_known_maps_are_not_evaluated_again():
+    """``renewal=None`` leaves out the previous blocks, ``fresh=False`` the previous iterate."""
+    zoo = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2, rows=4, noise=0.3)
+    m, c, K, D = 3, 2, 3, (1 + 2 + 2) * 8
+    algorithm = rk.FedMSA(
+        outer_lr=0.01,
+        inner_lr=0.1,
+        local_steps=K,
+        clients=c,
+        renewal=None,
+        fresh=False,
+        batch_size=2,
+        momentum_batch=3,
+        first_batch=3,
+    )
+    state, ledgers = advance(zoo, algorithm, 2)
+    for ledger, steps in zip(ledgers, (1, K), strict=True):
+        assert (ledger.exchanges, ledger.messages) == (2, 2 * (m + c))
+        assert (ledger.bytes_down, ledger.bytes_up) == (m * D + c * D, m * D + c * D)
+        rows = 3 * m + 2 * steps * c
+        assert (ledger.gradients, ledger.hessian_vectors) == (3 * rows, 2 * rows)
+    assert all(np.abs(leaf).max() > 0 for leaf in state.variables)
+
+
 def test_u_goes_down_in_exchange_b_to_those_who_were_not_asked_in_a():
     D = 3 * 8
     algorithm = rk.FedMSA(

@@ -133,6 +133,18 @@ def test_value_and_gradient_are_the_two_oracles_in_one():
     close(flat(gradient), flat(BILEVEL.inner_grad_y(x, y, sample)))
 
 
+def test_joint_oracles_are_the_single_ones():
+    x, y, v = point()
+    sample = Rows(data())
+    g_y, g_xy, g_yy = BILEVEL.inner_derivatives(x, y, v, sample)
+    close(flat(g_y), flat(BILEVEL.inner_grad_y(x, y, sample)), rtol=1e-12)
+    close(flat(g_xy), flat(BILEVEL.inner_cross(x, y, v, sample)), rtol=1e-12)
+    close(flat(g_yy), flat(BILEVEL.inner_hvp(x, y, v, sample)), rtol=1e-12)
+    f_x, f_y = BILEVEL.outer_gradients(x, y, sample)
+    close(flat(f_x), flat(BILEVEL.outer_grad_x(x, y, sample)), rtol=1e-12)
+    close(flat(f_y), flat(BILEVEL.outer_grad_y(x, y, sample)), rtol=1e-12)
+
+
 @pytest.mark.parametrize("name, wrt", [("inner_cross", 0), ("inner_hvp", 1)])
 def test_second_derivatives_match_the_dense_ones(name, wrt, differences):
     x, y, v = point()
@@ -282,6 +294,8 @@ ORACLES = {
         1, 1, 0,
     ),
     "local_value": (lambda x, y, v, s: LOCAL.value(x, s, s), 2, 0, 0),
+    "inner_derivatives": (lambda x, y, v, s: BILEVEL.inner_derivatives(x, y, v, s), 1, 1, 2),
+    "outer_gradients": (lambda x, y, v, s: BILEVEL.outer_gradients(x, y, s), 1, 2, 0),
     "local_gradient": (lambda x, y, v, s: LOCAL.gradient(x, s, s), 3, 2, 0),
     "maps": (lambda x, y, v, s: SEQUENCES.maps((x, y), s), 1, 1, 0),
 }  # fmt: skip
@@ -354,7 +368,7 @@ def test_inner_loss_is_traced_once(name):
     assert loss.calls == 1
 
 
-@pytest.mark.parametrize("name", ["inner_hvp", "inner_cross"])
+@pytest.mark.parametrize("name", ["inner_hvp", "inner_cross", "inner_derivatives"])
 def test_second_derivatives_trace_the_loss_once(name):
     loss = Counted(inner)
     problem = Bilevel(outer, loss)

@@ -22,7 +22,8 @@ since u was sent in A and need not be sent again in B: there only h goes down, a
 were not in A. (The paper's own count has 2 D down in B.) A round that puts its
 iterate into a :class:`RandomIterate` has one exchange more, with one client, nothing down and D up;
 a warm-up adds its own to round 0. Evaluations of all maps: one per client of A in round 0 and two
-in later rounds, also with ρ = 1; 2 (K - 1) per client of B.
+in later rounds, also with ρ = 1; 2 (K - 1) per client of B. With ``renewal=None`` every round has
+one per client of A and sends D down; with ``fresh=False`` there are K per client of B.
 
 Departures from the paper: means over clients, not sums; one sample serves both points of a
 difference; ρ = 1 and K = 1 in round 0 only; the random output is uniform over the iterates that
@@ -33,7 +34,7 @@ iterates are averaged, as in the paper's experiments; its theorem has one.
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -65,7 +66,7 @@ from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Cached, Client
 from rookery.program.participation import AbstractParticipation, Everyone, Uniform, participation
 from rookery.rng import below
-from rookery.types import Count, Key, Problem, Tree
+from rookery.types import Count, Key, Number, Problem, Tree
 
 
 class MSAState(NamedTuple):
@@ -92,14 +93,22 @@ class FedMSA(SampledAlgorithm):
         inner_lr: the rules of all other blocks, one for all or a tuple with one each; in a bilevel
             problem those of y and v, of which v's should not be the larger.
         local_steps: K.
-        renewal: ρ, above 0 and at most 1. At 1 the direction is that of the round alone.
+        renewal: ρ, above 0 and at most 1. At 1 the direction is that of the round alone. None is 1
+            too, and known when the program is compiled: the previous blocks are neither sent nor
+            evaluated, which halves the work of exchange A. With all clients and all their rows in
+            A the direction is the same whatever ρ is.
         clients: who takes the local steps; one client as in the theorem if not given.
         momentum_clients: who computes the direction; all clients if None, as in the paper. With
             fewer, h has the noise of sampling: at a fixed point its variance is ρ / (2 - ρ) times
             that of one round's replies, so a small ρ averages it over about 1 / ρ rounds. The
             iterates then converge to a neighbourhood of the solution; as small steps average too,
             they gain less from ρ than h does.
+        momentum_batch: rows per evaluation for the direction, None for all; ``"same"`` is
+            ``batch_size``, which is then that of the local steps alone.
         first_batch: rows per evaluation in round 0; the theorem wants K times the number of rounds.
+        fresh: whether every local step draws rows of its own, as in the paper. If not, one sample
+            serves the local steps of a client in a round. Then s_i(w^{k-1}) is known from the step
+            before, and K evaluations take the place of 2 (K - 1). With full batches both are equal.
         view: how the problem is seen as blocks; by its class if None.
         inner_radius: the largest norm of the blocks other than x, one for all or a tuple with one
             each, where inf is no bound; steps beyond it are pulled back. None bounds none.
@@ -117,14 +126,16 @@ class FedMSA(SampledAlgorithm):
     outer_lr: StepRule = eqx.field(converter=step_rule)
     inner_lr: StepRules = eqx.field(converter=step_rules)
     local_steps: int = 1
-    renewal: float = 0.5
+    renewal: float | None = 0.5
     clients: AbstractParticipation = eqx.field(
         converter=participation, default_factory=lambda: Uniform(1)
     )
     momentum_clients: AbstractParticipation = eqx.field(
         converter=participation, default_factory=Everyone
     )
+    momentum_batch: int | Literal["same"] | None = "same"
     first_batch: int | None = None
+    fresh: bool = True
     view: AbstractView | None = None
     inner_radius: Radius = eqx.field(converter=step_rules, default=None)
     warm_up: AbstractWarmUp | None = None
@@ -141,7 +152,14 @@ class FedMSA(SampledAlgorithm):
                 "keep out, or use LastIterate."
             )
         check.count("local_steps", self.local_steps)
-        check.fraction("renewal", self.renewal)
+        if self.renewal is not None:
+            check.fraction("renewal", self.renewal)
+        if isinstance(self.momentum_batch, str):
+            check.one_of("momentum_batch", self.momentum_batch, ["same"])
+        elif self.momentum_batch is not None:
+            check.count("momentum_batch", self.momentum_batch)
+        if not isinstance(self.fresh, bool):
+            raise TypeError(f"fresh must be True or False, got {self.fresh!r}.")
         check_radius("inner_radius", self.inner_radius)
         if self.first_batch is not None:
             check.count("first_batch", self.first_batch)
@@ -228,30 +246,53 @@ class FedMSA(SampledAlgorithm):
     def _direction(self, fed, problem, u: Cached, state: MSAState, is_first, key: Key) -> Blocks:
         """Exchange A:  h = (1 - ρ) h + avg [ s_i(u) - (1 - ρ) s_i(u_prev) ],  ρ = 1 in round 0."""
         who, sample_key = jax.random.split(key)
+        renewal, batch_size = self.renewal, self._momentum_batch()
 
-        def first(h):
+        def at_once(batch_size, round):
             cohort = fed.sample(self.momentum_clients, who)
             at = fed.broadcast(cohort, u)  # -------------------------------- down  u
-            s_i = fed.map(own_maps, at, key=sample_key, problem=problem, algorithm=self)
+            settings = {"problem": problem, "algorithm": self}
+            settings |= {"batch_size": batch_size, "round": round}
+            s_i = fed.map(own_maps, at, key=sample_key, **settings)
             with fed.outer():
                 return fed.mean(s_i)  # ------------------------------------- up    s_i(u)
 
+        def first(h):
+            return at_once(self.first_batch, 0)
+
+        if renewal is None and batch_size == self.first_batch:
+            return at_once(batch_size, fed.round)
+
         def later(h):
+            if renewal is None:
+                return at_once(batch_size, fed.round)
             cohort = fed.sample(self.momentum_clients, who)
             at, before = fed.broadcast(cohort, u, state.previous)  # -------- down  u, u_prev
             settings = {"problem": problem, "algorithm": self, "round": fed.round}
+            settings |= {"batch_size": batch_size, "renewal": renewal}
             delta_i = fed.map(own_difference, at, before, key=sample_key, **settings)
             with fed.outer():
                 delta = fed.mean(delta_i)  # -------------------------------- up    delta_i
-            return tree.axpy(1 - self.renewal, h, delta)
+            return tree.axpy(1 - renewal, h, delta)
 
         return fed.when(~is_first, later, fed.when(is_first, first, state.h))
 
+    def _momentum_batch(self) -> int | None:
+        """Rows per evaluation for the direction."""
+        return self.batch_size if self.momentum_batch == "same" else self.momentum_batch
 
-def own_maps(client: Client, u: Blocks, *, problem: Problem, algorithm: FedMSA) -> Blocks:
-    """s_i(u; ξ) in round 0."""
-    view, batch_size = algorithm.view, algorithm.first_batch
-    return evaluate(client, problem, view, batch_size, client.key, u, round=0)[0]
+
+def own_maps(
+    client: Client,
+    u: Blocks,
+    *,
+    problem: Problem,
+    algorithm: FedMSA,
+    batch_size: int | None,
+    round: Count,
+) -> Blocks:
+    """s_i(u; ξ)."""
+    return evaluate(client, problem, algorithm.view, batch_size, client.key, u, round=round)[0]
 
 
 def own_difference(
@@ -261,13 +302,14 @@ def own_difference(
     *,
     problem: Problem,
     algorithm: FedMSA,
+    batch_size: int | None,
+    renewal: Number,
     round: Count,
 ) -> Blocks:
     """s_i(u; ξ) - (1 - ρ) s_i(u_prev; ξ), with one sample."""
-    view, batch_size = algorithm.view, algorithm.batch_size
-    key, points = client.key, (u, previous)
+    view, key, points = algorithm.view, client.key, (u, previous)
     new, old = evaluate(client, problem, view, batch_size, key, *points, round=round)
-    return tree.axpy(algorithm.renewal - 1, old, new)
+    return tree.axpy(renewal - 1, old, new)
 
 
 def local_steps(
@@ -288,15 +330,28 @@ def local_steps(
     def move(w, opts, d):
         return descend(rules, d, opts, w, round, algorithm.inner_radius, algorithm.local_steps)
 
+    def maps(key, *points):
+        view, batch_size = algorithm.view, algorithm.batch_size
+        return evaluate(client, problem, view, batch_size, key, *points, round=round)
+
     def step(k, carry):
         (w, opts), before, d = carry
         w = (*all_projected(problem, w[:n]), *w[n:])
-        key = jax.random.fold_in(client.key, k)
-        view, batch_size = algorithm.view, algorithm.batch_size
-        new, old = evaluate(client, problem, view, batch_size, key, w, before, round=round)
+        new, old = maps(jax.random.fold_in(client.key, k), w, before)
         d = tree.add(d, tree.sub(new, old))
         return move(w, opts, d), w, d
 
+    def step_on_one_sample(k, carry):
+        (w, opts), old, d = carry
+        w = (*all_projected(problem, w[:n]), *w[n:])
+        (new,) = maps(client.key, w)
+        d = tree.add(d, tree.sub(new, old))
+        return move(w, opts, d), new, d
+
     first = move(u, starting_opts(rules, u, kept), h)
-    (w, opts), *_ = client.repeat(steps - 1, step, (first, u, h))
+    if algorithm.fresh:
+        (w, opts), *_ = client.repeat(steps - 1, step, (first, u, h))
+    else:
+        start = first, maps(client.key, u)[0], h
+        (w, opts), *_ = client.repeat(steps - 1, step_on_one_sample, start)
     return w, opts_to_keep(rules, opts)

@@ -11,11 +11,13 @@ from dataclasses import KW_ONLY
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
-from rookery import check
+from rookery import check, tree
 from rookery.algorithms.fednest.local_part import AbstractLocalPart
 from rookery.algorithms.shared import levels, local
 from rookery.algorithms.shared.context import Context
+from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.local import LocalPlan, LocalSteps
 from rookery.algorithms.shared.server import inner_gradient
 from rookery.algorithms.shared.step_rule import StepRule
@@ -36,6 +38,7 @@ def fedinn(
     lr: StepRule,
     steps: LocalSteps,
     anchor_batch: int | None,
+    dealt: bool = False,
 ) -> tuple[Tree, Tree]:
     """Two exchanges with one cohort: the global gradient q at y, then local steps along it.
 
@@ -44,6 +47,13 @@ def fedinn(
     who, anchor_key, local_key = jax.random.split(key, 3)
     fed, cohort = context.fed, context.sample(who)
     x, y = fed.broadcast(cohort, x, y)  # ----------------------------------- down  x, y
+    if dealt:
+        q_i, at_y = context.map(dealt_gradients, x, y, key=local_key)
+        q = fed.broadcast(cohort, fed.mean(q_i))  # ------------------------- up, down  q
+        how = {"key": local_key, "lr": lr, "steps": steps}  # the key deals the same batches
+        y_i, opt = context.map_steps(cohort, opt, dealt_inner_steps, x, y, q, at_y, **how)
+        y = fed.mean(y_i)  # ------------------------------------------------ up    y
+        return projected(context.problem, "y", y), opt
     q_i = context.map(inner_gradient, x, y, key=anchor_key, batch_size=anchor_batch)
     q = fed.mean(q_i)  # ---------------------------------------------------- up    q
     q = fed.broadcast(cohort, q)  # ----------------------------------------- down  q
@@ -78,6 +88,44 @@ def corrected_inner_steps(
     return local.corrected_steps(client, at.inner_sample, gradient, y, q, **how)
 
 
+def dealt_gradients(
+    client: Client, x: Tree, y: Tree, *, problem: TwoLevel, batch_size: int | None
+) -> tuple[Tree, Tree]:
+    """q_i, the gradient of all rows, and G_i(y; b) of every dealt batch b along a first axis."""
+    at = LocalSystem(client, problem, x, y, batch_size).prepared_for(None)
+    deal = at.dealt_inner_rows(client.key)
+
+    def one(b, carry):
+        total, each = carry
+        g = levels.inner_gradient(at.problem, x, y, deal.sample(b))
+        each = jax.tree.map(lambda rows, new: rows.at[b].set(new), each, g)
+        return tree.axpy(deal.share(b), g, total), each
+
+    n = deal.batches
+    each = jax.tree.map(lambda leaf: jnp.zeros((n, *leaf.shape), leaf.dtype), y)
+    return client.repeat(n, one, (tree.zeros_like(y), each))
+
+
+def dealt_inner_steps(
+    client: Client,
+    x: Tree,
+    y: Tree,
+    q: Tree,
+    at_y: Tree,
+    opt: Tree = None,
+    *,
+    plan: LocalPlan,
+    round: Count,
+) -> tuple[Tree, Tree]:
+    """y_{i,ν+1} = y_{i,ν} - β_i [ G_i(y_{i,ν}; b) - G_i(y; b) + q ],  b the next dealt batch."""
+    at = LocalSystem(client, plan.problem, x, y, plan.batch_size).prepared_for(None)
+    gradient = partial(levels.inner_gradient, at.problem, x)
+    how = {"rule": plan.lr, "steps": plan.steps, "round": round, "opt": opt}
+    how["project"] = projection(plan.problem, "y")
+    deal = at.dealt_inner_rows(client.key)
+    return local.dealt_steps(client, deal, gradient, y, at_y, q, **how)
+
+
 def plain_inner_steps(
     client: Client, x: Tree, y: Tree, opt: Tree = None, *, plan: LocalPlan, round: Count
 ) -> tuple[Tree, Tree]:
@@ -100,6 +148,17 @@ def own_inner_steps(
     return local.plain_steps(at.client, gradient, at.y, key=key, **how)
 
 
+def check_dealt(dealt: bool, anchor_batch: int | None) -> None:
+    """Raise unless ``dealt`` is a truth value that suits the rows of the gradient q."""
+    if not isinstance(dealt, bool):
+        raise TypeError(f"dealt must be True or False, got {dealt!r}.")
+    if dealt and anchor_batch is not None:
+        raise ValueError(
+            f"dealt=True takes the gradient q from all rows, got anchor_batch={anchor_batch}. "
+            "Leave anchor_batch out."
+        )
+
+
 class FedInn(AbstractLocalPart, AbstractInner):
     """:func:`fedinn` as a part: two exchanges give a new y.
 
@@ -107,6 +166,10 @@ class FedInn(AbstractLocalPart, AbstractInner):
         lr: β, the rule of every local step, or a size for the whole call (:class:`PerCall`).
         local_steps: τ, one number or one per client.
         anchor_batch: rows of the gradient q; None is all.
+        dealt: whether a client deals its rows into batches once a call and takes them in turn,
+            instead of drawing rows anew in every local step. Then its gradient at y is computed
+            once for each batch, and their mean is its share of q: about half of the work. With
+            full batches both are equal.
 
     >>> FedInn(lr=0.1, local_steps=5).local_steps
     5
@@ -114,15 +177,17 @@ class FedInn(AbstractLocalPart, AbstractInner):
 
     _: KW_ONLY
     anchor_batch: int | None = None
+    dealt: bool = False
 
     def __check_init__(self):
         if self.anchor_batch is not None:
             check.count("anchor_batch", self.anchor_batch)
+        check_dealt(self.dealt, self.anchor_batch)
 
     def __call__(self, context, x, y, opt, key):
         """The inner variable y after one round, and what the clients keep."""
-        how = {"lr": self.lr, "steps": self.local_steps, "anchor_batch": self.anchor_batch}
-        return fedinn(context, x, y, opt, key, **how)
+        how = {"anchor_batch": self.anchor_batch, "dealt": self.dealt}
+        return fedinn(context, x, y, opt, key, lr=self.lr, steps=self.local_steps, **how)
 
     def check(self, n_clients):
         """Numbers of local steps must fit the clients."""

@@ -33,7 +33,7 @@ import jax
 
 from rookery import check
 from rookery.algorithms.fednest.fedihgp import FedIHGPSum
-from rookery.algorithms.fednest.fedinn import FedInnSGD, fedinn
+from rookery.algorithms.fednest.fedinn import FedInnSGD, check_dealt, fedinn
 from rookery.algorithms.fednest.fedout import FedOut, fedout
 from rookery.algorithms.nested import LocalRoundsSettings, Nested, local_rounds
 from rookery.algorithms.shared import local
@@ -58,6 +58,8 @@ class FedNest(TwoLevelAlgorithm):
         outer_steps: τ of FedOut, likewise.
         ihgp: how the inverse Hessian times the outer gradient is estimated; bilevel only.
         anchor_batch: rows for FedInn's global gradient; None is all.
+        dealt: whether FedInn's local steps take batches in turn that were dealt once a call, which
+            saves about half of their work, instead of drawing rows anew; see :class:`FedInn`.
 
     >>> FedNest(outer_lr=0.05, inner_lr=0.1, inner_rounds=2, clients=10, batch_size=32).inner_rounds
     2
@@ -71,8 +73,10 @@ class FedNest(TwoLevelAlgorithm):
     outer_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     ihgp: AbstractAdjoint = eqx.field(default_factory=FedIHGPSum)
     anchor_batch: int | None = None
+    dealt: bool = False
 
     def __check_init__(self):
+        check_dealt(self.dealt, self.anchor_batch)
         local.check_fields(self)
         check_keeping(self.name, self.clients, self.inner_lr, self.outer_lr)
         check.count("inner_rounds", self.inner_rounds)
@@ -94,7 +98,7 @@ class FedNest(TwoLevelAlgorithm):
         context = Context(fed, problem, self.clients, self.batch_size)
         inner_key, outer_key = jax.random.split(key)
         who, ihgp_key, hyper_key, local_key = jax.random.split(outer_key, 4)
-        anchor = {"anchor_batch": self.anchor_batch}
+        anchor = {"anchor_batch": self.anchor_batch, "dealt": self.dealt}
         inner = {"lr": self.inner_lr, "steps": self.inner_steps, **anchor}
         outer = {"lr": self.outer_lr, "steps": self.outer_steps}
         inner_opt, outer_opt = state.opts

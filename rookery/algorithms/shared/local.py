@@ -20,6 +20,7 @@ from rookery.program.federation import AbstractFederation, Client, Placed, Step
 from rookery.program.memory import Memory
 from rookery.program.participation import Cohort
 from rookery.rng import below
+from rookery.samples import Deal
 from rookery.types import Count, Key, Sample, Tree
 
 
@@ -245,6 +246,39 @@ def mean_gradient(
     first = start, first_opt(rule, start), tree.zeros_like(start)
     *_, total = client.repeat(steps, step, first)
     return tree.scale(1 / jnp.asarray(steps).astype(float), total)
+
+
+def dealt_steps(
+    client: Client,
+    deal: Deal,
+    gradient: Callable[[Tree, Sample], Tree],
+    anchor: Tree,
+    at_anchor: Tree,
+    correction: Tree,
+    rule: StepRule,
+    steps: LocalSteps,
+    *,
+    project: Projection,
+    round: Count,
+    opt: Tree | None = None,
+) -> tuple[Tree, Tree]:
+    """Local steps along  G_i(w; b) - G_i(anchor; b) + correction  on dealt batches b in turn.
+
+    ``at_anchor`` has G_i(anchor; b) of all batches along its first axis. Arguments and results are
+    otherwise those of :func:`corrected_steps`.
+    """
+    own_steps = steps_of(client, steps)
+    opt = first_opt(rule, anchor) if opt is None else opt
+
+    def step(nu, carry):
+        w, opt = carry
+        w, b = project(w), nu % deal.batches
+        known = jax.tree.map(lambda rows: rows[b], at_anchor)
+        drift = tree.sub(gradient(w, deal.sample(b)), known)
+        return move(rule, tree.add(drift, correction), opt, w, round, own_steps)
+
+    first = move(rule, correction, opt, anchor, round, own_steps)
+    return client.repeat(own_steps - 1, step, first)
 
 
 def corrected_steps(

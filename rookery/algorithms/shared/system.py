@@ -18,6 +18,7 @@ from rookery.algorithms.shared.levels import TwoLevel
 from rookery.problem.bilevel import Bilevel
 from rookery.program.federation import Cached, Client
 from rookery.program.participation import Cohort
+from rookery.samples import Deal
 from rookery.types import Count, Key, Sample, Tree
 
 
@@ -116,17 +117,16 @@ class LocalSystem(AbstractSystem):
     batch_size: int | None
     prepared: Tree = None  # the client's inner rows, if they were prepared at x
 
-    def prepared_for(self, draws: int) -> "LocalSystem":
+    def prepared_for(self, draws: int | None) -> "LocalSystem":
         """The system for this many inner samples at x: their rows are prepared once, if that pays.
 
-        It pays if all samples together have as many rows as the client.
+        It pays if all samples together have as many rows as the client; None is all rows.
         """
         problem, client = self.problem, self.client
         if not isinstance(problem, Bilevel) or problem.prepare is None:
             return self
-        split = problem.inner_split
-        most = client.most_rows(split)
-        if self.batch_size is not None and draws * self.batch_size < most:
+        split, size = problem.inner_split, self.batch_size
+        if size is not None and draws is not None and draws * size < client.most_rows(split):
             return self
         rows = client.prepare(split, partial(problem.prepare, self.x))
         problem = problem.on_prepared_rows()
@@ -144,6 +144,11 @@ class LocalSystem(AbstractSystem):
         """Rows of the inner level."""
         split = levels.inner_split(self.problem)
         return self.client.draw(split, self.batch_size, key, self.prepared)
+
+    def dealt_inner_rows(self, key: Key) -> Deal:
+        """All rows of the inner level in batches."""
+        split = levels.inner_split(self.problem)
+        return self.client.deal(split, self.batch_size, key, self.prepared)
 
     def right_side(self, key):
         """The client's f_y(x, y; ξ)."""

@@ -102,13 +102,9 @@ class BilevelView(AbstractView[Bilevel]):
     def maps(self, problem: Bilevel, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
         """f_x - g_xy v, g_y and g_yy v - f_y."""
         (x, y, v), (outer, inner) = blocks, samples
-        direct, indirect = problem.outer_grad_x(x, y, outer), problem.inner_cross(x, y, v, inner)
-        right, left = problem.outer_grad_y(x, y, outer), problem.inner_hvp(x, y, v, inner)
-        return (
-            tree.sub(direct, indirect),
-            problem.inner_grad_y(x, y, inner),
-            tree.sub(left, right),
-        )
+        direct, right = problem.outer_gradients(x, y, outer)
+        g_y, indirect, left = problem.inner_derivatives(x, y, v, inner)
+        return tree.sub(direct, indirect), g_y, tree.sub(left, right)
 
 
 class MinimaxView(AbstractView[Minimax]):
