@@ -18,8 +18,8 @@ steps, hops and exchanges.
                             12 local steps of batch 64
 
 "As in the paper" draws rows anew wherever the papers do. "With settings" takes ``prepare`` of the
-problem (features once, where only the head moves), ``dealt`` batches and ``fresh=False``, which keep
-numbers of steps and rows in a batch and evaluate fewer rows: the notes have both counts.
+problem (features once, where only the head moves), ``dealt`` batches and ``fresh=False``. They keep
+the numbers of steps and the rows of a batch, and evaluate fewer rows: the notes have both counts.
 
 Torch comes from an environment of its own: ``make test-models`` makes ``.venv-models``, or set
 ROOKERY_TORCH_PYTHON to a Python that has it.

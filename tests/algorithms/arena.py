@@ -11,6 +11,7 @@ from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.two_level import NestedState
 from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
+from rookery.engines.round_costs import ledgers
 from rookery.engines.traced import TracedFederation, many_rounds
 from rookery.program.algorithm import first_state
 
@@ -31,6 +32,11 @@ def federation(zoo, is_eager=False, weights=None):
         zoo.problem, jax.tree.map(jnp.asarray, stacked), rk.delays.Clock(), rk.aggregate.Mean()
     )
     return EagerFederation(program, 0) if is_eager else TracedFederation(program, 0, None)
+
+
+def ledger(fed):
+    """What the words of a traced federation have cost so far."""
+    return ledgers(jax.tree.map(lambda a: a[None], fed.costs))[0]
 
 
 def context(zoo, clients=None, batch_size=None, **options):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from arena import at, context, solve
+from arena import at, context, ledger, solve
 
 import rookery as rk
 
@@ -17,7 +17,7 @@ X, Y = np.array([0.3, -0.2, 0.5]), np.linspace(-1, 1, ZOO.c.shape[-1])
 def estimate(where, adjoint, key=1):
     """The adjoint at (X, Y), and the costs of it."""
     v, _ = adjoint.estimate(where, at(X, Y), jax.random.key(key))
-    return np.asarray(v), where.fed.costs
+    return np.asarray(v), ledger(where.fed)
 
 
 def series(fresh, terms=3):
@@ -35,7 +35,7 @@ def test_with_everyone_and_full_batches_nothing_changes():
     one, costs = estimate(context(ZOO), series(False))
     fresh, fresh_costs = estimate(context(ZOO), series(True))
     np.testing.assert_allclose(one, fresh, rtol=1e-13)
-    jax.tree.map(np.testing.assert_array_equal, costs, fresh_costs)
+    assert costs == fresh_costs
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,10 @@ def test_exchanges_and_products_are_billed_as_before_and_fewer_bytes_go_down():
     two = rk.participation.Uniform(2)
     _, one = estimate(context(ZOO, two, 2), series(False))
     _, fresh = estimate(context(ZOO, two, 2), series(True))
-    for name in ("exchanges", "messages", "gradients", "hessian_vectors", "bytes_up"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(fresh, name))
-    assert int(one.bytes_down[0]) + int(one.bytes_down[1]) > 0
+    assert replace(one, bytes_down=0) == replace(fresh, bytes_down=0)
     point, p = (X.size + Y.size) * 8, Y.size * 8
-    assert one.bytes_down.tolist().count(2 * (point + 3 * p)) == 1
-    assert fresh.bytes_down.tolist() != one.bytes_down.tolist()
+    assert one.bytes_down == 2 * (point + 3 * p)
+    assert fresh.bytes_down > one.bytes_down
 
 
 @pytest.mark.slow
