@@ -4,16 +4,22 @@ The cost of a round should depend on who takes part, not on how many clients the
 over the smallest time may be 1.3, from 100 to 1,000,000 clients (AFBO: from 18 to 100,000).
 Measured are CPU seconds of calls of the compiled engine, with all that a call does besides rounds.
 Every size has a process of its own, so that its resident memory is known, and the sizes take turns,
-so that a slow moment of the machine meets all of them. A second process says what is resident
-before the first call.
+so that a slow moment of the machine meets all of them.
+
+Two more questions: what a run adds to rounds that take microseconds, and what 16 seeds in one
+program cost against one after the other.
 
 Run it with ``python benchmarks/flatness.py``, or with the names of some questions.
 """
 
+import functools
+import importlib.resources
 import multiprocessing
 import resource
 import sys
 import time
+import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,11 +27,15 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from timing import Row, at_most, print_rows
+from timing import Row, at_most, cpu_seconds, print_rows
 
 import rookery as rk
 from rookery import tree
+from rookery.algorithms import SOBA
 from rookery.engines.engine import Program
+from rookery.engines.traced import many_rounds
+from rookery.experiment import config
+from rookery.experiment.task_loader import TaskLoader
 from rookery.program.algorithm import first_state
 
 N_IN, CLASSES, ROWS, COHORT, LOCAL_STEPS, BATCH, HOPS = 64, 10, 100, 10, 10, 64, 5
@@ -208,16 +218,120 @@ def flat_rows(case: str) -> list[Row]:
     return [*found, Row(what, ratio, "", at_most(1.3))]
 
 
+def tiny_rows() -> list[Row]:
+    """A run whose rounds take microseconds, against the same rounds in a single compiled loop."""
+    few, many = 2_000, 42_000
+    zoo = rk.zoo.quadratic_bilevel(n_clients=1, rows=4, x_size=10, y_size=10, dtype=np.float32)
+    algorithm = SOBA(outer_lr=0.001, inner_lr=0.002)
+    population = rk.Population.stacked(zoo.data)
+    state = first_state(algorithm, zoo.problem, 1, zoo.start)
+    program = Program(zoo.problem, population, rk.delays.Clock(), rk.aggregate.Mean())
+
+    @jax.jit
+    def loop(state, n):
+        key = jax.random.key(0)
+        return many_rounds(program, algorithm, None, many, state, key, 0, n)[0]
+
+    def seconds(call, n: int) -> float:
+        began = time.process_time()
+        jax.block_until_ready(call(n))
+        return time.process_time() - began
+
+    def run(n: int):
+        result = rk.run(
+            algorithm, zoo.problem, population, zoo.start, rounds=n, evaluate_every=10**6
+        )
+        return result.solution
+
+    calls = {"run": run, "loop": lambda n: loop(state, n)}
+    each = dict.fromkeys(calls, float("inf"))
+    for turn in range(TURNS + 1):
+        for name, call in calls.items():
+            took = (seconds(call, many) - seconds(call, few)) / (many - few)
+            if turn:  # the first call compiles
+                each[name] = min(each[name], took)
+    return [
+        Row(
+            "SOBA with 10 + 10 variables: a run / one compiled loop",
+            each["run"] / each["loop"],
+            "",
+            at_most(1.5),
+            f"{each['run'] * 1e6:.1f} and {each['loop'] * 1e6:.1f} us of CPU a round",
+        )
+    ]
+
+
+def seed_rows(n_seeds: int = 16) -> list[Row]:
+    """Seeds of the demo in one program against one after the other."""
+    file = importlib.resources.files("rookery") / "demo.toml"
+    curve = config.build(tomllib.loads(file.read_text())).curves[0]
+    task, algorithm = TaskLoader().load(curve), curve.algorithm
+    program = Program(task.problem, task.population, curve.clock, rk.aggregate.Mean())
+    rounds, n_clients = 10, task.population.n_clients
+
+    def ready(lanes: int) -> Callable[[], float]:
+        runner = rk.Compiled().prepare(program, [algorithm] * lanes)
+        keys = [jax.random.key(seed) for seed in range(lanes)]
+        states = [
+            first_state(algorithm, task.problem, n_clients, task.start(seed))
+            for seed in range(lanes)
+        ]
+        done = 0
+
+        def advance() -> float:
+            nonlocal states, done
+            began = time.process_time()
+            progress = runner.advance(states, keys, done, [rounds] * lanes, may_reuse=True)
+            states = jax.block_until_ready([one.state for one in progress])
+            done += rounds
+            return (time.process_time() - began) / rounds / lanes
+
+        advance()  # compiles
+        return advance
+
+    alone, together = ready(1), ready(n_seeds)
+    best = [float("inf")] * 2
+    for _ in range(TURNS):
+        best = [min(best[0], alone()), min(best[1], together())]
+    # rows that must go through the hidden layer's matrix: the anchor's gradient, nine local steps,
+    # f_y, the hops, and four products for the hypergradient
+    cohort, batch, train, hops = 10, 32, 100, 5
+    rows = cohort * (train + 9 * batch + batch + hops * batch + 4 * batch)
+    inputs, matrix = jnp.ones((cohort * batch, 784)), jnp.ones((784, 64))
+    product = jax.jit(lambda a, b: a @ b)
+    times = 50
+    needed = cpu_seconds(lambda: [product(inputs, matrix) for _ in range(times)], 5) / times
+    share = needed * rows / (cohort * batch) / best[0]
+    return [
+        Row(
+            f"{n_seeds} seeds of the demo in one program / one by one",
+            best[1] / best[0],
+            "of the CPU time",
+            at_most(0.6),
+            f"{best[0] * 1e3:.1f} and {best[1] * 1e3:.1f} ms of CPU a round and seed; the products "
+            f"with the hidden layer's matrix alone take {share:.2f} of one by one, and every seed "
+            "has a matrix and batches of its own",
+        )
+    ]
+
+
+QUESTIONS: dict[str, Callable[[], list[Row]]] = {
+    **{case: functools.partial(flat_rows, case) for case in CASES},
+    "tiny": tiny_rows,
+    "seeds": seed_rows,
+}
+
+
 def rows() -> list[Row]:
     """All measurements."""
-    return [row for case in CASES for row in flat_rows(case)]
+    return [row for measure in QUESTIONS.values() for row in measure()]
 
 
 def main() -> None:
     """Print all rows, or those of the named questions."""
-    for case in CASES:
-        if len(sys.argv) == 1 or any(name in case for name in sys.argv[1:]):
-            print_rows(flat_rows(case))
+    for name, measure in QUESTIONS.items():
+        if len(sys.argv) == 1 or any(part in name for part in sys.argv[1:]):
+            print_rows(measure())
 
 
 if __name__ == "__main__":
