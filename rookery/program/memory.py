@@ -14,9 +14,9 @@ from rookery.types import Tree
 class Memory(eqx.Module):
     """One value per client that outlives the round; a field of an algorithm's state.
 
-    ``fed.recall`` reads it and ``fed.keep``, nothing else, writes it. Neither sends anything: the rows are in the
-    state only because a simulation has to keep them somewhere, and so that checkpoints hold them.
-    On the remote engine each client keeps its own row.
+    ``fed.recall`` reads it and ``fed.keep``, nothing else, writes it. Neither sends anything: the
+    rows are in the state only because a simulation has to keep them somewhere, and so that
+    checkpoints hold them. On the remote engine each client keeps its own row.
 
     >>> import jax.numpy as jnp
     >>> Memory.of(jnp.zeros(3)).for_clients(10).rows.shape
