@@ -16,7 +16,7 @@ def candidates(x, y):
     m = means(ZOO)
     f_x = m["r"] + ZOO.m0 * x
     for Q in range(T):
-        now, r = y, None
+        now, r = y, np.zeros(2)
         for t in range(T):
             if t == Q:
                 r = f_y(ZOO, x, now)

@@ -1,5 +1,8 @@
 """BR-FedBi: its limits without an attack, under attack, and what robustness costs."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from rookery.program.values import Placed
 ALIKE = rk.zoo.quadratic_bilevel(n_clients=5, x_size=2, y_size=2, heterogeneity=0.0)
 DIFFERENT = rk.zoo.quadratic_bilevel(n_clients=5, x_size=2, y_size=2)
 NOISY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=2, y_size=2, rows=4, noise=0.3)
-RATES = {"outer_lr": 0.05, "inner_lr": 0.1}
+RATES: dict[str, Any] = {"outer_lr": 0.05, "inner_lr": 0.1}
 
 
 def end(zoo, algorithm, rule, rounds=1500):
@@ -84,7 +87,7 @@ def test_the_mean_does_not_survive_and_robustness_costs_bias():
 
 def test_momenta_of_all_outvote_a_byzantine_majority_of_a_cohort():
     """Two of five are Byzantine: a cohort of two or three may have a majority of them."""
-    settings = {**RATES, "momentum": 0.5, "clients": 3}
+    settings: dict[str, Any] = {**RATES, "momentum": 0.5, "clients": 3}
     cached = BRFedBi(**settings, cached=True)
     assert end(ALIKE, cached, Attacked(Median(), bad=2)) < 1e-6
 
@@ -94,7 +97,7 @@ def test_variables_are_aggregated_each_by_itself():
     replies = (jnp.array([0.0, 0.1, 0.2, 9.0, 8.0]), jnp.array([9.0, 7.0, 0.2, 0.1, 0.0]))
     fed = federation(DIFFERENT, is_eager=True)
     fed.aggregate = Krum(bad=1)
-    cohort = fed.sample(rk.participation.Everyone(), None)
+    cohort = fed.sample(rk.participation.Everyone(), jax.random.key(0))
     first, second = fed.mean(Placed(cohort, replies, is_stacked=True), apart=True)
     assert float(first) == pytest.approx(0.1) and float(second) == pytest.approx(0.1)
 

@@ -1,5 +1,7 @@
 """Penalty methods: the order of their bias, and their rounds by hand."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,7 +95,8 @@ def test_f2sa_ends_at_the_solution_of_the_penalty():
 @pytest.mark.slow
 def test_the_single_loop_ends_where_the_double_loop_does():
     """With one step, and with FedMSA's corrected steps; plain local steps add their drift."""
-    view, rates = PenaltyView(10.0), {"outer_lr": 0.02, "inner_lr": 0.2}
+    view = PenaltyView(10.0)
+    rates: dict[str, Any] = {"outer_lr": 0.02, "inner_lr": 0.2}
     want = end(F2SA(outer_lr=0.2, inner_lr=0.3, inner_rounds=30, penalty=view), 400)[1].solution
     one, result = end(MemFBO(**rates, server_lr=(0.02, 0.2, 0.2), view=view), 4000)
     assert_close(result.solution, want, atol=1e-9)
@@ -106,7 +109,7 @@ def test_the_single_loop_ends_where_the_double_loop_does():
 
 @pytest.mark.slow
 def test_a_growing_penalty_leaves_less_bias():
-    rates = {"outer_lr": 0.005, "inner_lr": 0.2, "server_lr": (0.005, 0.2, 0.2)}
+    rates: dict[str, Any] = {"outer_lr": 0.005, "inner_lr": 0.2, "server_lr": (0.005, 0.2, 0.2)}
     fixed, _ = end(MemFBO(**rates, view=PenaltyView(10.0)), 8000)
     growing, _ = end(MemFBO(**rates, view=PenaltyView(Growing(10.0, 0.01, most=40.0))), 8000)
     assert growing < fixed / 8
@@ -114,7 +117,7 @@ def test_a_growing_penalty_leaves_less_bias():
 
 def test_a_schedule_is_read_at_the_round():
     view = PenaltyView(Growing(2.0, 3.0, most=6.0))
-    assert [float(view.at(r).sigma) for r in (0, 1, 2)] == [2.0, 5.0, 6.0]
+    assert [np.asarray(view.at(r).sigma).item() for r in (0, 1, 2)] == [2.0, 5.0, 6.0]
     algorithm = MemFBO(outer_lr=0.1, inner_lr=0.1, server_lr=0.1, view=view)
     state, _ = advance(ZOO, algorithm, 2, rk.Compiled())
     u = [np.zeros(2)] * 3
@@ -153,7 +156,7 @@ def test_settings_are_checked():
         MemFBO(outer_lr=0.1, inner_lr=0.1, server_lr=0.1, view=rk.parts.BilevelView())
     with pytest.raises(ValueError, match=r"PenaltyView.sigma"):
         PenaltyView(0.0)
-    saddle = rk.zoo.saddle(n_clients=2)
+    saddle: Any = rk.zoo.saddle(n_clients=2)
     with pytest.raises(TypeError, match=r"F2SA solves Bilevel problems"):
         F2SA(outer_lr=0.1, inner_lr=0.1).check(saddle.problem, 2)
     with pytest.raises(TypeError, match=r"PenaltyView is a view of Bilevel"):

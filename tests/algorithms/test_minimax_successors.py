@@ -1,5 +1,7 @@
 """Fed-Norm-SGDA, FedSGDA-M, optimistic GDA, FedGDA-GT, FESS-GDA, ProxSkip-VIP."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from rookery.algorithms import (
 ZOO = rk.zoo.saddle(curvature=1.0, n_clients=3, x_size=1, y_size=2)
 BILINEAR = rk.Minimax(lambda x, y, row: x * y * row, project={"y": lambda y: jnp.clip(y, -1, 1)})
 ROWS = rk.Population.stacked(np.ones((2, 1)))
-RATES = {"outer_lr": 0.05, "inner_lr": 0.1}
+RATES: dict[str, Any] = {"outer_lr": 0.05, "inner_lr": 0.1}
 
 
 def bilinear(algorithm, rounds):
@@ -45,7 +47,7 @@ def test_one_local_step_is_gda():
 
 
 def test_without_smoothing_it_is_local_descent_ascent_with_server_steps():
-    steps = {"local_steps": 3}
+    steps: dict[str, Any] = {"local_steps": 3}
     got = trajectory(ZOO, FESSGDA(**RATES, **steps, smoothing=0.0, beta=0.1), 3)
     np.testing.assert_allclose(got, trajectory(ZOO, rk.FedAvgS(**RATES, **steps), 3), rtol=1e-12)
 
@@ -74,7 +76,7 @@ def test_two_rounds_of_fessgda_by_hand():
 
 
 def test_descent_ascent_cycles_where_smoothing_and_optimism_end():
-    lr = {"outer_lr": 0.05, "inner_lr": 0.05}
+    lr: dict[str, Any] = {"outer_lr": 0.05, "inner_lr": 0.05}
     x, y = bilinear(rk.GDA(**lr), 3000).solution
     assert np.hypot(x, y) > 0.5
     x, y = bilinear(FESSGDA(**lr, smoothing=2.0, beta=0.02), 3000).solution

@@ -1,6 +1,7 @@
 """SimFBO, ShroFBO, FedBiO and FedBiOAcc: identities, rounds by hand, and where each one ends."""
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +24,8 @@ from rookery.program.participation import Cohort
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=3, x_size=2, y_size=2)
 NOISY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=2, y_size=2, rows=4, noise=0.3)
-SIZES = {"outer_lr": 0.05, "inner_lr": (0.1, 0.08)}
-EQUAL = {**SIZES, "server_lr": (0.05, 0.1, 0.08)}
+SIZES: dict[str, Any] = {"outer_lr": 0.05, "inner_lr": (0.1, 0.08)}
+EQUAL: dict[str, Any] = {**SIZES, "server_lr": (0.05, 0.1, 0.08)}
 UNEQUAL = (1, 2, 4)
 
 
@@ -68,7 +69,7 @@ def test_the_servers_step_is_not_the_clients():
 
 
 def test_server_step_equal_to_local_step_is_fedbio():
-    settings = {"local_steps": UNEQUAL, "clients": 2, "batch_size": 2}
+    settings: dict[str, Any] = {"local_steps": UNEQUAL, "clients": 2, "batch_size": 2}
     a, b = (
         trajectory(NOISY, one, 4, seed=5)
         for one in (SimFBO(**EQUAL, **settings), FedBiO(**SIZES, **settings))
@@ -142,7 +143,7 @@ def test_where_local_steps_end():
     """Exact for one step; a bias linear in the step; another problem for unequal numbers."""
     far, near = 0.04, 0.01
 
-    def sizes(lr):
+    def sizes(lr) -> dict[str, Any]:
         return {"outer_lr": lr, "inner_lr": lr}
 
     assert ends(SimFBO(**sizes(0.1), server_lr=0.1), 1500) < 1e-14
@@ -162,7 +163,7 @@ def test_where_local_steps_end():
 
 @pytest.mark.slow
 def test_the_drift_of_fedbioacc_does_not_depend_on_its_renewal():
-    settings = {"outer_lr": 0.04, "inner_lr": 0.04, "local_steps": 5}
+    settings: dict[str, Any] = {"outer_lr": 0.04, "inner_lr": 0.04, "local_steps": 5}
     errors = [
         ends(FedBiOAcc(**settings, estimator=rk.parts.STORM(c)), 1500) for c in (1.0, 0.1, 0.01)
     ]
@@ -173,7 +174,7 @@ def test_the_drift_of_fedbioacc_does_not_depend_on_its_renewal():
 @pytest.mark.slow
 def test_falling_rates_of_fedbioacc_bring_it_nearer():
     rate = rk.parts.PowerDecay(1.0, 1 / 3)
-    settings = {"outer_lr": 0.1, "inner_lr": 0.1, "local_steps": 3}
+    settings: dict[str, Any] = {"outer_lr": 0.1, "inner_lr": 0.1, "local_steps": 3}
     falling = FedBiOAcc(**settings, estimator=rk.parts.STORM(0.5, rate))
     errors = [ends(falling, rounds) for rounds in (500, 4000)]
     assert errors[1] == pytest.approx(errors[0] / 2, rel=0.1)  # like the rate itself

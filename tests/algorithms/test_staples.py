@@ -92,7 +92,7 @@ def test_numbers_of_steps_are_geometric():
 
 
 def test_a_round_of_fedexp_by_hand():
-    w = np.zeros(3)
+    w, step = np.zeros(3), 0.0
     last = w
     for _ in range(3):
         own = np.stack([w] * 4)
