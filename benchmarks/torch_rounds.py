@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-import torch
+import torch  # pyright: ignore[reportMissingImports]
 from torch.nn.functional import cross_entropy, linear, relu
 
 CLIENTS, INPUTS, CLASSES = 100, 784, 10
