@@ -18,7 +18,11 @@ import time
 from dataclasses import dataclass
 
 import torch  # pyright: ignore[reportMissingImports]
-from torch.nn.functional import cross_entropy, linear, relu
+from torch.nn.functional import (  # pyright: ignore[reportMissingImports]
+    cross_entropy,
+    linear,
+    relu,
+)
 
 CLIENTS, INPUTS, CLASSES = 100, 784, 10
 

@@ -11,6 +11,7 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("e*/**/*.md")]
 DOCS = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
 SOURCES = [p for room in ("rookery", "tests", "benchmarks") for p in (ROOT / room).rglob("*.py")]
 PROSE = {
+    "heartbeat_timeout_seconds",  # of jax.distributed
     "fedgrad",
     "FedGrad",
     "study",
