@@ -143,7 +143,9 @@ def test_both_points_of_fedmsa_have_the_same_dropout_mask():
     )
     msa = rk.FedMSA(outer_lr=0.5, inner_lr=0.5, renewal=0.25, local_steps=3, batch_size=1)
     u, h = (jnp.ones(D), jnp.ones(1)), (jnp.zeros(D), jnp.zeros(1))
-    difference, _ = own_difference(client(), u, u, problem=problem, algorithm=msa, round=1)
+    difference, _ = own_difference(
+        client(), u, u, problem=problem, algorithm=msa, batch_size=1, renewal=0.25, round=1
+    )
     assert set(np.asarray(difference).tolist()) == {0.0, 0.5}  # 2 - (1 - 1/4) 2 where the mask is 2
     moved, _ = local_steps(client(), u, h, problem=problem, algorithm=msa, round=0, steps=3)
     np.testing.assert_array_equal(moved[0], u[0])  # along h = 0 nothing moves, so no difference may
