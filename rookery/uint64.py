@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Integer, UInt32
 
 _WORD = 2**32
@@ -59,12 +60,13 @@ def products(sizes: Sequence[int], times: Integer[Array, ""], most: int) -> Coun
 
 
 def total(counters: Counters) -> Counters:
-    """The sums along the first axis, of fewer than 65,536 counters."""
-    few, many, high = (
-        jnp.sum(part, axis=0, dtype=jnp.uint32)
-        for part in (counters.low & 0xFFFF, counters.low >> 16, counters.high)
-    )
-    return plus(Counters(few, high), Counters(many << 16, many >> 16))
+    """The sums along the first axis."""
+
+    def add(a: tuple, b: tuple) -> Counters:
+        return plus(Counters(*a), Counters(*b))
+
+    zero = jnp.uint32(0)
+    return Counters(*lax.reduce(tuple(counters), (zero, zero), add, (0,)))
 
 
 def read(counters: Counters) -> list:
