@@ -180,7 +180,12 @@ def commands() -> list[Row]:
             f"{runs[0][0]:.1f} s with an empty cache",
         ),
         Row("rookery run: how often the data is read", max(one[1] for one in runs), "", at_most(1)),
-        Row("rookery show", seconds, "s of CPU", note=f"it compiles {compiled:.0f} programs"),
+        Row(
+            "rookery show",
+            seconds,
+            "s of CPU",
+            note=f"rounds compiled: {compiled:.0f}; the time goes to small operations of the server",
+        ),
     ]
 
 
