@@ -184,7 +184,7 @@ def commands() -> list[Row]:
             "rookery show",
             seconds,
             "s of CPU",
-            note=f"rounds compiled: {compiled:.0f}; the time goes to small operations of the server",
+            note=f"rounds compiled: {compiled:.0f}; the time is small operations on the server",
         ),
     ]
 
