@@ -96,7 +96,7 @@ class InFlight(eqx.Module):
         """The same with a row for each client."""
         if self.n_clients is not None:
             raise ValueError(f"these jobs already have rows, for {self.n_clients} clients.")
-        rows = repeated(self, n_clients)
+        rows = repeated(replace(self, trace=None), n_clients)  # the trace is large, and one for all
         return replace(
             rows, polls=self.polls, began=self.began, trace=self.trace, n_clients=n_clients
         )
