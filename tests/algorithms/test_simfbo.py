@@ -44,7 +44,11 @@ def local_sums(maps, u, sizes, tau):
     return w, total
 
 
-@pytest.mark.parametrize("zoo", [ZOO, pooled(NOISY)], ids=["several clients", "one client"])
+@pytest.mark.parametrize(
+    "zoo",
+    [ZOO, pytest.param(pooled(NOISY), marks=pytest.mark.slow)],
+    ids=["several clients", "one client"],
+)
 def test_with_one_local_step_all_single_loop_methods_are_soba(zoo):
     def xs(algorithm):
         return trajectory(zoo, algorithm, 4)

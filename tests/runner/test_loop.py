@@ -50,7 +50,8 @@ def test_a_run_directory_holds_configuration_history_checkpoints_and_summary(tmp
     result = go(directory=tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["run"]["algorithm"]["name"] == "FedNest"
-    assert config["run"]["algorithm"]["ihgp"] == {"name": "FedIHGP", "terms": 3, "lipschitz": 5.0}
+    series = {"name": "FedIHGP", "terms": 3, "lipschitz": 5.0, "fresh": True}
+    assert config["run"]["algorithm"]["ihgp"] == series
     assert config["versions"]["jax"] == jax.__version__
     lines = (tmp_path / "history.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == result.history.rows
