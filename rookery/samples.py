@@ -4,7 +4,7 @@ Both have the interface of :class:`rookery.types.Sample`; their rows are :class:
 and :class:`rookery.loss.Batch`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, Integer
 
 from rookery.loss import Batch, Pair
 from rookery.rng import below
-from rookery.types import Count, Key, Sample, Tree
+from rookery.types import BatchSize, Count, Key, Sample, Tree
 
 TILE = 32
 """All pairs are evaluated in tiles of this many rows by this many rows."""
@@ -56,6 +56,22 @@ class Charge(Protocol):
     ) -> None:
         """Bill this many evaluations on each of some rows, of which there are at most ``most``."""
         ...
+
+
+def rows_per_draw(batch_size: BatchSize, split: str) -> int | None:
+    """The batch size of a split.
+
+    >>> rows_per_draw({"train": 64, "validation": None}, "train"), rows_per_draw(8, "test")
+    (64, 8)
+    """
+    if not isinstance(batch_size, Mapping):
+        return batch_size
+    if split not in batch_size:
+        raise ValueError(
+            f"batch_size has no number for the split {split!r}, got {dict(batch_size)}. Give one "
+            "for each split that the problem reads; None is all rows."
+        )
+    return batch_size[split]
 
 
 def keys_for(key: Key, use: int, numbers: Integer[Array, " examples"]) -> Key:

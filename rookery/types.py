@@ -1,6 +1,6 @@
 """Types that several packages share: trees, keys, losses, samples and problems."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -20,6 +20,9 @@ Number = float | int | jax.Array
 
 Count = int | jax.Array
 """The same of a whole number: a round, a number of steps, a client."""
+
+BatchSize = int | None | Mapping[str, int | None]
+"""Rows per evaluation on a client, None for all of them; or one such number for each split."""
 
 Loss = Callable[..., Scalar]
 """A scalar loss of the problem's variables and, last, of one example."""

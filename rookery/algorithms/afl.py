@@ -55,7 +55,7 @@ from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import PolledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.polling import InFlight, PollRules
-from rookery.types import Key, Tree
+from rookery.types import BatchSize, Key, Tree
 
 
 class AFACSState(NamedTuple):
@@ -200,7 +200,7 @@ def AFLBilevel(
     first_wait_for: int | None = None,
     inner_staleness: int | None = None,
     outer_staleness: int | None = None,
-    batch_size: int | None = None,
+    batch_size: BatchSize = None,
 ) -> AFBO:
     """AFA-CS on y, and on x along the clients' own hypergradients.
 

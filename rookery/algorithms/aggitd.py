@@ -50,7 +50,7 @@ from rookery.problem.constraints import projected
 from rookery.program.algorithm import SampledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.rng import below
-from rookery.types import Key, Number, Tree
+from rookery.types import BatchSize, Key, Number, Tree
 
 
 class AggITD(SampledAlgorithm):
@@ -124,14 +124,14 @@ class AggITD(SampledAlgorithm):
 
 
 def inner_gradient(
-    client: Client, x: Tree, y: Tree, *, problem: Bilevel, batch_size: int | None
+    client: Client, x: Tree, y: Tree, *, problem: Bilevel, batch_size: BatchSize
 ) -> Tree:
     """g_y."""
     return problem.inner_grad_y(x, y, client.draw(problem.inner_split, batch_size, client.key))
 
 
 def both_gradients(
-    client: Client, x: Tree, y: Tree, *, problem: Bilevel, batch_size: int | None
+    client: Client, x: Tree, y: Tree, *, problem: Bilevel, batch_size: BatchSize
 ) -> Blocks:
     """g_y and f_y."""
     outer_key, inner_key = jax.random.split(client.key)
@@ -141,7 +141,7 @@ def both_gradients(
 
 
 def gradient_and_product(
-    client: Client, x: Tree, at: Blocks, *, problem: Bilevel, batch_size: int | None
+    client: Client, x: Tree, at: Blocks, *, problem: Bilevel, batch_size: BatchSize
 ) -> Blocks:
     """g_y and g_yy r, on independent rows."""
     y, r = at
@@ -157,7 +157,7 @@ def hypergradient(
     at: Blocks,
     *,
     problem: Bilevel,
-    batch_size: int | None,
+    batch_size: BatchSize,
     factor: Number,
 ) -> Tree:
     """f_x - λ T g_xy r."""

@@ -42,7 +42,7 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.constraints import projected
 from rookery.program.algorithm import SampledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Key, Tree
+from rookery.types import BatchSize, Key, Tree
 
 
 class BOMEState(NamedTuple):
@@ -124,7 +124,7 @@ class BOME(SampledAlgorithm):
 
 
 def inner_gradient(
-    client: Client, at: Blocks, y_T: Tree, *, problem: Bilevel, batch_size: int | None
+    client: Client, at: Blocks, y_T: Tree, *, problem: Bilevel, batch_size: BatchSize
 ) -> Tree:
     """g_y(x, y_T)."""
     sample = client.draw(problem.inner_split, batch_size, client.key)
@@ -132,7 +132,7 @@ def inner_gradient(
 
 
 def directions(
-    client: Client, at: Blocks, y_T: Tree, *, problem: Bilevel, batch_size: int | None
+    client: Client, at: Blocks, y_T: Tree, *, problem: Bilevel, batch_size: BatchSize
 ) -> tuple[Blocks, Blocks]:
     """∇f and ∇q^, both as (in x, in y)."""
     x, y = at

@@ -51,7 +51,7 @@ from rookery.problem.constraints import projected
 from rookery.program.federation import AbstractFederation, Cached, Client
 from rookery.program.participation import AbstractParticipation, Cohort, Weighted
 from rookery.rng import below
-from rookery.types import Key, Tree
+from rookery.types import BatchSize, Key, Tree
 
 
 class FedMBO(TwoLevelAlgorithm):
@@ -256,7 +256,7 @@ class Chains(eqx.Module):
 
 
 def outer_gradients(
-    client: Client, point: tuple[Tree, Tree], *, problem: Bilevel, batch_size: int | None
+    client: Client, point: tuple[Tree, Tree], *, problem: Bilevel, batch_size: BatchSize
 ) -> tuple[Tree, Tree]:
     """f_x(x, y; φ) and f_y(x, y; θ), on independent samples."""
     x_key, y_key = jax.random.split(client.key)
@@ -266,7 +266,7 @@ def outer_gradients(
 
 
 def cross_vector(
-    client: Client, point: tuple[Tree, Tree], p: Tree, *, problem: Bilevel, batch_size: int | None
+    client: Client, point: tuple[Tree, Tree], p: Tree, *, problem: Bilevel, batch_size: BatchSize
 ) -> Tree:
     """g_xy(x, y; ω) p."""
     sample = client.draw(problem.inner_split, batch_size, client.key)

@@ -40,7 +40,7 @@ from rookery.algorithms.shared.schedule import AbstractSchedule
 from rookery.algorithms.shared.step_rule import Optimiser, StepRule, check_size, step_rule
 from rookery.program.participation import AbstractParticipation
 from rookery.signature import expands
-from rookery.types import Number, Tree
+from rookery.types import BatchSize, Number, Tree
 
 Kind = Literal["adagrad", "adam", "yogi"]
 """How the second moment follows the squares."""
@@ -58,7 +58,7 @@ class LocalSettings(TypedDict, total=False):
     lr: Required[StepRule]
     local_steps: LocalSteps
     clients: AbstractParticipation | int | None
-    batch_size: int | None
+    batch_size: BatchSize
 
 
 def local_settings(
@@ -66,7 +66,7 @@ def local_settings(
     lr: StepRule,
     local_steps: LocalSteps = 1,
     clients: AbstractParticipation | int | None = None,
-    batch_size: int | None = None,
+    batch_size: BatchSize = None,
 ) -> LocalSettings:
     """The same as a function, whose parameters experiment files know."""
     return LocalSettings(lr=lr, local_steps=local_steps, clients=clients, batch_size=batch_size)

@@ -38,7 +38,7 @@ from rookery.problem.composition import Composition
 from rookery.problem.constraints import projected, projections
 from rookery.program.algorithm import check_kind
 from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Key, Tree
+from rookery.types import BatchSize, Key, Tree
 
 
 class AveragedState(NamedTuple):
@@ -115,7 +115,7 @@ class NASA(AbstractCompositional):
 
 
 def own_value_and_pullback(
-    client: Client, x: Tree, a: Tree, *, problem: Composition, batch_size: int | None
+    client: Client, x: Tree, a: Tree, *, problem: Composition, batch_size: BatchSize
 ) -> tuple[Tree, Tree]:
     """F_0(x; ξ) and J_0(x; ξ)' a."""
     sample = client.draw(problem.split, batch_size, client.key)

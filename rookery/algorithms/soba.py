@@ -27,7 +27,7 @@ from rookery.algorithms.shared.views import Blocks
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.constraints import projected
 from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Key, Tree
+from rookery.types import BatchSize, Key, Tree
 
 
 class SOBAState(NamedTuple):
@@ -84,7 +84,7 @@ class SOBA(AbstractBlockSteps):
         return state.x, state.y
 
 
-def directions(client: Client, at: Blocks, *, problem: Bilevel, batch_size: int | None) -> Blocks:
+def directions(client: Client, at: Blocks, *, problem: Bilevel, batch_size: BatchSize) -> Blocks:
     """d_x = f_x - g_xy v,  d_y = g_y,  d_v = g_yy v - f_y."""
     x, y, v = at
     outer_key, inner_key = jax.random.split(client.key)

@@ -22,8 +22,9 @@ from rookery.samples import (
     OneBatch,
     check_batch,
     keys_for,
+    rows_per_draw,
 )
-from rookery.types import Key, Sample, Tree
+from rookery.types import BatchSize, Key, Sample, Tree
 
 BLOCK = 1024
 """Rows of a whole-client sample that are in memory at once."""
@@ -83,14 +84,15 @@ class LocalClient:
             )
         return self._key
 
-    def draw(self, split: str, size: int | None, key: Key, prepared: Tree = None) -> Sample:
+    def draw(self, split: str, size: BatchSize, key: Key, prepared: Tree = None) -> Sample:
         """A sample handle: ``size`` rows of a split, or all of them if ``size`` is None.
 
         Rows are drawn uniformly with replacement. If ``size`` is at least the client's number of
         rows, the sample is all its rows, each once. The keys that losses get are made from ``key``
         too, so one sample gives the same keys at every point. With ``prepared`` the same rows are
-        taken from what :meth:`prepare` returned.
+        taken from what :meth:`prepare` returned. ``size`` may have a number for each split.
         """
+        size = rows_per_draw(size, split)
         _, count, largest = self._where(split)
         rows = self._rows_of(split, prepared)
         if size is None or size >= largest:
@@ -103,6 +105,7 @@ class LocalClient:
         Batches of a client differ by one row at most. Some are empty where a client has fewer rows
         than the largest one has batches.
         """
+        size = rows_per_draw(size, split)
         _, count, largest = self._where(split)
         n = 1 if size is None else -(-largest // size)
         bits = jax.random.bits(key, (largest,), jnp.uint32)

@@ -163,6 +163,9 @@ def make_object(
     >>> table = {"name": "optax:adam", "learning_rate": 0.1, "keep": True}
     >>> make_object(PARTS, table, "algorithm.lr").name
     'Optimiser(adam)'
+    >>> table = {"name": "SOBA", "outer_lr": 0.1, "inner_lr": 0.1, "batch_size": {"train": 8}}
+    >>> make_object(ALGORITHMS, table, "algorithm").batch_size
+    {'train': 8}
     """
     fn = lookup(names, table, where, folder)
     may_keep = ":" in name_of(table, where) and "keep" not in inspect.signature(fn).parameters
@@ -191,6 +194,8 @@ def make_stop_rules(value: object, folder: Path | None = None) -> tuple[stop.Abs
 
 def _value(value: object, where: str, folder: Path | None) -> object:
     if isinstance(value, Mapping):
+        if where.endswith(".batch_size"):
+            return dict(value)  # a number for each split
         return make_object(PARTS, value, where, folder)
     if isinstance(value, list):
         return tuple(_value(item, f"{where}[{i}]", folder) for i, item in enumerate(value))

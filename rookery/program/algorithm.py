@@ -3,7 +3,7 @@
 import abc
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import equinox as eqx
@@ -15,7 +15,7 @@ from rookery.program.federation import AbstractFederation
 from rookery.program.memory import Memory, PerClient, Probabilities
 from rookery.program.participation import AbstractParticipation, participation
 from rookery.program.polling import InFlight
-from rookery.types import Key, Problem, Tree
+from rookery.types import BatchSize, Key, Problem, Tree
 
 SMALLER_STEP = "A smaller step size is the usual remedy."
 """What most algorithms advise when a value is no longer finite."""
@@ -96,14 +96,15 @@ class BatchedAlgorithm(AbstractAlgorithm):
     """An algorithm whose clients evaluate on mini-batches.
 
     Args:
-        batch_size: rows per stochastic evaluation on a client; None is all its rows.
+        batch_size: rows per stochastic evaluation on a client; None is all its rows. A dictionary
+            has a number for each split of the problem, and so for each level of a bilevel problem
+            whose levels read different splits: ``{"train": 64, "validation": None}``.
     """
 
-    batch_size: int | None = eqx.field(default=None, kw_only=True)
+    batch_size: BatchSize = eqx.field(default=None, kw_only=True)
 
     def __check_init__(self):
-        if self.batch_size is not None:
-            check.count("batch_size", self.batch_size)
+        check_batch_size("batch_size", self.batch_size)
 
 
 class SampledAlgorithm(BatchedAlgorithm):
@@ -181,8 +182,30 @@ def check_kind(algorithm: AbstractAlgorithm, problem: Problem, kind: type) -> No
         )
 
 
+def check_batch_size(name: str, batch_size: BatchSize) -> None:
+    """Raise unless all numbers of rows are at least one, or None."""
+    by_split = isinstance(batch_size, Mapping)
+    if by_split and not batch_size:
+        raise ValueError(f"{name} must have a number for each split, got {{}}.")
+    sizes = batch_size if by_split else {"": batch_size}
+    for split, size in sizes.items():
+        if size is not None:
+            check.count(f"{name}[{split!r}]" if by_split else name, size)
+
+
+def check_splits(algorithm: AbstractAlgorithm, problem: Problem) -> None:
+    """Raise unless a batch size by split has the splits that the problem reads."""
+    batch_size = getattr(algorithm, "batch_size", None)
+    if isinstance(batch_size, Mapping) and set(batch_size) != set(problem.splits):
+        raise ValueError(
+            f"batch_size has numbers for {', '.join(sorted(batch_size))}, but the problem reads "
+            f"{', '.join(sorted(problem.splits))}. Give one for each of these; None is all rows."
+        )
+
+
 def check_constraints(algorithm: AbstractAlgorithm, problem: Problem) -> None:
-    """Raise if a variable is constrained and the algorithm would leave its set."""
+    """Raise if the algorithm would leave a variable's set, or does not suit the splits."""
+    check_splits(algorithm, problem)
     constrained = ", ".join(getattr(problem, "projections", ()))
     if constrained and not algorithm.projects:
         raise ValueError(

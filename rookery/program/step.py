@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rookery.samples import Deal
-from rookery.types import Count, Key, Sample, Tree
+from rookery.types import BatchSize, Count, Key, Sample, Tree
 
 
 class Client(Protocol):
@@ -25,14 +25,14 @@ class Client(Protocol):
         """The key of this step on this client."""
         ...
 
-    def draw(self, split: str, size: int | None, key: Key, prepared: Tree = None) -> Sample:
+    def draw(self, split: str, size: BatchSize, key: Key, prepared: Tree = None) -> Sample:
         """A handle to ``size`` rows of a split, or to all of them if ``size`` is None.
 
         ``prepared`` is what :meth:`prepare` made of all rows, if they are to be taken from it.
         """
         ...
 
-    def deal(self, split: str, size: int | None, key: Key, prepared: Tree = None) -> Deal:
+    def deal(self, split: str, size: BatchSize, key: Key, prepared: Tree = None) -> Deal:
         """All rows of a split, dealt at random into batches of at most ``size`` rows."""
         ...
 

@@ -28,7 +28,7 @@ from rookery.algorithms.shared.step_rule import check_number
 from rookery.problem.bilevel import Bilevel
 from rookery.program.federation import AbstractFederation, Client, Placed
 from rookery.program.participation import Cohort
-from rookery.types import Key, Tree
+from rookery.types import BatchSize, Key, Tree
 
 
 class Setting(NamedTuple):
@@ -47,7 +47,7 @@ class Setting(NamedTuple):
     problem: Bilevel
     everyone: Cohort
     v: Placed
-    batch_size: int | None
+    batch_size: BatchSize
     key: Key
 
     def answers(self, step, k, rows: Tree) -> Tree:

@@ -52,7 +52,7 @@ from rookery.problem.constraints import projected, projection
 from rookery.program.algorithm import PolledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.polling import InFlight, PollRules
-from rookery.types import Key, Tree
+from rookery.types import BatchSize, Key, Tree
 
 
 class AFBOState(NamedTuple):
@@ -215,7 +215,7 @@ def inner_iterations(
 
 
 def piece(
-    client: Client, point: Point, v: Tree, *, problem: Bilevel, batch_size: int | None
+    client: Client, point: Point, v: Tree, *, problem: Bilevel, batch_size: BatchSize
 ) -> Tree:
     """H_i = f_x(x, y; ξ) - g_xy(x, y; ζ) v."""
     return own_piece(LocalSystem(client, problem, *point, batch_size), v, client.key)
@@ -226,7 +226,7 @@ def local_piece(
     point: Point,
     *,
     problem: Bilevel,
-    batch_size: int | None,
+    batch_size: BatchSize,
     aphe: AbstractAPHE,
 ) -> Tree:
     """H_i with the client's own adjoint."""

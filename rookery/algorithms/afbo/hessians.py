@@ -21,7 +21,7 @@ from rookery.program.federation import AbstractFederation, Cached, Placed
 from rookery.program.memory import Memory
 from rookery.program.participation import Everyone
 from rookery.program.polling import InFlight
-from rookery.types import Key, Tree
+from rookery.types import BatchSize, Key, Tree
 
 Point = tuple[Tree, Tree]
 """(x, y)."""
@@ -32,7 +32,7 @@ class AbstractServerSystem(AbstractSystem):
 
     fed: AbstractFederation
     problem: Bilevel
-    batch_size: int | None
+    batch_size: BatchSize
     point: Cached
 
     @abc.abstractmethod
@@ -105,7 +105,7 @@ class AbstractHessians(eqx.Module):
         self,
         fed: AbstractFederation,
         problem: Bilevel,
-        batch_size: int | None,
+        batch_size: BatchSize,
         point: Point,
         jobs: InFlight,
     ) -> AbstractServerSystem | None:

@@ -66,7 +66,7 @@ from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Cached, Client
 from rookery.program.participation import AbstractParticipation, Everyone, Uniform, participation
 from rookery.rng import below
-from rookery.types import Count, Key, Number, Problem, Tree
+from rookery.types import BatchSize, Count, Key, Number, Problem, Tree
 
 
 class MSAState(NamedTuple):
@@ -277,7 +277,7 @@ class FedMSA(SampledAlgorithm):
 
         return fed.when(~is_first, later, fed.when(is_first, first, state.h))
 
-    def _momentum_batch(self) -> int | None:
+    def _momentum_batch(self) -> BatchSize:
         """Rows per evaluation for the direction."""
         return self.batch_size if self.momentum_batch == "same" else self.momentum_batch
 
@@ -288,7 +288,7 @@ def own_maps(
     *,
     problem: Problem,
     algorithm: FedMSA,
-    batch_size: int | None,
+    batch_size: BatchSize,
     round: Count,
 ) -> Blocks:
     """s_i(u; ξ)."""
@@ -302,7 +302,7 @@ def own_difference(
     *,
     problem: Problem,
     algorithm: FedMSA,
-    batch_size: int | None,
+    batch_size: BatchSize,
     renewal: Number,
     round: Count,
 ) -> Blocks:

@@ -25,7 +25,7 @@ from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import AbstractInner
 from rookery.problem.constraints import projected, projection
 from rookery.program.federation import Client
-from rookery.types import Count, Key, Tree
+from rookery.types import BatchSize, Count, Key, Tree
 
 
 def fedinn(
@@ -89,7 +89,7 @@ def corrected_inner_steps(
 
 
 def dealt_gradients(
-    client: Client, x: Tree, y: Tree, *, problem: TwoLevel, batch_size: int | None
+    client: Client, x: Tree, y: Tree, *, problem: TwoLevel, batch_size: BatchSize
 ) -> tuple[Tree, Tree]:
     """q_i, the gradient of all rows, and G_i(y; b) of every dealt batch b along a first axis."""
     at = LocalSystem(client, problem, x, y, batch_size).prepared_for(None)

@@ -31,6 +31,7 @@ alike, whatever the clients' weights; the first round only fills d, p and u. Rec
 method's published idea, and not compared with the authors' pseudo-code.
 """
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import NamedTuple
 
@@ -55,7 +56,7 @@ from rookery.program.algorithm import BatchedAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory, PerClient
 from rookery.program.participation import Everyone
-from rookery.types import Count, Key, Tree
+from rookery.types import BatchSize, Count, Key, Tree
 
 TRACKING = (
     "Agents agree on x because each subtracts the same multiple of its tracked mean gradient; with "
@@ -106,6 +107,11 @@ class Prometheus(BatchedAlgorithm):
     def __check_init__(self):
         for name in ("outer_lr", "inner_lr"):
             check_number("Prometheus", name, getattr(self, name), TRACKING)
+        if isinstance(self.batch_size, Mapping) and self.renew_every is None:
+            raise ValueError(
+                "with a batch_size for each split, renew_every must be given: it is the batch size "
+                "otherwise, and there are several."
+            )
         if self.renew_every is not None:
             check.count("renew_every", self.renew_every)
             if self.batch_size is None:
@@ -152,7 +158,8 @@ class Prometheus(BatchedAlgorithm):
         """1 in a round whose estimates are over all rows, else 0."""
         if self.batch_size is None:
             return 1
-        q = self.renew_every or self.batch_size
+        q = self.batch_size if self.renew_every is None else self.renew_every
+        assert isinstance(q, int)
         return jnp.where(jnp.asarray(round) % q == 0, 1, 0).astype(jnp.int32)
 
 
@@ -193,7 +200,7 @@ def estimates(
     x: Tree,
     y: Tree,
     adjoint: AbstractLocalAdjoint,
-    batch_size: int | None,
+    batch_size: BatchSize,
 ) -> tuple[Tree, Tree]:
     """g_y and the client's own hypergradient at (x, y), on rows that its key alone decides."""
     inner_key, L_key, series_key, piece_key = jax.random.split(client.key, 4)

@@ -13,7 +13,7 @@ from rookery.algorithms.shared.two_level import AbstractHypergradient, State
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
 from rookery.program.federation import Client, Placed
-from rookery.types import Key, Tree
+from rookery.types import BatchSize, Key, Tree
 
 
 class AbstractAdjoint(AbstractHypergradient):
@@ -80,7 +80,7 @@ def mean_hypergradient(context: Context, x: Placed, y: Placed, v: Placed, key: K
 
 
 def hypergradient_piece(
-    client: Client, x: Tree, y: Tree, v: Tree, *, problem: TwoLevel, batch_size: int | None
+    client: Client, x: Tree, y: Tree, v: Tree, *, problem: TwoLevel, batch_size: BatchSize
 ) -> Tree:
     """h_i = f_x(x, y; ξ) - g_xy(x, y; ζ) v, or what stands for it."""
     return own_piece(LocalSystem(client, problem, x, y, batch_size), v, client.key)

@@ -9,7 +9,7 @@ from rookery import check, tree
 from rookery.algorithms.shared.step_rule import StepRule, move
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.program.federation import Client
-from rookery.types import Count, Key, Number, Problem, Tree
+from rookery.types import BatchSize, Count, Key, Number, Problem, Tree
 
 Radius = float | tuple[float, ...] | None
 """The largest norm of the blocks other than x, one for all or one each; None bounds none."""
@@ -28,7 +28,7 @@ def evaluate(
     client: Client,
     problem: Problem,
     view: AbstractView | None,
-    batch_size: int | None,
+    batch_size: BatchSize,
     key: Key,
     *points: Blocks,
     round: Count,

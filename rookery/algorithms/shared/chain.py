@@ -13,7 +13,7 @@ from rookery.problem import oracles
 from rookery.problem.composition import Composition
 from rookery.program.federation import AbstractFederation, Cached, Client
 from rookery.program.participation import Cohort
-from rookery.types import Key, Tree
+from rookery.types import BatchSize, Key, Tree
 
 Turn = tuple[Cohort, Key]
 """Who takes part in an exchange, and the key of its samples."""
@@ -24,7 +24,7 @@ def forward(
     problem: Composition,
     turns: Sequence[Turn],
     x: Tree,
-    batch_size: int | None,
+    batch_size: BatchSize,
     follow: Callable[[int, Tree], Tree] = lambda n, value: value,
 ) -> list[Cached]:
     """x and z_1 .. z_N.
@@ -52,7 +52,7 @@ def backward(
     problem: Composition,
     turns: Sequence[Turn],
     points: list[Cached],
-    batch_size: int | None,
+    batch_size: BatchSize,
 ) -> list[Tree]:
     """J_0(x)' a_1 and a_1 .. a_N, in this order; a turn for each layer, that of the last first."""
     last, *others = turns
@@ -67,20 +67,20 @@ def backward(
 
 
 def own_layer(
-    client: Client, z: Tree, *, problem: Composition, batch_size: int | None, layer: int
+    client: Client, z: Tree, *, problem: Composition, batch_size: BatchSize, layer: int
 ) -> Tree:
     """F_n(z; ξ)."""
     return problem.layer(layer, z, client.draw(problem.split, batch_size, client.key))
 
 
-def own_gradient(client: Client, z: Tree, *, problem: Composition, batch_size: int | None) -> Tree:
+def own_gradient(client: Client, z: Tree, *, problem: Composition, batch_size: BatchSize) -> Tree:
     """∇F_N(z; ξ) of the last layer."""
     sample = client.draw(problem.split, batch_size, client.key)
     return oracles.gradient(problem.layers[-1], (z,), 0, sample)
 
 
 def own_pullback(
-    client: Client, z: Tree, a: Tree, *, problem: Composition, batch_size: int | None, layer: int
+    client: Client, z: Tree, a: Tree, *, problem: Composition, batch_size: BatchSize, layer: int
 ) -> Tree:
     """J_n(z; ξ)' a."""
     return problem.layer_vjp(layer, z, a, client.draw(problem.split, batch_size, client.key))

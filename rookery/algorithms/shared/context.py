@@ -9,7 +9,7 @@ from rookery.algorithms.shared.local import LocalPlan, LocalSteps, map_steps
 from rookery.algorithms.shared.step_rule import StepRule
 from rookery.program.federation import AbstractFederation, Placed
 from rookery.program.participation import AbstractParticipation, Cohort
-from rookery.types import Key, Tree
+from rookery.types import BatchSize, Key, Tree
 
 
 class Context(eqx.Module):
@@ -25,7 +25,7 @@ class Context(eqx.Module):
     fed: AbstractFederation
     problem: Any  # of whatever class the part accepts
     clients: AbstractParticipation
-    batch_size: int | None = None
+    batch_size: BatchSize = None
 
     def sample(self, key: Key) -> Cohort:
         """Draw a cohort."""

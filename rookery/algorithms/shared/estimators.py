@@ -25,13 +25,13 @@ from rookery import check, tree
 from rookery.algorithms.shared.schedule import AbstractSchedule, number
 from rookery.algorithms.shared.views import Blocks
 from rookery.program.federation import Client
-from rookery.types import Count, Key, Number, Tree
+from rookery.types import BatchSize, Count, Key, Number, Tree
 
 
 class Maps(Protocol):
     """A client's maps at one or several points, all on the same rows."""
 
-    def __call__(self, *points: Blocks, key: Key, batch_size: int | None) -> tuple[Blocks, ...]:
+    def __call__(self, *points: Blocks, key: Key, batch_size: BatchSize) -> tuple[Blocks, ...]:
         """One result for each point."""
         ...
 
@@ -62,7 +62,7 @@ class AbstractEstimator(eqx.Module):
         d: Blocks,
         *,
         key: Key,
-        batch_size: int | None,
+        batch_size: BatchSize,
         t: Count,
     ) -> Step:
         """One local step.
@@ -225,7 +225,7 @@ class PAGE(AbstractEstimator):
         d: Blocks,
         *,
         key: Key,
-        batch_size: int | None,
+        batch_size: BatchSize,
     ) -> Blocks:
         """The estimate at a new point, from that at an old one."""
         coin_key, key = jax.random.split(key)

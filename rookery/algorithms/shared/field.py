@@ -12,7 +12,7 @@ from rookery import tree
 from rookery.algorithms.shared.context import Context
 from rookery.problem.minimax import Minimax
 from rookery.program.federation import Client
-from rookery.types import Key, Sample, Tree
+from rookery.types import BatchSize, Key, Sample, Tree
 
 Blocks = tuple[Tree, ...]
 Field = Callable[[Minimax, Blocks, Sample], Tree]
@@ -45,7 +45,7 @@ def mean_field(context: Context, field: Field, blocks: Blocks, key: Key) -> Tree
 
 
 def own_field(
-    client: Client, blocks: Blocks, *, field: Field, problem: Minimax, batch_size: int | None
+    client: Client, blocks: Blocks, *, field: Field, problem: Minimax, batch_size: BatchSize
 ) -> Tree:
     """The field on a sample of the client's rows."""
     return field(problem, blocks, client.draw(problem.split, batch_size, client.key))

@@ -14,7 +14,7 @@ from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import State
 from rookery.problem.bilevel import Bilevel
 from rookery.program.federation import Client
-from rookery.types import Count, Key, Tree
+from rookery.types import BatchSize, Count, Key, Tree
 
 
 class PowerIteration(eqx.Module):
@@ -108,7 +108,7 @@ def largest_eigenvalue(
     point: tuple[Tree, Tree],
     *,
     problem: Bilevel,
-    batch_size: int | None,
+    batch_size: BatchSize,
     iterations: int,
 ) -> jax.Array:
     """By how much the inner Hessian of one sample stretches its leading direction."""

@@ -21,7 +21,7 @@ from rookery.program.memory import Memory
 from rookery.program.participation import Cohort
 from rookery.rng import below
 from rookery.samples import Deal
-from rookery.types import Count, Key, Sample, Tree
+from rookery.types import BatchSize, Count, Key, Sample, Tree
 
 
 class RandomSteps(eqx.Module):
@@ -55,7 +55,7 @@ class LocalPlan(eqx.Module):
     """
 
     problem: Any  # of whatever class the client step accepts
-    batch_size: int | None
+    batch_size: BatchSize
     lr: StepRule
     steps: LocalSteps
 
@@ -119,6 +119,8 @@ def check_settings(
             check_step_rule(name, value, "server" if name == "server_lr" else place)
         elif name.endswith("_steps"):
             check_local_steps(name, local_steps(value), n_clients, may_be_drawn)
+        elif name == "batch_size":
+            continue  # which every algorithm checks
         elif name.endswith("batch_size") and value is not None:
             check.count(name, value)
 

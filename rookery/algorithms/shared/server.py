@@ -18,7 +18,7 @@ from rookery.algorithms.shared.step_rule import (
 from rookery.algorithms.shared.two_level import AbstractHypergradient, AbstractInner, AbstractOuter
 from rookery.problem.constraints import projected
 from rookery.program.federation import Client
-from rookery.types import Key, Tree
+from rookery.types import BatchSize, Key, Tree
 
 
 def mean_inner_gradient(context: Context, x: Tree, y: Tree, key: Key) -> Tree:
@@ -31,7 +31,7 @@ def mean_inner_gradient(context: Context, x: Tree, y: Tree, key: Key) -> Tree:
 
 
 def inner_gradient(
-    client: Client, x: Tree, y: Tree, *, problem: TwoLevel, batch_size: int | None
+    client: Client, x: Tree, y: Tree, *, problem: TwoLevel, batch_size: BatchSize
 ) -> Tree:
     """q_i = G_i(y; ζ)."""
     sample = client.draw(levels.inner_split(problem), batch_size, client.key)

@@ -18,8 +18,8 @@ from rookery.algorithms.shared.levels import TwoLevel
 from rookery.problem.bilevel import Bilevel
 from rookery.program.federation import Cached, Client
 from rookery.program.participation import Cohort
-from rookery.samples import Deal
-from rookery.types import Count, Key, Sample, Tree
+from rookery.samples import Deal, rows_per_draw
+from rookery.types import BatchSize, Count, Key, Sample, Tree
 
 
 class AbstractSystem(eqx.Module):
@@ -114,7 +114,7 @@ class LocalSystem(AbstractSystem):
     problem: TwoLevel
     x: Tree
     y: Tree
-    batch_size: int | None
+    batch_size: BatchSize
     prepared: Tree = None  # the client's inner rows, if they were prepared at x
 
     def prepared_for(self, draws: int | None) -> "LocalSystem":
@@ -125,7 +125,8 @@ class LocalSystem(AbstractSystem):
         problem, client = self.problem, self.client
         if not isinstance(problem, Bilevel) or problem.prepare is None:
             return self
-        split, size = problem.inner_split, self.batch_size
+        split = problem.inner_split
+        size = rows_per_draw(self.batch_size, split)
         if size is not None and draws is not None and draws * size < client.most_rows(split):
             return self
         rows = client.prepare(split, partial(problem.prepare, self.x))
@@ -164,14 +165,14 @@ class LocalSystem(AbstractSystem):
 
 
 def outer_gradient_y(
-    client: Client, point: tuple[Tree, Tree], *, problem: TwoLevel, batch_size: int | None
+    client: Client, point: tuple[Tree, Tree], *, problem: TwoLevel, batch_size: BatchSize
 ) -> Tree:
     """f_y(x, y; ξ)."""
     return LocalSystem(client, problem, *point, batch_size).right_side(client.key)
 
 
 def hessian_vector(
-    client: Client, point: tuple[Tree, Tree], p: Tree, *, problem: TwoLevel, batch_size: int | None
+    client: Client, point: tuple[Tree, Tree], p: Tree, *, problem: TwoLevel, batch_size: BatchSize
 ) -> Tree:
     """g_yy(x, y; ζ) p."""
     return LocalSystem(client, problem, *point, batch_size).product(p, client.key)

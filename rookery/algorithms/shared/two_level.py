@@ -15,7 +15,7 @@ from rookery.problem import validation
 from rookery.problem.composition import Composition
 from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.participation import AbstractParticipation
-from rookery.types import Key, Tree
+from rookery.types import BatchSize, Key, Tree
 
 REMEDY = "A smaller step size, or a larger lipschitz where there is one, is the usual remedy."
 """What to try when a value is no longer finite, for algorithms whose adjoint may need L."""
@@ -62,7 +62,7 @@ class TwoLevelSettings(TypedDict, total=False):
     """The settings of :class:`TwoLevelAlgorithm`, as keywords of a function that configures one."""
 
     clients: AbstractParticipation | int | None
-    batch_size: int | None
+    batch_size: BatchSize
     inner_start: Tree
 
 
