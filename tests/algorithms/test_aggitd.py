@@ -48,6 +48,7 @@ def test_rounds_are_those_of_a_start_drawn_uniformly():
     assert seen == set(range(T))
 
 
+@pytest.mark.slow
 def test_at_the_inner_solution_the_mean_is_a_neumann_series():
     x = np.array([0.3, -0.2])
     y = ZOO.inner_solution(x)

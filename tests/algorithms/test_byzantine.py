@@ -33,11 +33,13 @@ def end(zoo, algorithm, rule, rounds=1500):
     ],
     ids=["plain", "no momentum", "cached, everyone"],
 )
+@pytest.mark.slow
 def test_without_a_robust_rule_it_is_soba(algorithm):
     want = trajectory(NOISY, rk.SOBA(**RATES, batch_size=2), 4)
     np.testing.assert_allclose(trajectory(NOISY, algorithm, 4), want, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_page_that_always_refreshes_is_plain():
     page = BRFedBiP(**RATES, page=rk.parts.PAGE(1.0))
     want = trajectory(NOISY, rk.SOBA(**RATES), 4)
@@ -60,10 +62,12 @@ def test_momenta_by_hand():
 
 
 @pytest.mark.parametrize("rule", [Median(), Krum(bad=1), GeometricMedian()])
+@pytest.mark.slow
 def test_alike_clients_reach_the_solution_under_attack(rule):
     assert end(ALIKE, BRFedBi(**RATES), Attacked(rule, bad=1)) < 1e-6
 
 
+@pytest.mark.slow
 def test_clipping_ends_within_its_radius():
     """An attack within the radius counts in full: the error is of the radius' size."""
     errors = [
@@ -85,6 +89,7 @@ def test_the_mean_does_not_survive_and_robustness_costs_bias():
     assert end(DIFFERENT, BRFedBi(**RATES), Mean()) < 1e-12
 
 
+@pytest.mark.slow
 def test_momenta_of_all_outvote_a_byzantine_majority_of_a_cohort():
     """Two of five are Byzantine: a cohort of two or three may have a majority of them."""
     settings: dict[str, Any] = {**RATES, "momentum": 0.5, "clients": 3}

@@ -82,6 +82,7 @@ def end(algorithm, rounds):
     return np.linalg.norm(x - ZOO.solution()[0])
 
 
+@pytest.mark.slow
 def test_error_feedback_ends_at_the_solution_and_plain_top_k_does_not():
     rates = {"outer_lr": 0.05, "inner_lr": 0.1, "codec": TopK(1)}
     assert end(EFSOBA(**rates), 3000) < 1e-12
@@ -102,6 +103,7 @@ def test_unbiased_compression_leaves_a_floor_that_falls_with_the_step():
     assert near < far / 2 and near > 1e-3
 
 
+@pytest.mark.slow
 def test_without_loss_compressed_methods_are_the_plain_ones():
     """All entries are sent: top-k with k as large as a leaf."""
     want = trajectory(ZOO, rk.SOBA(outer_lr=0.05, inner_lr=0.1), 4)

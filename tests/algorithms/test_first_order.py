@@ -50,6 +50,7 @@ def test_the_bias_falls_with_the_penalty(symmetric, slope):
     assert errors[0] < 0.5
 
 
+@pytest.mark.slow
 def test_without_an_outer_loss_there_is_no_direction():
     problem = rk.Bilevel(lambda x, y, row: 0.0 * jnp.sum(x), ZOO.problem.inner,
                          outer_split="train", inner_split="train")  # fmt: skip
@@ -61,7 +62,7 @@ def test_without_an_outer_loss_there_is_no_direction():
     assert_close(y.solution[1], ZOO.inner_solution(np.array([0.3, 0.2])), atol=1e-10)
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("symmetric", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_round_of_f2sa_by_hand(symmetric):
     algorithm = F2SA(
         outer_lr=0.1, inner_lr=(0.2, 0.3), inner_rounds=3, penalty=PenaltyView(5.0, symmetric)
@@ -83,6 +84,7 @@ def end(algorithm, rounds):
     return np.linalg.norm(result.solution[0] - ZOO.solution()[0]), result
 
 
+@pytest.mark.slow
 def test_f2sa_ends_at_the_solution_of_the_penalty():
     """The limit has the bias of the estimate; more penalty, less bias."""
     errors = [
@@ -115,6 +117,7 @@ def test_a_growing_penalty_leaves_less_bias():
     assert growing < fixed / 8
 
 
+@pytest.mark.slow
 def test_a_schedule_is_read_at_the_round():
     view = PenaltyView(Growing(2.0, 3.0, most=6.0))
     assert [np.asarray(view.at(r).sigma).item() for r in (0, 1, 2)] == [2.0, 5.0, 6.0]

@@ -34,6 +34,7 @@ def gap(algorithm, rounds):
     return np.linalg.norm(np.concatenate([x - want[0], y - want[1]]))
 
 
+@pytest.mark.slow
 def test_one_local_step_is_gda():
     want = trajectory(ZOO, rk.GDA(**RATES), 4)
     for algorithm in (
@@ -46,6 +47,7 @@ def test_one_local_step_is_gda():
         np.testing.assert_allclose(trajectory(ZOO, algorithm, 4), want, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_without_smoothing_it_is_local_descent_ascent_with_server_steps():
     steps: dict[str, Any] = {"local_steps": 3}
     got = trajectory(ZOO, FESSGDA(**RATES, **steps, smoothing=0.0, beta=0.1), 3)
@@ -75,6 +77,7 @@ def test_two_rounds_of_fessgda_by_hand():
     assert (ledger.exchanges, ledger.bytes_up, ledger.bytes_down) == (1, 3 * 3 * 8, 3 * 3 * 8)
 
 
+@pytest.mark.slow
 def test_descent_ascent_cycles_where_smoothing_and_optimism_end():
     lr: dict[str, Any] = {"outer_lr": 0.05, "inner_lr": 0.05}
     x, y = bilinear(rk.GDA(**lr), 3000).solution
@@ -85,6 +88,7 @@ def test_descent_ascent_cycles_where_smoothing_and_optimism_end():
     assert np.hypot(x, y) < 1e-8
 
 
+@pytest.mark.slow
 def test_gradient_tracking_and_proxskip_end_at_the_saddle_point():
     assert gap(FedGDAGT(**RATES, local_steps=4), 400) < 1e-10
     assert gap(ProxSkipVIP(lr=0.1, probability=0.25), 500) < 1e-10

@@ -28,6 +28,7 @@ def quadratics():
 A, B = (np.array(some) for some in zip(*quadratics(), strict=True))
 
 
+@pytest.mark.slow
 def test_pfedme_ends_at_the_minimum_of_the_envelopes():
     """Exact for R = 1; more local rounds leave a drift that falls with their step."""
     lam, eye = 2.0, np.eye(3)
@@ -47,6 +48,7 @@ def test_pfedme_ends_at_the_minimum_of_the_envelopes():
     assert_close(half, w, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_ditto_ends_near_fedavg_and_its_own_models_between():
     lam = 0.7
     result = solve(ZOO, Ditto(lr=0.2, own_lr=0.2, mu=lam, own_steps=3), 300)

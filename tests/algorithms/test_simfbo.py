@@ -46,9 +46,10 @@ def local_sums(maps, u, sizes, tau):
 
 @pytest.mark.parametrize(
     "zoo",
-    [ZOO, pytest.param(pooled(NOISY), marks=pytest.mark.slow)],
+    [ZOO, pooled(NOISY)],
     ids=["several clients", "one client"],
 )
+@pytest.mark.slow
 def test_with_one_local_step_all_single_loop_methods_are_soba(zoo):
     def xs(algorithm):
         return trajectory(zoo, algorithm, 4)
@@ -65,6 +66,7 @@ def test_with_one_local_step_all_single_loop_methods_are_soba(zoo):
         np.testing.assert_allclose(xs(algorithm), want, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_the_servers_step_is_not_the_clients():
     """With one local step only the server's size counts."""
     want = trajectory(ZOO, rk.SOBA(outer_lr=0.02, inner_lr=(0.3, 0.2)), 3)
@@ -72,6 +74,7 @@ def test_the_servers_step_is_not_the_clients():
     np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_server_step_equal_to_local_step_is_fedbio():
     settings: dict[str, Any] = {"local_steps": UNEQUAL, "clients": 2, "batch_size": 2}
     a, b = (
@@ -81,6 +84,7 @@ def test_server_step_equal_to_local_step_is_fedbio():
     np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_equal_numbers_of_steps_need_no_normalisation():
     a, b = (trajectory(ZOO, make(**EQUAL, local_steps=3), 4) for make in (SimFBO, ShroFBO))
     np.testing.assert_allclose(a, b, rtol=1e-12)
@@ -111,6 +115,7 @@ def test_two_rounds_by_hand(make):
     assert ledgers[0].hessian_vectors == 2 * sum(UNEQUAL)
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_not_reached_changes_nothing():
     a, b = (
         trajectory(ZOO, SimFBO(**EQUAL, local_steps=2, inner_radius=r), 4)
@@ -210,12 +215,14 @@ def test_two_rounds_of_fedbioacc_by_hand():
     assert (first.gradients, later.gradients) == (3 * 3 * (2 * steps + 1), 3 * 3 * 2 * steps)
 
 
+@pytest.mark.slow
 def test_no_momentum_is_plain():
     got = FedBiO(**SIZES, local_steps=3, estimator=rk.parts.MomentumEstimator(0.0))
     a, b = (trajectory(ZOO, one, 3) for one in (FedBiO(**SIZES, local_steps=3), got))
     np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_page_on_all_rows_follows_the_maps_themselves():
     """Differences of full batches are exact, so coins change what is evaluated and nothing else."""
     alone = pooled(NOISY)
@@ -227,6 +234,7 @@ def test_page_on_all_rows_follows_the_maps_themselves():
     assert len(counts) > 1 and counts <= {3, 4, 5, 6}
 
 
+@pytest.mark.slow
 def test_single_loop_on_a_saddle_and_in_single_precision():
     saddle = rk.zoo.saddle(curvature=1.0, n_clients=2, x_size=1, y_size=1)
     x, y = solve(saddle, SimFBO(outer_lr=0.1, inner_lr=0.1, server_lr=0.1), 600).solution

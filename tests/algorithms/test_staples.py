@@ -29,6 +29,7 @@ def minimum(zoo):
 
 
 @pytest.mark.parametrize("clients", [None, 2])
+@pytest.mark.slow
 def test_feddyn_ends_at_the_minimum_for_any_number_of_local_steps(clients):
     algorithm = FedDyn(lr=0.1, alpha=0.5, local_steps=(1, 2, 5, 3), clients=clients)
     result = solve(ZOO, algorithm, 2500)
@@ -37,6 +38,7 @@ def test_feddyn_ends_at_the_minimum_for_any_number_of_local_steps(clients):
     assert_close(result.state.h, np.zeros(3), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_h_is_the_mean_of_the_clients_gradients_always():
     algorithm = FedDyn(lr=0.1, alpha=0.5, local_steps=3, clients=2, batch_size=2)
     for rounds in (1, 4):
@@ -76,6 +78,7 @@ def test_scaffnew_ends_at_the_minimum_and_its_variates_sum_to_zero():
     assert_close(variates(state, p, lr), gradients(ZOO, minimum(ZOO)), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_scaffnew_that_always_communicates_is_gradient_descent():
     got = trajectory(ZOO, Scaffnew(lr=0.1, probability=1.0), 4)
     want = trajectory(ZOO, rk.FedAvg(lr=0.1), 4)
@@ -111,6 +114,7 @@ def test_a_round_of_fedexp_by_hand():
     np.testing.assert_allclose(got[1:], (want[1:] + want[:-1]) / 2, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_mime_without_momentum_has_an_exact_limit_and_lite_is_fedavg():
     x = solve(ZOO, Mime(lr=0.1, beta=0.0, local_steps=4), 300).solution[0]
     assert_close(x, minimum(ZOO), atol=1e-10)
