@@ -233,7 +233,7 @@ def measure(case: Case, peer: Peer) -> list[Row]:
             f"{name} with settings, estimated",
             case.authors * plain / fast,
             "times faster than the authors' program",
-            note=f"not measured: {case.authors} as recorded x {plain / fast:.2f}; {settings.work()}",
+            note=f"not measured: {case.authors} recorded x {plain / fast:.2f}; {settings.work()}",
         ),
     ]
 
