@@ -15,7 +15,7 @@ from timing import Row, at_least, at_most, cpu_seconds, print_rows
 import rookery as rk
 from rookery import models
 from rookery.engines.engine import Program
-from rookery.engines.traced import many_rounds
+from rookery.engines.rounds import many_rounds
 from rookery.tasks.hyper_representation import RidgeLoss, loss
 
 COHORT, ROWS, BATCH, LOCAL_STEPS, HOPS = 10, 300, 64, 25, 5

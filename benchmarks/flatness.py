@@ -33,7 +33,7 @@ import rookery as rk
 from rookery import tree
 from rookery.algorithms import SOBA
 from rookery.engines.engine import Program
-from rookery.engines.traced import many_rounds
+from rookery.engines.rounds import many_rounds
 from rookery.experiment import config
 from rookery.experiment.task_loader import TaskLoader
 from rookery.program.algorithm import first_state

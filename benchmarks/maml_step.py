@@ -16,7 +16,7 @@ from timing import Row, at_least, cpu_seconds, print_rows
 import rookery as rk
 from rookery import models
 from rookery.engines.engine import Program
-from rookery.engines.traced import many_rounds
+from rookery.engines.rounds import many_rounds
 
 CLIENTS, ROWS, BATCH, STEPS = 4, 64, 32, 5
 SIDE, CHANNELS, WIDTHS, CLASSES = 32, 3, (32, 64, 128), 10

@@ -45,7 +45,7 @@ import rookery as rk
 from rookery.clients.datasets import Dataset
 from rookery.engines.engine import Program
 from rookery.engines.round_costs import ledgers
-from rookery.engines.traced import many_rounds
+from rookery.engines.rounds import many_rounds
 from rookery.program.algorithm import first_state
 from rookery.tasks.hyper_representation import hyper_representation
 from rookery.tasks.loss_tuning import loss_tuning

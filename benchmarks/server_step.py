@@ -18,7 +18,7 @@ from timing import Row, at_most, print_rows
 import rookery as rk
 from rookery.engines.engine import Program
 from rookery.engines.round_costs import ledgers
-from rookery.engines.traced import many_rounds
+from rookery.engines.rounds import many_rounds
 from rookery.program.algorithm import first_state
 
 SIZES = (18, 180, 1_800, 18_000)

@@ -33,6 +33,7 @@ import equinox as eqx
 import jax
 
 from rookery import check, tree
+from rookery.algorithms.shared.blocks import draw_levels
 from rookery.algorithms.shared.step_rule import (
     Size,
     StepRule,
@@ -134,9 +135,7 @@ def both_gradients(
     client: Client, x: Tree, y: Tree, *, problem: Bilevel, batch_size: BatchSize
 ) -> Blocks:
     """g_y and f_y."""
-    outer_key, inner_key = jax.random.split(client.key)
-    outer = client.draw(problem.outer_split, batch_size, outer_key)
-    inner = client.draw(problem.inner_split, batch_size, inner_key)
+    outer, inner = draw_levels(client, problem, batch_size)
     return problem.inner_grad_y(x, y, inner), problem.outer_grad_y(x, y, outer)
 
 
@@ -162,8 +161,6 @@ def hypergradient(
 ) -> Tree:
     """f_x - λ T g_xy r."""
     y, r = at
-    outer_key, inner_key = jax.random.split(client.key)
-    outer = client.draw(problem.outer_split, batch_size, outer_key)
-    inner = client.draw(problem.inner_split, batch_size, inner_key)
+    outer, inner = draw_levels(client, problem, batch_size)
     indirect = problem.inner_cross(x, y, r, inner)
     return tree.axpy(-factor, indirect, problem.outer_grad_x(x, y, outer))

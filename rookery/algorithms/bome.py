@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
+from rookery.algorithms.shared.blocks import draw_levels
 from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.step_rule import (
     StepRule,
@@ -136,9 +137,7 @@ def directions(
 ) -> tuple[Blocks, Blocks]:
     """∇f and ∇q^, both as (in x, in y)."""
     x, y = at
-    outer_key, inner_key = jax.random.split(client.key)
-    outer = client.draw(problem.outer_split, batch_size, outer_key)
-    inner = client.draw(problem.inner_split, batch_size, inner_key)
+    outer, inner = draw_levels(client, problem, batch_size)
     f = problem.outer_grad_x(x, y, outer), problem.outer_grad_y(x, y, outer)
     rise = tree.sub(problem.inner_grad_x(x, y, inner), problem.inner_grad_x(x, y_T, inner))
     return f, (rise, problem.inner_grad_y(x, y, inner))

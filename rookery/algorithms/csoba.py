@@ -110,7 +110,7 @@ class CSOBA(AbstractBlockSteps):
         with fed.outer():
             new = fed.mean(sent, decode=lambda row: self.codec.decode(row, blocks))  # up  C(..)
         if self.error_feedback:
-            share = jnp.sum(jnp.where(cohort.active, fed.weights[cohort.ids], 0.0))
+            share = fed.weight_of(cohort)
             d, kept = tree.axpy(share, new, state.d), fed.keep(state.own, g_i)
         else:
             first = jnp.asarray(fed.round) == 0

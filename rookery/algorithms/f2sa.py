@@ -31,7 +31,7 @@ import jax
 
 from rookery import check
 from rookery.algorithms.shared.block_steps import AbstractBlockSteps
-from rookery.algorithms.shared.blocks import descend
+from rookery.algorithms.shared.blocks import descend, draw_levels
 from rookery.algorithms.shared.penalty_view import PenaltyView
 from rookery.algorithms.shared.step_rule import check_step_rules, each_rule
 from rookery.algorithms.shared.views import Blocks
@@ -39,7 +39,7 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.constraints import projected
 from rookery.program.algorithm import check_kind
 from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Count, Key, Sample, Tree
+from rookery.types import Count, Key, Tree
 
 
 class F2SAState(NamedTuple):
@@ -118,7 +118,7 @@ def inner_maps(
     client: Client, x: Tree, inner: Blocks, *, problem: Bilevel, algorithm: F2SA, round: Count
 ) -> Blocks:
     """The gradients of both perturbed inner problems."""
-    samples, view = draw(client, problem, algorithm), algorithm.penalty.at(round)
+    samples, view = draw_levels(client, problem, algorithm.batch_size), algorithm.penalty.at(round)
     return view.inner_maps(problem, (x, *inner), samples)
 
 
@@ -126,12 +126,5 @@ def outer_map(
     client: Client, x: Tree, inner: Blocks, *, problem: Bilevel, algorithm: F2SA, round: Count
 ) -> Tree:
     """The client's estimate of the hypergradient."""
-    samples, view = draw(client, problem, algorithm), algorithm.penalty.at(round)
+    samples, view = draw_levels(client, problem, algorithm.batch_size), algorithm.penalty.at(round)
     return view.outer_map(problem, (x, *inner), samples)
-
-
-def draw(client: Client, problem: Bilevel, algorithm: F2SA) -> tuple[Sample, ...]:
-    """A sample for each level."""
-    keys = jax.random.split(client.key)
-    splits = problem.outer_split, problem.inner_split
-    return tuple(client.draw(s, algorithm.batch_size, keys[i]) for i, s in enumerate(splits))

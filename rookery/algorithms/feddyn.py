@@ -27,7 +27,6 @@ from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.shared import local
@@ -99,7 +98,7 @@ class FedDyn(SampledAlgorithm):
         settings = {"problem": problem, "algorithm": self, "round": fed.round}
         moved, g_i = fed.map(regularised_steps, *at, key=local_key, **settings)
         mean = fed.mean(moved)  # -------------------------------------------- up    w_i - w
-        share = jnp.sum(jnp.where(cohort.active, fed.weights[cohort.ids], 0.0))
+        share = fed.weight_of(cohort)
         h = tree.axpy(-self.alpha * share, mean, state.h)
         w = tree.axpy(-1 / self.alpha, h, tree.add(state.w, mean))
         return FedDynState(projected(problem, "w", w), h, fed.keep(state.own, g_i))

@@ -21,7 +21,7 @@ updates its variate: it keeps c_i and its model before the mean. Cost of a round
 """
 
 from dataclasses import KW_ONLY
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -60,8 +60,6 @@ class Scaffnew(BatchedAlgorithm):
     >>> Scaffnew(lr=0.1, probability=0.2).probability
     0.2
     """
-
-    projects: ClassVar[bool] = False
 
     _: KW_ONLY
     lr: float = eqx.field(converter=number)

@@ -125,7 +125,7 @@ class AbstractScaffold(SampledAlgorithm):
         settings = {"problem": problem, "algorithm": self, "round": fed.round}
         changes, c_i = fed.map(controlled_steps, blocks, c, c_i, key=local_key, **settings)
         moved, turned = fed.mean(changes)  # --------------------------------- up    changes of both
-        share = jnp.sum(jnp.where(cohort.active, fed.weights[cohort.ids], 0.0))
+        share = fed.weight_of(cohort)
         back = tree.scale(-1, moved)
         blocks, opt = move(self.server_lr, back, state.opt, state.blocks, fed.round)
         return ScaffoldState(

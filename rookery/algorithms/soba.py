@@ -22,6 +22,7 @@ import jax
 
 from rookery import tree
 from rookery.algorithms.shared.block_steps import AbstractBlockSteps
+from rookery.algorithms.shared.blocks import draw_levels
 from rookery.algorithms.shared.step_rule import check_step_rules
 from rookery.algorithms.shared.views import Blocks
 from rookery.problem.bilevel import Bilevel
@@ -87,9 +88,7 @@ class SOBA(AbstractBlockSteps):
 def directions(client: Client, at: Blocks, *, problem: Bilevel, batch_size: BatchSize) -> Blocks:
     """d_x = f_x - g_xy v,  d_y = g_y,  d_v = g_yy v - f_y."""
     x, y, v = at
-    outer_key, inner_key = jax.random.split(client.key)
-    outer = client.draw(problem.outer_split, batch_size, outer_key)
-    inner = client.draw(problem.inner_split, batch_size, inner_key)
+    outer, inner = draw_levels(client, problem, batch_size)
     f_x, f_y = problem.outer_gradients(x, y, outer)
     d_y, g_xy, g_yy = problem.inner_derivatives(x, y, v, inner)
     return tree.sub(f_x, g_xy), d_y, tree.sub(g_yy, f_y)

@@ -17,9 +17,9 @@ from rookery.engines.engine import AbstractEngine, AbstractRunner, Event, Progra
 from rookery.engines.program_count import note_program
 from rookery.engines.program_count import programs_compiled as programs_compiled
 from rookery.engines.round_costs import RoundCosts, ledgers
+from rookery.engines.rounds import many_rounds, many_rounds_of_lanes
 from rookery.engines.sharded import ShardedRunner
 from rookery.engines.streamed import MOST_ROUNDS, StreamedRunner
-from rookery.engines.traced import many_rounds, many_rounds_of_lanes
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.ledger import Ledger
 from rookery.program.polling import has_row_per_client

@@ -16,8 +16,8 @@ from rookery.engines.devices import Device
 from rookery.engines.engine import AbstractRunner, Event, Program, Progress
 from rookery.engines.program_count import note_program
 from rookery.engines.round_costs import RoundCosts, ledgers
+from rookery.engines.rounds import many_runs
 from rookery.engines.spread import CLIENTS, AbstractSpread, AnyDevice, ByClient
-from rookery.engines.traced import many_runs
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.ledger import Ledger
 from rookery.program.memory import Memory

@@ -92,6 +92,10 @@ class AbstractFederation(abc.ABC):
         """What each slot counts in a mean; they sum to one."""
         return slot_weights(self.weights, cohort.ids, cohort.active, cohort.counts)
 
+    def weight_of(self, cohort: Cohort) -> Float[Array, ""]:
+        """The sum of the cohort's weights: 1 if everyone is in it."""
+        return jnp.sum(jnp.where(cohort.active, self.weights[cohort.ids], 0.0))
+
     # ---- down
 
     def cache(self, value: Tree, held_by: Bool[Array, " clients"] | None = None) -> Cached:

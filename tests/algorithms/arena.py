@@ -12,7 +12,8 @@ from rookery.algorithms.shared.two_level import NestedState
 from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
 from rookery.engines.round_costs import ledgers
-from rookery.engines.traced import TracedFederation, many_rounds
+from rookery.engines.rounds import many_rounds
+from rookery.engines.traced import TracedFederation
 from rookery.program.algorithm import first_state
 
 

@@ -9,7 +9,7 @@ from arena import advance
 import rookery as rk
 from rookery import tree
 from rookery.engines.engine import Program
-from rookery.engines.traced import many_rounds
+from rookery.engines.rounds import many_rounds
 
 SEQUENCES = rk.zoo.linear_sequences(n_clients=3, sizes=(2, 1))
 

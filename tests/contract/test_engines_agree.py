@@ -14,7 +14,7 @@ import rookery as rk
 from rookery.engines.compiled import programs_compiled
 from rookery.engines.engine import Program
 from rookery.engines.round_costs import ledgers
-from rookery.engines.traced import many_rounds
+from rookery.engines.rounds import many_rounds
 from rookery.experiment.registry import ALGORITHMS
 from rookery.program.algorithm import first_state
 from rookery.remote import Remote

@@ -13,7 +13,7 @@ from instances import INSTANCES
 
 import rookery as rk
 from rookery.engines.engine import Program
-from rookery.engines.traced import many_rounds
+from rookery.engines.rounds import many_rounds
 from rookery.program.algorithm import first_state
 
 IS_WHOLE = os.environ.get("ROOKERY_CONTRACT") == "all"

@@ -9,7 +9,7 @@ import rookery as rk
 from rookery.engines import client_groups
 from rookery.engines.client_groups import computed_and_summed, group_size
 from rookery.engines.engine import Program
-from rookery.engines.traced import one_round
+from rookery.engines.rounds import one_round
 from rookery.program.aggregate import Mean, Median
 from rookery.program.algorithm import first_state
 from rookery.program.delays import Clock

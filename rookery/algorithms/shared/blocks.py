@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from rookery import check, tree
 from rookery.algorithms.shared.step_rule import StepRule, move
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
+from rookery.problem.bilevel import Bilevel
 from rookery.program.federation import Client
-from rookery.types import BatchSize, Count, Key, Number, Problem, Tree
+from rookery.types import BatchSize, Count, Key, Number, Problem, Sample, Tree
 
 Radius = float | tuple[float, ...] | None
 """The largest norm of the blocks other than x, one for all or one each; None bounds none."""
@@ -77,3 +78,10 @@ def _within(radius: Number, block: Tree) -> Tree:
     norm = tree.norm(block)
     largest = jnp.asarray(radius).astype(norm.dtype)
     return tree.scale(jnp.where(norm > largest, largest / norm, jnp.ones_like(norm)), block)
+
+
+def draw_levels(client: Client, problem: Bilevel, batch_size: BatchSize) -> tuple[Sample, Sample]:
+    """Independent samples of the outer and of the inner level."""
+    outer_key, inner_key = jax.random.split(client.key)
+    outer = client.draw(problem.outer_split, batch_size, outer_key)
+    return outer, client.draw(problem.inner_split, batch_size, inner_key)

@@ -262,5 +262,4 @@ def weighting_factor(fed: AbstractFederation, weighting: Weighting, cohort: Coho
     """By how much the sum of weighted replies exceeds their mean."""
     if weighting == "normalised":
         return 1.0
-    drawn = jnp.where(cohort.active, fed.weights[cohort.ids], 0.0)
-    return jnp.sum(drawn) * (fed.n_clients / jnp.sum(cohort.active))
+    return fed.weight_of(cohort) * (fed.n_clients / jnp.sum(cohort.active))
