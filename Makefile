@@ -7,6 +7,8 @@ NEWEST_PYTHON ?= $(shell for v in 3.14 3.13 3.12 3.11; do for p in python$$v \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# every worker and every subprocess of a test would otherwise compile all of JAX's Python again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types unit test-slow test-contract test-devices test-versions \
 	test-oldest test-newest test-tracking test-ray test-flare test-models bench bench-remote clean
@@ -14,7 +16,8 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/rookery demo
 
-test: lint types unit
+test: lint
+	$(MAKE) --no-print-directory --jobs=2 types unit
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -140,6 +140,7 @@ def test_a_job_in_flight_does_not_see_what_becomes_of_the_server_model():
     np.testing.assert_array_equal(wrong[:3], clean[:3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [rk.AFACD, rk.AFACS])
 def test_numbers_of_steps_that_are_drawn_are_billed_as_they_fell(method):
     algorithm = method(lr=0.05, server_lr=0.2, local_steps=rk.parts.RandomSteps(2, 5))

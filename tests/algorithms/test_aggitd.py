@@ -26,6 +26,7 @@ def candidates(x, y):
         yield f_x + m["E"] @ now + LAM * T * m["B"].T @ r, now, r
 
 
+@pytest.mark.slow
 def test_rounds_are_those_of_a_start_drawn_uniformly():
     x = np.array([0.3, -0.2])
     zoo = ZOO

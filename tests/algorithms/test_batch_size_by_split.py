@@ -34,6 +34,7 @@ def estimate(batch_size):
     return np.asarray(v), ledger(fed)
 
 
+@pytest.mark.slow
 def test_each_level_draws_as_many_rows_as_its_split_says():
     _, costs = estimate({"validation": 1, "train": 3})
     assert costs.gradients == 3 * 1  # f_y on one row of each client

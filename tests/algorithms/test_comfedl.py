@@ -285,6 +285,7 @@ def test_the_order_of_the_clients_does_not_matter():
     np.testing.assert_allclose(eager(turned, algorithm), eager(LOSSES, algorithm), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_single_precision_stays_single():
     zoo = rk.zoo.cubic_maml(n_clients=2, size=2, dtype=np.float32)
     for weighting in (

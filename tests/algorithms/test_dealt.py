@@ -42,6 +42,7 @@ def test_every_row_is_in_one_batch(size):
         np.testing.assert_allclose(shares, np.array(sizes) / len(rows), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_with_full_batches_nothing_changes_but_the_work():
     dealt, costs = fedinn(context(ZOO), 3, True)
     drawn, drawn_costs = fedinn(context(ZOO), 3, False)

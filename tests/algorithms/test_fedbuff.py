@@ -27,6 +27,7 @@ def advance(algorithm, clock=None, rounds=3, weights=None, engine=None, state=No
     return runner.advance([state], [jax.random.key(0)], 0, [rounds])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 def test_without_delays_and_with_room_for_everyone_it_is_fedavg(weights):
     ours = advance(rk.FedBuff(lr=0.1, buffer_size=4, local_steps=STEPS), weights=weights)

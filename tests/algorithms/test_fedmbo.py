@@ -67,6 +67,7 @@ def test_the_mean_is_the_series_of_the_mean_hessian_whoever_is_drawn(chains):
     assert np.any(np.abs(drawn.mean(0) - own) > 10 * drawn.std(0) / np.sqrt(len(drawn)))
 
 
+@pytest.mark.slow
 def test_clients_are_drawn_by_their_weights():
     weights = np.array([0.55, 0.25, 0.15, 0.05])
     assert_mean(

@@ -121,6 +121,7 @@ def test_directions_telescope_whatever_rho(rho, fresh):
     assert_close(state.h, SEQUENCES.residual(state.previous), atol=1e-13)
 
 
+@pytest.mark.slow
 def test_differences_are_taken_on_one_sample():
     """Noise in the offsets alone drops out of them, and hardly any enters h if ρ is tiny."""
     noisy = rk.zoo.linear_sequences(n_clients=3, sizes=(2, 1), rows=4, noise=1.0)

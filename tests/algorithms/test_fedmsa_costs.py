@@ -29,6 +29,7 @@ def test_costs_of_a_round(K, c):
         assert (ledger.gradients, ledger.hessian_vectors) == (3 * evaluations, 2 * evaluations)
 
 
+@pytest.mark.slow
 def test_known_maps_are_not_evaluated_again():
     """``renewal=None`` leaves out the previous blocks, ``fresh=False`` the previous iterate."""
     zoo = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2, rows=4, noise=0.3)
@@ -67,6 +68,7 @@ def test_u_goes_down_in_exchange_b_to_those_who_were_not_asked_in_a():
     assert first.bytes_up == later.bytes_up == 4 * D
 
 
+@pytest.mark.slow
 def test_a_round_that_keeps_a_later_iterate_asks_one_client_for_it():
     algorithm = rk.FedMSA(
         outer_lr=0.01, inner_lr=0.1, local_steps=4, clients=2, output=rk.parts.RandomIterate()

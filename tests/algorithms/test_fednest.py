@@ -126,6 +126,7 @@ def test_one_client_and_one_step_is_the_centralised_method():
         x = x - alpha * (m["r"] + zoo.m0 * x + m["E"] @ y + m["B"].T @ v)
 
 
+@pytest.mark.slow
 def test_identical_clients_do_not_drift():
     same = rk.zoo.quadratic_bilevel(n_clients=4, heterogeneity=0.0)
     alone = rk.zoo.QuadraticBilevel(**{k: a[:1] for k, a in same.data.items()}, m0=same.m0)
@@ -148,6 +149,7 @@ def inner_call(inner, x, y):
     return inner(context(ZOO), x, y, inner.first_opt(y), jax.random.key(0))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 4, (1, 2, 3, 4, 5)])
 def test_the_inner_solution_is_a_fixed_point_of_fedinn(steps):
     x = np.array([0.3, -1.0, 2.0])

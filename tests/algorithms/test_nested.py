@@ -123,6 +123,7 @@ def test_a_paper_is_a_combination_under_a_name(name):
     assert written_out.ledger == combined.ledger
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "algorithm"),
     [

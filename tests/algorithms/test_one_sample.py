@@ -31,6 +31,7 @@ def right_side(rows):
     return np.einsum("crij,crj->cri", Q, Y - d) + pull
 
 
+@pytest.mark.slow
 def test_with_everyone_and_full_batches_nothing_changes():
     one, costs = estimate(context(ZOO), series(False))
     fresh, fresh_costs = estimate(context(ZOO), series(True))
@@ -38,6 +39,7 @@ def test_with_everyone_and_full_batches_nothing_changes():
     assert costs == fresh_costs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "adjoint",
     [series(False, 200), rk.parts.FederatedCG(iterations=4, fresh=False)],
@@ -52,6 +54,7 @@ def test_v_solves_the_system_of_one_cohort(adjoint):
     assert sorted(errors)[0] < 1e-10 < sorted(errors)[1]
 
 
+@pytest.mark.slow
 def test_the_same_rows_serve_every_product():
     """With one row of one client the series solves a system of rows that are in the data."""
     stretch = np.array([0.5, 1.0, 1.5])[:, None, None]

@@ -35,6 +35,7 @@ def gradient(i, w, way):
     return g - a * product
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_local_steps_by_hand_and_as_comfedl(way):
     steps, w = (1, 3, 2), np.zeros(2)

@@ -172,6 +172,7 @@ def test_clients_that_differ_are_projected_after_their_mean():
     np.testing.assert_allclose(w, 1.0, atol=1e-12)  # the mean of projections ends at 0.5
 
 
+@pytest.mark.slow
 def test_losses_of_drfa_are_taken_within_the_set():
     problem = rk.SingleLevel(
         lambda w, row: w * row["target"] - 0.01 * jnp.log(w), project=lambda w: jnp.clip(w, 0.1, 1)

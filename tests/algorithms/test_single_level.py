@@ -144,6 +144,7 @@ def test_projection_to_the_simplex():
     np.testing.assert_allclose(raised, np.array([0.1, 0.4, 0.6]) / 1.1, rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_drfa_stays_in_the_simplex():
     population = rk.Population.stacked(NOISY.data)
     algorithm = rk.DRFA(lr=0.1, ascent_lr=2.0, local_steps=3, clients=2, batch_size=2)
@@ -270,6 +271,7 @@ def test_ledger(algorithm, exchanges, down, up, gradients):
     assert ledger.hessian_vectors == 0
 
 
+@pytest.mark.slow
 def test_a_client_drawn_twice_by_drfa_is_sent_the_model_once():
     m = 3
     costs = set()

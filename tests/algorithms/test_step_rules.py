@@ -138,6 +138,7 @@ def test_clipping_at_infinity_changes_nothing():
         np.testing.assert_allclose(got, w - 0.1 * scale * g, rtol=1e-15)
 
 
+@pytest.mark.slow
 def test_single_precision_stays_single():
     zoo = rk.zoo.quadratic_losses(n_clients=3, size=2, dtype=np.float32)
     rule = Optimiser(optax.adamw, learning_rate=rk.parts.Decay(0.1, 0.5), keep=True)
@@ -153,6 +154,7 @@ def test_single_precision_stays_single():
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(new)} == {"float32", "int32"}
 
 
+@pytest.mark.slow
 def test_a_sweep_over_adams_rate_and_seeds_is_one_program():
     def algorithm(lr):
         rule = Optimiser(optax.adam, learning_rate=lr, keep=True)

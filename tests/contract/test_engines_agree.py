@@ -28,7 +28,7 @@ IS_WHOLE = os.environ.get("ROOKERY_CONTRACT") == "all"
 LEFT_OUT = set(
     "FedNestSGD LFedNest LFedNestSVRG LFedNestNonAlt AID StocBiO ALSET TTSA Nested SDBO AFLBilevel "
     "AFACD FedBuff AlternatingGDA Extragradient STSA NASA ComposedSGD ScaffoldS AgnosticFL "
-    "FedProx ADBO Prometheus AFBO DRFA SimFBO ShroFBO FedBiO FedBiOAcc "
+    "FedMBO AFACS PerFedAvg FedProx ADBO Prometheus AFBO DRFA SimFBO ShroFBO FedBiO FedBiOAcc "
     "F2SA MemFBO BOME CSOBA CMSOBA EFSOBA FedPAQ "
     "BRFedBi BRFedBiM BRFedBiP AggITD PFedMe Ditto "
     "FedDyn Scaffnew FedExP Mime MimeLite "
@@ -52,7 +52,7 @@ EVERY = [
     if IS_WHOLE or name not in LEFT_OUT
     for which in chosen(name)
 ]
-WITH_OPTIMISERS = list(OPTIMISED) if IS_WHOLE else ["FedAvg", "FedNova"]
+WITH_OPTIMISERS = list(OPTIMISED) if IS_WHOLE else ["FedNova"]
 
 
 def program(zoo, clock=None) -> Program:

@@ -30,6 +30,7 @@ def apart(w, first, second):
     return jnp.vdot(w - first, w - second) ** 2 / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [with_dropout, OverPairs(apart)], ids=["key", "pairs"])
 def test_engines_agree(loss):
     case = Case(rk.SingleLevel(loss), DATA, (np.ones(2),))

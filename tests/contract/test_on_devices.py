@@ -78,6 +78,7 @@ def traced(name, which):
     return jax.jit(rounds).trace(arrays, state, jax.random.key(0), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "which"), LOWERED, ids=ids(LOWERED))
 def test_programs_lower_for_cuda_and_tpu_without_callbacks(name, which):
     here = traced(name, which)

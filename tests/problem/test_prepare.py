@@ -92,6 +92,7 @@ def test_pairs_and_batches_are_prepared_row_by_row():
     assert float(problem.inner_value(x, y, rows)) == pytest.approx(scores.var(), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [2, None])
 def test_local_steps_are_the_same_with_prepared_rows(batch_size):
     x, y, _ = make_point()

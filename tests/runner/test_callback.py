@@ -85,6 +85,7 @@ def test_one_run_of_a_sweep_is_stopped_alone():
     assert [(r.status, r.rounds) for r in results] == [("finished", 6), ("stopped", 2)]
 
 
+@pytest.mark.slow
 def test_every_engine_tells_the_cohort_of_every_exchange():
     of_engine = {}
     for engine in (rk.Eager(), rk.Compiled(), Remote()):

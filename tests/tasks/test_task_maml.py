@@ -36,6 +36,7 @@ def test_the_gradient_is_that_of_the_paper(digits, parts, moved_start, rows_of):
     np.testing.assert_allclose(ravel_pytree(got)[0], ravel_pytree(paper(w))[0], atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("label", "steps"), [("adapted_", 1), ("adapted3_", 3)])
 @pytest.mark.parametrize("make", [rk.tasks.maml, rk.tasks.classification])
 def test_evaluation_adapts_each_client_to_its_training_rows(
