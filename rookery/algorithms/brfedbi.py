@@ -87,7 +87,7 @@ class BRFedBi(AbstractBlockSteps):
     cached: bool = False
 
     def __check_init__(self):
-        check_step_rules("inner_lr", self.inner_lr, n_blocks=2)
+        check_step_rules("inner_lr", self.inner_lr, n_blocks=2, may_be_auto=True)
         check.decay("momentum", self.momentum)
         if self.page is not None and self.momentum > 0:
             raise ValueError(
@@ -113,7 +113,7 @@ class BRFedBi(AbstractBlockSteps):
         at = blocks if self.page is not None else ()
         own = Memory.of(Kept(zero, at, jnp.zeros((), bool))) if self.is_kept else ()
         cache = PerClient.of(zero) if self.cached else ()
-        return BRFedBiState(*blocks, own, cache, self.first_opts(blocks))
+        return BRFedBiState(*blocks, own, cache, self.first_opts(problem, blocks))
 
     def round(
         self, fed: AbstractFederation, problem: Bilevel, state: BRFedBiState, key: Key
@@ -136,7 +136,8 @@ class BRFedBi(AbstractBlockSteps):
                 d = tuple(fed.aggregate(block, fed.weights) for block in cache.rows)
             else:
                 d = fed.mean(d_i, apart=True)  # ---------------------------- up    d_i
-        (x, y, v), opts = self.step(d, state.opts, blocks, fed.round)
+        opts = self.measured(fed, problem, state.opts, blocks, key)
+        (x, y, v), opts = self.step(d, opts, blocks, fed.round)
         return BRFedBiState(projected(problem, "x", x), y, v, own, cache, opts)
 
     def solution(self, state: BRFedBiState) -> tuple[Tree, ...]:

@@ -79,7 +79,7 @@ class CSOBA(AbstractBlockSteps):
     error_feedback: bool = False
 
     def __check_init__(self):
-        check_step_rules("inner_lr", self.inner_lr, n_blocks=2)
+        check_step_rules("inner_lr", self.inner_lr, n_blocks=2, may_be_auto=True)
         check.decay("momentum", self.momentum)
         if self.error_feedback:
             check_rule("error_feedback=True", self.clients)
@@ -94,7 +94,7 @@ class CSOBA(AbstractBlockSteps):
         blocks = x, y, tree.zeros_like(y)
         zero = tree.zeros_like(blocks)
         own = Memory.of(zero) if self.error_feedback else ()
-        return CSOBAState(*blocks, zero, own, self.first_opts(blocks))
+        return CSOBAState(*blocks, zero, own, self.first_opts(problem, blocks))
 
     def round(
         self, fed: AbstractFederation, problem: Bilevel, state: CSOBAState, key: Key
@@ -116,7 +116,8 @@ class CSOBA(AbstractBlockSteps):
             first = jnp.asarray(fed.round) == 0
             keep = jnp.where(first, jnp.zeros_like(self.momentum), self.momentum)
             d, kept = tree.add(tree.scale(keep, state.d), tree.scale(1 - keep, new)), ()
-        (x, y, v), opts = self.step(d, state.opts, blocks, fed.round)
+        opts = self.measured(fed, problem, state.opts, blocks, key)
+        (x, y, v), opts = self.step(d, opts, blocks, fed.round)
         return CSOBAState(projected(problem, "x", x), y, v, d, kept, opts)
 
     def solution(self, state: CSOBAState) -> tuple[Tree, ...]:

@@ -70,17 +70,21 @@ class F2SA(AbstractBlockSteps):
 
     def __check_init__(self):
         check.count("inner_rounds", self.inner_rounds)
-        check_step_rules("inner_lr", self.inner_lr, n_blocks=2)
+        check_step_rules("inner_lr", self.inner_lr, n_blocks=2, may_be_auto=True)
 
     def check(self, problem: Bilevel, n_clients: int) -> None:
         """Raise unless the problem is bilevel and a cohort can be drawn."""
         check_kind(self, problem, Bilevel)
         self.clients.check(n_clients)
 
+    def seen_as(self) -> PenaltyView:
+        """The penalty."""
+        return self.penalty
+
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> F2SAState:
         """Both inner variables start at y."""
         blocks = x, y, y
-        return F2SAState(*blocks, self.first_opts(blocks))
+        return F2SAState(*blocks, self.first_opts(problem, blocks))
 
     def round(
         self, fed: AbstractFederation, problem: Bilevel, state: F2SAState, key: Key
@@ -88,7 +92,8 @@ class F2SA(AbstractBlockSteps):
         """T exchanges for the inner variables, one for x."""
         outer_key, inner_key = jax.random.split(key)
         x_rule, *inner_rules = each_rule(self.outer_lr, self.inner_lr, 3)
-        x_opt, *inner_opts = state.opts
+        blocks = state.x, state.above, state.below
+        x_opt, *inner_opts = self.measured(fed, problem, state.opts, blocks, key)
         x, settings = fed.cache(state.x), {"problem": problem, "algorithm": self}
         settings["round"] = fed.round
 

@@ -28,7 +28,9 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
+from rookery.algorithms.shared.auto import Curvature, DoG
 from rookery.algorithms.shared.context import Context
+from rookery.algorithms.shared.curvature import at_least, is_measured, lipschitz_of, measured
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.lipschitz import NeumannSettings, lipschitz
 from rookery.algorithms.shared.server import mean_inner_gradient
@@ -36,6 +38,7 @@ from rookery.algorithms.shared.step_rule import (
     StepRule,
     check_step_rule,
     first_opt,
+    inner_rule,
     move,
     step_rule,
 )
@@ -46,6 +49,7 @@ from rookery.algorithms.shared.two_level import (
     State,
     TwoLevelAlgorithm,
 )
+from rookery.algorithms.shared.warm import WarmSeries
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.constraints import projected
 from rookery.program.federation import AbstractFederation, Cached, Client
@@ -61,37 +65,52 @@ class FedMBO(TwoLevelAlgorithm):
         outer_lr: α, the step rule of x.
         inner_lr: β, likewise.
         inner_rounds: T.
-        hypergradient: the estimator of the outer gradient, :class:`PHESum` or :class:`PHE`.
+        hypergradient: the estimator of the outer gradient, :class:`PHESum` or :class:`PHE`. If None
+            it is PHESum, or WarmSeries if L is measured for the inner steps anyway: one vector v
+            that the clients' mean products improve from round to round, instead of chains.
 
     >>> FedMBO(outer_lr=0.05, inner_lr=0.1, hypergradient=PHE(terms=4), clients=10).inner_rounds
     1
     """
 
     _: KW_ONLY
-    outer_lr: StepRule = eqx.field(converter=step_rule)
-    inner_lr: StepRule = eqx.field(converter=step_rule)
+    outer_lr: StepRule = eqx.field(converter=step_rule, default_factory=DoG)
+    inner_lr: StepRule = eqx.field(converter=inner_rule, default_factory=Curvature)
     inner_rounds: int = 1
-    hypergradient: AbstractHypergradient = eqx.field(default_factory=lambda: PHESum())
+    hypergradient: AbstractHypergradient | None = None
 
     def __check_init__(self):
-        check_step_rule("outer_lr", self.outer_lr)
-        check_step_rule("inner_lr", self.inner_lr)
+        check_step_rule("outer_lr", self.outer_lr, may_be_auto=True)
+        check_step_rule("inner_lr", self.inner_lr, may_be_auto=True)
         check.count("inner_rounds", self.inner_rounds)
 
     def check(self, problem: TwoLevel, n_clients: int) -> None:
         """Raise unless the problem has two levels and the settings fit it and the clients."""
         self.check_problem(problem, n_clients)
-        self.hypergradient.check(problem, n_clients)
+        self.estimator.check(problem, n_clients)
+
+    @property
+    def estimator(self) -> AbstractHypergradient:
+        """``hypergradient``, or the one that suits the inner steps."""
+        if self.hypergradient is not None:
+            return self.hypergradient
+        return WarmSeries() if is_measured(self.inner_lr) else PHESum()
 
     def first_opts(self, x: Tree, y: Tree) -> Opts:
-        """The states of the server's optimisers, if it has any."""
-        return Opts(first_opt(self.inner_lr, y), first_opt(self.outer_lr, x))
+        """The states of the server's rules and of the estimator, if they have any."""
+        own = first_opt(self.inner_lr, y), first_opt(self.outer_lr, x)
+        return Opts(*own, self.estimator.first_memory(y))
 
     def round(self, fed: AbstractFederation, problem: TwoLevel, state: State, key: Key) -> State:
         """T inner steps, then PHE and one outer step."""
         context = Context(fed, problem, self.clients, self.batch_size)
         inner_key, outer_key = jax.random.split(key)
-        y_opt, x_opt = state.opts
+        y_opt, x_opt, _ = state.opts
+        estimator = self.estimator
+        if is_measured(self.inner_lr):
+            measure_key = jax.random.fold_in(key, 2)  # 0 and 1 are those of the levels
+            y_opt = measured(context, self.inner_lr, y_opt, state.x, state.y, measure_key)
+            estimator = estimator.with_lipschitz(lipschitz_of(y_opt))
 
         def inner_step(t, carry):
             y, opt = carry
@@ -100,10 +119,12 @@ class FedMBO(TwoLevelAlgorithm):
             return projected(problem, "y", y), opt
 
         y, y_opt = fed.repeat(self.inner_rounds, inner_step, (state.y, y_opt))  # y^{k+1}
-        h, L = self.hypergradient(context, state._replace(y=y), outer_key)  # PHE
+        h, L, memory = estimator.from_memory(context, state._replace(y=y), outer_key)  # PHE
+        if is_measured(self.inner_lr):
+            y_opt = at_least(y_opt, L)
         x, x_opt = move(self.outer_lr, h, x_opt, state.x, fed.round)  # ------ x^{k+1}
         x = projected(problem, "x", x)
-        return state._replace(x=x, y=y, lipschitz=L, opts=Opts(y_opt, x_opt))
+        return state._replace(x=x, y=y, lipschitz=L, opts=Opts(y_opt, x_opt, memory))
 
 
 def chain_rule(value: AbstractParticipation | int | None) -> AbstractParticipation | None:

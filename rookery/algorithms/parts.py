@@ -28,6 +28,8 @@ from rookery.algorithms.prometheus.mixing import MixingMatrix as MixingMatrix
 from rookery.algorithms.prometheus.mixing import RingGraph as RingGraph
 from rookery.algorithms.sgda import Alternating as Alternating
 from rookery.algorithms.sgda import Simultaneous as Simultaneous
+from rookery.algorithms.shared.auto import Curvature as Curvature
+from rookery.algorithms.shared.auto import DoG as DoG
 from rookery.algorithms.shared.estimators import PAGE as PAGE
 from rookery.algorithms.shared.estimators import STORM as STORM
 from rookery.algorithms.shared.estimators import MomentumEstimator as MomentumEstimator
@@ -56,6 +58,7 @@ from rookery.algorithms.shared.views import BilevelView as BilevelView
 from rookery.algorithms.shared.views import MinimaxView as MinimaxView
 from rookery.algorithms.shared.views import ProductView as ProductView
 from rookery.algorithms.shared.views import SequencesView as SequencesView
+from rookery.algorithms.shared.warm import WarmSeries as WarmSeries
 from rookery.program.codec import BFloat16 as BFloat16
 from rookery.program.codec import RandK as RandK
 from rookery.program.codec import StochasticRounding as StochasticRounding
@@ -78,7 +81,9 @@ __all__ = [
     "ByRound",
     "CompleteGraph",
     "CompositionWarmUp",
+    "Curvature",
     "Decay",
+    "DoG",
     "ExactHessian",
     "FedIHGP",
     "FedIHGPSum",
@@ -121,5 +126,6 @@ __all__ = [
     "StaleHessians",
     "StochasticRounding",
     "TopK",
+    "WarmSeries",
     "proximal_sgd",
 ]

@@ -52,7 +52,7 @@ class SOBA(AbstractBlockSteps):
     """
 
     def __check_init__(self):
-        check_step_rules("inner_lr", self.inner_lr, n_blocks=2)
+        check_step_rules("inner_lr", self.inner_lr, n_blocks=2, may_be_auto=True)
 
     def check(self, problem: Bilevel, n_clients: int) -> None:
         """Raise unless the problem is bilevel and a cohort can be drawn."""
@@ -63,7 +63,7 @@ class SOBA(AbstractBlockSteps):
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> SOBAState:
         """The given variables, and v = 0; no optimiser has taken a step."""
         blocks = x, y, tree.zeros_like(y)
-        return SOBAState(*blocks, self.first_opts(blocks))
+        return SOBAState(*blocks, self.first_opts(problem, blocks))
 
     def round(
         self, fed: AbstractFederation, problem: Bilevel, state: SOBAState, key: Key
@@ -77,7 +77,8 @@ class SOBA(AbstractBlockSteps):
         d_i = fed.map(directions, at, key=sample_key, **settings)
         with fed.outer():
             d = fed.mean(d_i)  # -------------------------------------------- up    d_x, d_y, d_v
-        (x, y, v), opts = self.step(d, state.opts, blocks, fed.round)
+        opts = self.measured(fed, problem, state.opts, blocks, key)
+        (x, y, v), opts = self.step(d, opts, blocks, fed.round)
         return SOBAState(projected(problem, "x", x), y, v, opts)
 
     def solution(self, state: SOBAState) -> tuple[Tree, ...]:

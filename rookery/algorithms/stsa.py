@@ -24,6 +24,7 @@ import jax
 
 from rookery.algorithms.shared.block_steps import AbstractBlockSteps
 from rookery.algorithms.shared.blocks import evaluate
+from rookery.algorithms.shared.curvature import check_blocks
 from rookery.algorithms.shared.step_rule import check_step_rules
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.problem.constraints import all_projected
@@ -56,9 +57,15 @@ class STSA(AbstractBlockSteps):
 
     def check(self, problem: Problem, n_clients: int) -> None:
         """Raise unless the problem has blocks and the settings fit them and the clients."""
-        others = view_of(problem, self.view).n_blocks(problem) - 1
-        check_step_rules("inner_lr", self.inner_lr, others)
+        view = view_of(problem, self.view)
+        others = view.n_blocks(problem) - 1
+        check_step_rules("inner_lr", self.inner_lr, others, may_be_auto=True)
+        check_blocks("inner_lr", self.inner_lr, problem, view)
         self.clients.check(n_clients)
+
+    def seen_as(self) -> AbstractView | None:
+        """The view that was given."""
+        return self.view
 
     def check_start(
         self, problem: Problem, start: tuple[Tree, ...], example: Callable[[str], Tree]
@@ -69,7 +76,7 @@ class STSA(AbstractBlockSteps):
     def init(self, problem: Problem, *variables: Tree) -> BlocksState:
         """The given variables, and what the view adds to them; no optimiser has taken a step."""
         added = view_of(problem, self.view).added(problem, *variables)
-        return BlocksState(variables, added, self.first_opts((*variables, *added)))
+        return BlocksState(variables, added, self.first_opts(problem, (*variables, *added)))
 
     def round(
         self, fed: AbstractFederation, problem: Problem, state: BlocksState, key: Key
@@ -84,7 +91,8 @@ class STSA(AbstractBlockSteps):
         with fed.outer():
             s = fed.mean(s_i)  # -------------------------------------------- up    s_i(u)
         n = len(state.variables)
-        u, opts = self.step(s, state.opts, u, fed.round)
+        opts = self.measured(fed, problem, state.opts, u, key)
+        u, opts = self.step(s, opts, u, fed.round)
         return BlocksState(all_projected(problem, u[:n]), u[n:], opts)
 
     def solution(self, state: BlocksState) -> tuple[Tree, ...]:

@@ -43,16 +43,21 @@ import jax.numpy as jnp
 from rookery import check, tree
 from rookery.algorithms.fedmsa.output import AbstractOutput, Kept, LastIterate
 from rookery.algorithms.fedmsa.warmup import AbstractWarmUp
+from rookery.algorithms.shared.auto import Curvature, DoG, Sent
 from rookery.algorithms.shared.blocks import Radius, check_radius, descend, evaluate
 from rookery.algorithms.shared.context import Context
+from rookery.algorithms.shared.curvature import check_blocks, measured_blocks, with_damping
 from rookery.algorithms.shared.local import map_steps
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     StepRules,
+    all_observed,
     check_keeping,
+    check_not_mixed,
     check_step_rule,
     check_step_rules,
     each_rule,
+    inner_rules,
     is_keeping,
     kept_opts,
     opts_to_keep,
@@ -123,8 +128,8 @@ class FedMSA(SampledAlgorithm):
     projects: ClassVar[bool] = True
 
     _: KW_ONLY
-    outer_lr: StepRule = eqx.field(converter=step_rule)
-    inner_lr: StepRules = eqx.field(converter=step_rules)
+    outer_lr: StepRule = eqx.field(converter=step_rule, default_factory=DoG)
+    inner_lr: StepRules = eqx.field(converter=inner_rules, default_factory=Curvature)
     local_steps: int = 1
     renewal: float | None = 0.5
     clients: AbstractParticipation = eqx.field(
@@ -142,9 +147,10 @@ class FedMSA(SampledAlgorithm):
     output: AbstractOutput = eqx.field(default_factory=LastIterate)
 
     def __check_init__(self):
-        check_step_rule("outer_lr", self.outer_lr, "local")
-        check_step_rules("inner_lr", self.inner_lr, place="local")
+        check_step_rule("outer_lr", self.outer_lr, "local", may_be_auto=True)
+        check_step_rules("inner_lr", self.inner_lr, place="local", may_be_auto=True)
         check_keeping(self.name, self.clients, self.outer_lr, self.inner_lr)
+        check_not_mixed(self.name, self.outer_lr, self.inner_lr)
         if not isinstance(self.output, LastIterate) and self._is_keeping():
             raise ValueError(
                 f"{type(self.output).__name__} asks a client to take its steps again, from the "
@@ -166,8 +172,10 @@ class FedMSA(SampledAlgorithm):
 
     def check(self, problem: Problem, n_clients: int) -> None:
         """Raise unless the problem has blocks and the settings fit them and the clients."""
-        others = view_of(problem, self.view).n_blocks(problem) - 1
-        check_step_rules("inner_lr", self.inner_lr, others, "local")
+        view = view_of(problem, self.view)
+        others = view.n_blocks(problem) - 1
+        check_step_rules("inner_lr", self.inner_lr, others, "local", may_be_auto=True)
+        check_blocks("inner_lr", self.inner_lr, problem, view)
         check_radius("inner_radius", self.inner_radius, others)
         self.clients.check(n_clients)
         self.momentum_clients.check(n_clients)
@@ -182,8 +190,10 @@ class FedMSA(SampledAlgorithm):
 
     def init(self, problem: Problem, *variables: Tree) -> MSAState:
         """The given variables, and what the view adds to them; no direction yet."""
-        u = (*variables, *view_of(problem, self.view).added(problem, *variables))
-        n, own = len(variables), kept_opts(each_rule(self.outer_lr, self.inner_lr, len(u)), u)
+        view = view_of(problem, self.view)
+        u = (*variables, *view.added(problem, *variables))
+        rules = each_rule(self.outer_lr, self.inner_lr, len(u))
+        n, own = len(variables), with_damping(view, rules, kept_opts(rules, u))
         return MSAState(variables, u[n:], u, tree.zeros_like(u), self.output.init(variables), own)
 
     def round(
@@ -197,14 +207,16 @@ class FedMSA(SampledAlgorithm):
 
         u = self._warmed_up(fed, problem, (*state.variables, *state.added), is_first, warm_key)
         at_u = fed.cache(u)
+        own = self._measured(fed, problem, at_u, state.own_opts, key)
         h = self._direction(fed, problem, at_u, state, is_first, momentum_key)
         along_h = fed.cache(h)
+        own = all_observed(each_rule(self.outer_lr, self.inner_lr, len(u)), h, own, u)
 
         who, sample_key = jax.random.split(local_key)
         settings = {"key": sample_key, "problem": problem, "algorithm": self}
         cohort = fed.sample(self.clients, who)
         start = fed.broadcast(cohort, at_u, along_h)  # --------------------- down  h (and u)
-        settings["steps"], own = steps, state.own_opts
+        settings["steps"] = steps
         w_i, own = map_steps(fed, cohort, own, local_steps, *start, **settings)
         with fed.outer():
             w = fed.mean(w_i)  # -------------------------------------------- up    w
@@ -216,7 +228,9 @@ class FedMSA(SampledAlgorithm):
             """The k-th iterate of one client, which repeats its steps up to k."""
             alone = cohort.where(jnp.arange(len(cohort), dtype=jnp.int32) == slot)
             start = fed.broadcast(alone, at_u, along_h)  # ------------------ down  nothing new
-            w_i, _ = map_steps(fed, alone, (), local_steps, *start, **{**settings, "steps": k - 1})
+            again = own if isinstance(own, Sent) else ()
+            how = {**settings, "steps": k - 1}
+            w_i, _ = map_steps(fed, alone, again, local_steps, *start, **how)
             with fed.outer():
                 w_k = fed.sum(w_i)  # --------------------------------------- up    w^k
             return all_projected(problem, w_k[:n])
@@ -234,6 +248,15 @@ class FedMSA(SampledAlgorithm):
         """Whether clients keep the state of an optimiser."""
         others = self.inner_lr if isinstance(self.inner_lr, tuple) else (self.inner_lr,)
         return any(map(is_keeping, (self.outer_lr, *others)))
+
+    def _measured(self, fed, problem, u: Cached, own: Tree, key: Key) -> Tree:
+        """The states of the rules, with sizes for this round where they are measured."""
+        rules, key = (
+            each_rule(self.outer_lr, self.inner_lr, len(u.value)),
+            jax.random.fold_in(key, 4),
+        )
+        how = {"clients": self.momentum_clients, "batch_size": self.batch_size}
+        return measured_blocks(fed, problem, self.view, rules, own, u, key, **how)
 
     def _warmed_up(self, fed, problem, u: Blocks, is_first, key: Key) -> Blocks:
         """The blocks after the warm-up in round 0; the same blocks in later rounds."""

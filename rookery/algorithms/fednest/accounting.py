@@ -31,7 +31,7 @@ def paper_rounds(algorithm: AbstractAlgorithm, problem: TwoLevel) -> int:
     3
     """
     match algorithm:
-        case FedNest(inner_rounds=T, ihgp=ihgp):
+        case FedNest(inner_rounds=T, adjoint=ihgp):
             return 2 * T + _outer(ihgp, problem)
         case LFedNestNonAlt():
             return 1

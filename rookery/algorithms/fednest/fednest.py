@@ -38,10 +38,19 @@ from rookery.algorithms.fednest.fedout import FedOut, fedout
 from rookery.algorithms.nested import LocalRoundsSettings, Nested, local_rounds
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import AbstractAdjoint
+from rookery.algorithms.shared.auto import Curvature, DoG
 from rookery.algorithms.shared.context import Context
+from rookery.algorithms.shared.curvature import at_least, is_measured, lipschitz_of, measured
 from rookery.algorithms.shared.levels import TwoLevel
-from rookery.algorithms.shared.step_rule import StepRule, check_keeping, kept_opt, step_rule
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    check_keeping,
+    inner_rule,
+    kept_opt,
+    step_rule,
+)
 from rookery.algorithms.shared.two_level import Opts, State, TwoLevelAlgorithm
+from rookery.algorithms.shared.warm import WarmSeries
 from rookery.program.federation import AbstractFederation
 from rookery.signature import expands
 from rookery.types import Key, Tree
@@ -56,7 +65,8 @@ class FedNest(TwoLevelAlgorithm):
         inner_rounds: T.
         inner_steps: τ of FedInn, one number or one per client.
         outer_steps: τ of FedOut, likewise.
-        ihgp: how the inverse Hessian times the outer gradient is estimated; bilevel only.
+        ihgp: how the inverse Hessian times the outer gradient is estimated; bilevel only. If None
+            it is FedIHGPSum, or WarmSeries if L is measured for the inner steps anyway.
         anchor_batch: rows for FedInn's global gradient; None is all.
         dealt: whether FedInn's local steps take batches in turn that were dealt once a call, which
             saves about half of their work, instead of drawing rows anew; see :class:`FedInn`.
@@ -66,18 +76,18 @@ class FedNest(TwoLevelAlgorithm):
     """
 
     _: KW_ONLY
-    outer_lr: StepRule = eqx.field(converter=step_rule)
-    inner_lr: StepRule = eqx.field(converter=step_rule)
+    outer_lr: StepRule = eqx.field(converter=step_rule, default_factory=DoG)
+    inner_lr: StepRule = eqx.field(converter=inner_rule, default_factory=Curvature)
     inner_rounds: int = 1
     inner_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     outer_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
-    ihgp: AbstractAdjoint = eqx.field(default_factory=FedIHGPSum)
+    ihgp: AbstractAdjoint | None = None
     anchor_batch: int | None = None
     dealt: bool = False
 
     def __check_init__(self):
         check_dealt(self.dealt, self.anchor_batch)
-        local.check_fields(self)
+        local.check_fields(self, may_be_auto=True)
         check_keeping(self.name, self.clients, self.inner_lr, self.outer_lr)
         check.count("inner_rounds", self.inner_rounds)
         if self.anchor_batch is not None:
@@ -86,12 +96,20 @@ class FedNest(TwoLevelAlgorithm):
     def check(self, problem: TwoLevel, n_clients: int) -> None:
         """Raise unless the problem has two levels and the settings fit it and the clients."""
         self.check_problem(problem, n_clients)
-        local.check_fields(self, n_clients)
-        self.ihgp.check(problem, n_clients)
+        local.check_fields(self, n_clients, may_be_auto=True)
+        self.adjoint.check(problem, n_clients)
+
+    @property
+    def adjoint(self) -> AbstractAdjoint:
+        """``ihgp``, or the one that suits the inner steps."""
+        if self.ihgp is not None:
+            return self.ihgp
+        return WarmSeries() if is_measured(self.inner_lr) else FedIHGPSum()
 
     def first_opts(self, x: Tree, y: Tree) -> Opts:
-        """What the clients keep of their optimisers' states, if anything."""
-        return Opts(kept_opt(self.inner_lr, y), kept_opt(self.outer_lr, x))
+        """What the clients keep of their optimisers' states, and the adjoint, if anything."""
+        own = kept_opt(self.inner_lr, y), kept_opt(self.outer_lr, x)
+        return Opts(*own, self.adjoint.first_memory(y))
 
     def round(self, fed: AbstractFederation, problem: TwoLevel, state: State, key: Key) -> State:
         """T times FedInn; then FedIHGP and FedOut."""
@@ -101,17 +119,24 @@ class FedNest(TwoLevelAlgorithm):
         anchor = {"anchor_batch": self.anchor_batch, "dealt": self.dealt}
         inner = {"lr": self.inner_lr, "steps": self.inner_steps, **anchor}
         outer = {"lr": self.outer_lr, "steps": self.outer_steps}
-        inner_opt, outer_opt = state.opts
+        inner_opt, outer_opt, _ = state.opts
+        ihgp = self.adjoint
+        if is_measured(self.inner_lr):
+            measure_key = jax.random.fold_in(key, 2)  # 0 and 1 are those of the levels
+            inner_opt = measured(context, self.inner_lr, inner_opt, state.x, state.y, measure_key)
+            ihgp = ihgp.with_lipschitz(lipschitz_of(inner_opt))
 
         def inner_round(t, carry):
             (y, opt), t_key = carry, jax.random.fold_in(inner_key, t)
             return fedinn(context, state.x, y, opt, t_key, **inner)
 
         y, inner_opt = fed.repeat(self.inner_rounds, inner_round, (state.y, inner_opt))  # y^{k+1}
-        v, L = self.ihgp.estimate(context, state._replace(y=y), ihgp_key)  # - FedIHGP
+        v, L, memory = ihgp.estimate_from(context, state._replace(y=y), ihgp_key)  # FedIHGP
+        if is_measured(self.inner_lr):
+            inner_opt = at_least(inner_opt, L)
         keys = (who, hyper_key, local_key)
         x, outer_opt = fedout(context, state.x, y, v, outer_opt, keys, **outer)  # x^{k+1}
-        return state._replace(x=x, y=y, lipschitz=L, opts=Opts(inner_opt, outer_opt))
+        return state._replace(x=x, y=y, lipschitz=L, opts=Opts(inner_opt, outer_opt, memory))
 
 
 @expands(local_rounds)

@@ -15,7 +15,7 @@ from rookery.algorithms.shared import levels, local
 from rookery.algorithms.shared.adjoint import AbstractAdjoint, mean_hypergradient
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.local import LocalPlan, LocalSteps
-from rookery.algorithms.shared.step_rule import StepRule
+from rookery.algorithms.shared.step_rule import StepRule, observed
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import AbstractOuter
 from rookery.problem.constraints import projected, projection
@@ -40,9 +40,10 @@ def fedout(
     the cohort, of h and of the local steps.
     """
     who, hyper_key, local_key = keys
-    fed, cohort = context.fed, context.sample(who)
+    fed, cohort, state_x = context.fed, context.sample(who), x
     x, y, v = fed.broadcast(cohort, x, y, v)  # ----------------------------- down  x, y, v
     h = mean_hypergradient(context, x, y, v, hyper_key)  # ------------------ up    h
+    opt = observed(lr, h, opt, state_x)
     h = fed.broadcast(cohort, h)  # ----------------------------------------- down  h
     how = {"key": local_key, "lr": lr, "steps": steps}
     x_i, opt = context.map_steps(cohort, opt, corrected_outer_steps, x, y, h, **how)

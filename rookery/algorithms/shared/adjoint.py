@@ -60,13 +60,23 @@ class AbstractAdjoint(AbstractHypergradient):
         draw_key, key = jax.random.split(key)
         return self.solve(system.on_one_sample(draw_key), L, key)
 
+    def estimate_from(
+        self, context: Context, state: State, key: Key
+    ) -> tuple[Tree, jax.Array, Tree]:
+        """The adjoint v, L, and what the estimator remembers, which most do not."""
+        return *self.estimate(context, state, key), state.opts.adjoint
+
     def __call__(self, context, state, key):
         """The hypergradient at the adjoint: one exchange more than the adjoint itself."""
+        return self.from_memory(context, state, key)[:2]
+
+    def from_memory(self, context, state, key):
+        """The same, and what the estimator remembers."""
         who, adjoint_key, piece_key = jax.random.split(key, 3)
-        v, L = self.estimate(context, state, adjoint_key)
+        v, L, memory = self.estimate_from(context, state, adjoint_key)
         cohort = context.sample(who)
         x, y, v = context.fed.broadcast(cohort, state.x, state.y, v)  # ------ down  x, y, v
-        return mean_hypergradient(context, x, y, v, piece_key), L  # --------- up    h
+        return mean_hypergradient(context, x, y, v, piece_key), L, memory  # - up    h
 
     def check(self, problem, n_clients):
         """Always fits."""

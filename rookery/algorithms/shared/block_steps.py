@@ -4,8 +4,11 @@ from dataclasses import KW_ONLY
 from typing import ClassVar
 
 import equinox as eqx
+import jax
 
+from rookery.algorithms.shared.auto import Curvature, DoG
 from rookery.algorithms.shared.blocks import descend
+from rookery.algorithms.shared.curvature import measured_blocks, with_damping
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     StepRules,
@@ -13,12 +16,13 @@ from rookery.algorithms.shared.step_rule import (
     check_step_rules,
     each_rule,
     first_opt,
+    inner_rules,
     step_rule,
-    step_rules,
 )
-from rookery.algorithms.shared.views import Blocks
+from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.program.algorithm import SampledAlgorithm
-from rookery.types import Count, Tree
+from rookery.program.federation import AbstractFederation
+from rookery.types import Count, Key, Problem, Tree
 
 
 class AbstractBlockSteps(SampledAlgorithm):
@@ -32,17 +36,36 @@ class AbstractBlockSteps(SampledAlgorithm):
     projects: ClassVar[bool] = True
 
     _: KW_ONLY
-    outer_lr: StepRule = eqx.field(converter=step_rule)
-    inner_lr: StepRules = eqx.field(converter=step_rules)
+    outer_lr: StepRule = eqx.field(converter=step_rule, default_factory=DoG)
+    inner_lr: StepRules = eqx.field(converter=inner_rules, default_factory=Curvature)
 
     def __check_init__(self):
-        check_step_rule("outer_lr", self.outer_lr)
-        check_step_rules("inner_lr", self.inner_lr)
+        check_step_rule("outer_lr", self.outer_lr, may_be_auto=True)
+        check_step_rules("inner_lr", self.inner_lr, may_be_auto=True)
 
-    def first_opts(self, blocks: Blocks) -> tuple[Tree, ...]:
+    def first_opts(self, problem: Problem, blocks: Blocks) -> tuple[Tree, ...]:
         """The states of the rules of all blocks before the first step."""
         rules = each_rule(self.outer_lr, self.inner_lr, len(blocks))
-        return tuple(map(first_opt, rules, blocks))
+        view = view_of(problem, self.seen_as())
+        return with_damping(view, rules, tuple(map(first_opt, rules, blocks)))
+
+    def seen_as(self) -> AbstractView | None:
+        """The view whose blocks step; that of the problem's class if None."""
+        return None
+
+    def measured(
+        self,
+        fed: AbstractFederation,
+        problem: Problem,
+        opts: tuple[Tree, ...],
+        blocks: Blocks,
+        key: Key,
+    ) -> tuple[Tree, ...]:
+        """The states of the rules, with sizes for this round where they are measured."""
+        rules = each_rule(self.outer_lr, self.inner_lr, len(blocks))
+        how = {"clients": self.clients, "batch_size": self.batch_size}
+        key = jax.random.fold_in(key, 4)  # no round splits its key into more
+        return measured_blocks(fed, problem, self.seen_as(), rules, opts, blocks, key, **how)
 
     def step(
         self, direction: Blocks, opts: tuple[Tree, ...], blocks: Blocks, round: Count

@@ -1,6 +1,8 @@
 """L, the largest eigenvalue of the inner Hessian: given, or estimated by power iteration."""
 
+import dataclasses
 from dataclasses import KW_ONLY
+from typing import Self
 
 import equinox as eqx
 import jax
@@ -76,6 +78,12 @@ class NeumannSettings(eqx.Module):
     def __check_init__(self):
         check.count(f"{type(self).__name__}.terms", self.terms)
         check_lipschitz(f"{type(self).__name__}.lipschitz", self.lipschitz)
+
+    def with_lipschitz(self, L: jax.Array) -> Self:
+        """The series with an L that was measured elsewhere; an L that was given stays."""
+        if not isinstance(self.lipschitz, PowerIteration):
+            return self
+        return dataclasses.replace(self, lipschitz=L)
 
 
 def lipschitz(context: Context, state: State, rule: Lipschitz, key: Key) -> jax.Array:

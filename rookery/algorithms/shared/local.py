@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
+from rookery.algorithms.shared.auto import Sent
 from rookery.algorithms.shared.step_rule import (
     Place,
     StepRule,
@@ -88,6 +89,7 @@ def check_fields(
     *,
     place: Place = "local",
     may_be_drawn: bool = False,
+    may_be_auto: bool = False,
     except_for: tuple[str, ...] = (),
 ) -> None:
     """Check an algorithm's step rules, numbers of local steps and batch sizes, told by their names.
@@ -100,10 +102,12 @@ def check_fields(
         n_clients: how many clients there are, if known.
         place: who takes the steps; those of ``server_lr`` are always the server's.
         may_be_drawn: whether a number of local steps may be :class:`RandomSteps`.
+        may_be_auto: whether the algorithm finds sizes during the run.
         except_for: fields with a rule of their own, which the caller checks.
     """
     fields = {name: value for name, value in vars(algorithm).items() if name not in except_for}
-    check_settings(fields, n_clients, place=place, may_be_drawn=may_be_drawn)
+    how = {"may_be_drawn": may_be_drawn, "may_be_auto": may_be_auto}
+    check_settings(fields, n_clients, place=place, **how)
 
 
 def check_settings(
@@ -112,11 +116,13 @@ def check_settings(
     *,
     place: Place = "local",
     may_be_drawn: bool = False,
+    may_be_auto: bool = False,
 ) -> None:
     """:func:`check_fields` for settings by name."""
     for name, value in settings.items():
         if name == "lr" or name.endswith("_lr"):
-            check_step_rule(name, value, "server" if name == "server_lr" else place)
+            at = "server" if name == "server_lr" else place
+            check_step_rule(name, value, at, may_be_auto=may_be_auto)
         elif name.endswith("_steps"):
             check_local_steps(name, local_steps(value), n_clients, may_be_drawn)
         elif name == "batch_size":
@@ -165,7 +171,8 @@ def map_steps(
     Args:
         fed: the federation.
         cohort: whose clients take the steps.
-        kept: the clients' memory of the states, or the empty tuple (:func:`kept_opt`).
+        kept: the clients' memory of the states, the server's of rules whose sizes are sent, or the
+            empty tuple (:func:`kept_opt`).
         step: the client step.
         values: what the cohort holds.
         key: of the samples.
@@ -174,6 +181,10 @@ def map_steps(
     Returns:
         the replies, and what the clients keep.
     """
+    if isinstance(kept, Sent):
+        sizes = fed.broadcast(cohort, kept.message())  # -------------------- down  sizes
+        replies, _ = fed.map(step, *values, sizes, key=key, round=fed.round, **settings)
+        return replies, kept
     if not isinstance(kept, Memory):
         replies, _ = fed.map(step, *values, key=key, round=fed.round, **settings)
         return replies, kept

@@ -129,6 +129,11 @@ class PenaltyView(AbstractView[Bilevel]):
         direct = tree.add(direct, problem.outer_grad_x(x, below, outer))
         return tree.axpy(self._sigma() / 2, rise, tree.scale(0.5, direct))
 
+    @property
+    def share(self) -> Number:
+        """1 / σ, how much of f is added to g."""
+        return 1 / self._sigma()
+
     def _sigma(self) -> Number:
         assert not isinstance(self.sigma, AbstractSchedule), "at() evaluates it at a round"
         return self.sigma

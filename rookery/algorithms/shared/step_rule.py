@@ -1,4 +1,4 @@
-"""How a variable moves along a direction: by a step size, a schedule, or an Optax optimiser.
+"""How a variable moves along a direction: by a size, a schedule, an optimiser, or by itself.
 
 Wherever an algorithm has a step size, a *step rule* may stand:
 
@@ -7,6 +7,7 @@ Wherever an algorithm has a step size, a *step rule* may stand:
     Decay(0.1, 0.99), PowerDecay(0.1, 0.5), ByRound(f)      a size for each round
     optax.adam(0.1)                                 an optimiser whose numbers are fixed
     Optimiser(optax.adam, learning_rate=0.1)        the same; its numbers can be swept over
+    "auto": Curvature() inside, DoG() outside       sizes that are found during the run
 
 An algorithm carries the optimiser's state beside the variable that it moves:
 
@@ -26,6 +27,12 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
+from rookery.algorithms.shared.auto import (
+    AbstractAuto,
+    Sent,
+    inner_auto,
+    outer_auto,
+)
 from rookery.algorithms.shared.schedule import AbstractSchedule, number
 from rookery.program.memory import Memory, check_rule
 from rookery.program.participation import AbstractParticipation
@@ -192,7 +199,7 @@ def given(transformation: "optax.GradientTransformation") -> "optax.GradientTran
 
 
 Size = float | PerCall | AbstractSchedule
-StepRule = Size | Optimiser
+StepRule = Size | Optimiser | AbstractAuto
 StepRules = StepRule | tuple[StepRule, ...]
 """One for all blocks, or one for each."""
 
@@ -201,21 +208,54 @@ Place = Literal["server", "local", "job"]
 
 
 def step_rule(value: object) -> Any:  # of the type of the field that it converts
-    """Field converter: whole numbers become floats, and transformations of Optax optimisers."""
+    """Field converter: whole numbers become floats, and transformations of Optax optimisers.
+
+    "auto" becomes :class:`DoG`, which needs no curvature.
+    """
     if is_transformation(value):
         return Optimiser(value)
-    return number(value)
+    return outer_auto(number(value))
+
+
+def inner_rule(value: object) -> Any:  # of the type of the field that it converts
+    """The same for an inner variable, where "auto" is :class:`Curvature`."""
+    return step_rule(inner_auto(value))
 
 
 def step_rules(value: object) -> Any:  # of the type of the field that it converts
-    """The same for one rule or several; lists become tuples."""
+    """:func:`step_rule` for one rule or several; lists become tuples."""
+    return _each(step_rule, value)
+
+
+def inner_rules(value: object) -> Any:  # of the type of the field that it converts
+    """:func:`inner_rule` for one rule or several; lists become tuples."""
+    return _each(inner_rule, value)
+
+
+def _each(convert: Callable[[object], Any], value: object) -> Any:
     if isinstance(value, list | tuple) and not is_transformation(value):
-        return tuple(map(step_rule, value))
-    return step_rule(value)
+        return tuple(map(convert, value))
+    return convert(value)
 
 
-def check_step_rule(name: str, value: object, place: Place = "server") -> None:
-    """Raise unless a value is a positive number, or a rule that fits who takes the steps."""
+def check_step_rule(
+    name: str, value: object, place: Place = "server", *, may_be_auto: bool = False
+) -> None:
+    """Raise unless a value is a positive number, or a rule that fits who takes the steps.
+
+    Args:
+        name: of the step size.
+        value: what was given.
+        place: who takes the steps.
+        may_be_auto: whether the algorithm finds sizes during the run.
+    """
+    if isinstance(value, AbstractAuto):
+        if may_be_auto:
+            return
+        raise TypeError(
+            f"{name} got {type(value).__name__}, a size that is found during the run, and this "
+            "algorithm does not look for one. Give a number or another step rule, such as 0.1."
+        )
     if isinstance(value, PerCall) and place == "server":
         raise TypeError(
             f"{name} must be a number, got PerCall. The server takes one step at a time; only "
@@ -249,11 +289,16 @@ def check_step_rule(name: str, value: object, place: Place = "server") -> None:
 
 
 def check_step_rules(
-    name: str, value: StepRules, n_blocks: int | None = None, place: Place = "server"
+    name: str,
+    value: StepRules,
+    n_blocks: int | None = None,
+    place: Place = "server",
+    *,
+    may_be_auto: bool = False,
 ) -> None:
     """:func:`check_step_rule` for one rule, or for a tuple with one for each block."""
     for rule in value if isinstance(value, tuple) else (value,):
-        check_step_rule(name, rule, place)
+        check_step_rule(name, rule, place, may_be_auto=may_be_auto)
     if n_blocks is not None and isinstance(value, tuple) and len(value) != n_blocks:
         raise ValueError(f"{name} has {len(value)} entries for {n_blocks} blocks.")
 
@@ -285,7 +330,7 @@ def check_number(algorithm: str, name: str, value: object, why: str) -> None:
     The arguments are those of :func:`check_size`.
     """
     value = step_rule(value)
-    if isinstance(value, PerCall | AbstractSchedule | Optimiser):
+    if isinstance(value, PerCall | AbstractSchedule | Optimiser | AbstractAuto):
         raise TypeError(
             f"{name} must be a number, got {type(value).__name__}. {algorithm} takes no other "
             f"step rule: {why}"
@@ -295,7 +340,7 @@ def check_number(algorithm: str, name: str, value: object, why: str) -> None:
 
 def check_keeping(algorithm: str, clients: AbstractParticipation, *rules: StepRules) -> None:
     """Raise if clients keep an optimiser's state and a cohort may hold a client twice."""
-    each = (rule for some in rules for rule in (some if isinstance(some, tuple) else (some,)))
+    each = [rule for some in rules for rule in (some if isinstance(some, tuple) else (some,))]
     if any(map(is_keeping, each)):
         check_rule(f"{algorithm} with keep=True", clients)
 
@@ -305,6 +350,23 @@ def is_keeping(rule: StepRule) -> bool:
     return isinstance(rule, Optimiser) and rule.keep
 
 
+def is_auto(rule: StepRules | None) -> bool:
+    """Whether the size of a rule, or of one of several, is found during the run."""
+    each = rule if isinstance(rule, tuple) else (rule,)
+    return any(isinstance(one, AbstractAuto) for one in each)
+
+
+def check_not_mixed(algorithm: str, *rules: StepRules) -> None:
+    """Raise if sizes that are sent are mixed with states that clients keep, in one call."""
+    each = [rule for some in rules for rule in (some if isinstance(some, tuple) else (some,))]
+    if any(map(is_keeping, each)) and any(map(is_auto, each)):
+        raise ValueError(
+            f"{algorithm} got a rule with keep=True beside one whose size is found during the run. "
+            "Its clients take the steps of all variables in one call, which has either. Leave "
+            "keep out, or give every step."
+        )
+
+
 def each_rule(outer: StepRule, others: StepRules, n_blocks: int) -> tuple[StepRule, ...]:
     """The rules of x and of the other blocks, one for each."""
     return outer, *(others if isinstance(others, tuple) else (others,) * (n_blocks - 1))
@@ -312,16 +374,24 @@ def each_rule(outer: StepRule, others: StepRules, n_blocks: int) -> tuple[StepRu
 
 def first_opt(rule: StepRule | None, w: Tree) -> Tree:
     """The state of a rule before its first step from ``w``; empty for a number."""
-    return rule.first_opt(w) if isinstance(rule, Optimiser) else ()
+    return rule.first_opt(w) if isinstance(rule, Optimiser | AbstractAuto) else ()
 
 
 def kept_opt(rule: StepRule, w: Tree) -> Tree:
-    """A memory for the states of a local rule, if the clients keep them; otherwise empty."""
+    """A memory for the states of a local rule, if the clients keep them; otherwise empty.
+
+    The state of a rule that finds its size is :class:`Sent`.
+    """
+    if is_auto(rule):
+        return Sent(first_opt(rule, w))
     return Memory.of(first_opt(rule, w)) if is_keeping(rule) else ()
 
 
 def kept_opts(rules: tuple[StepRule, ...], blocks: tuple[Tree, ...]) -> Tree:
     """:func:`kept_opt` of several rules together, one for each variable."""
+    if is_auto(rules):
+        each = zip(rules, blocks, strict=True)
+        return Sent(tuple(first_opt(rule, w) if is_auto(rule) else () for rule, w in each))
     if not any(map(is_keeping, rules)):
         return ()
     return Memory.of(opts_to_keep(rules, tuple(map(first_opt, rules, blocks))))
@@ -340,7 +410,7 @@ def starting_opts(
     if kept is None:
         return fresh
     both = zip(rules, kept, fresh, strict=True)
-    return tuple(own if is_keeping(rule) else new for rule, own, new in both)
+    return tuple(own if is_keeping(rule) or is_auto(rule) else new for rule, own, new in both)
 
 
 def move(
@@ -358,6 +428,8 @@ def move(
     """
     if isinstance(rule, Optimiser):
         return rule.move(direction, opt, w, round)
+    if isinstance(rule, AbstractAuto):
+        return rule.move(direction, opt, w, steps)
     return tree.axpy(-size_of(rule, round, steps), direction, w), opt
 
 
@@ -365,9 +437,27 @@ def move_by_sum(
     rule: StepRule, total: Tree, count: Number, opt: Tree, w: Tree, round: Count
 ) -> tuple[Tree, Tree]:
     """:func:`move` against the mean  total / count;  a step size is divided, not the total."""
-    if isinstance(rule, Optimiser):
-        return rule.move(tree.scale(1 / count, total), opt, w, round)
+    if isinstance(rule, Optimiser | AbstractAuto):
+        return move(rule, tree.scale(1 / count, total), opt, w, round)
     return tree.axpy(-size_of(rule, round) / count, total, w), opt
+
+
+def observed(rule: StepRule, direction: Tree, opt: Tree, w: Tree) -> Tree:
+    """The state of a rule with the size for a step along a direction; others stay as they are."""
+    if not isinstance(rule, AbstractAuto):
+        return opt
+    if isinstance(opt, Sent):
+        return Sent(rule.observed(direction, opt.opts, w))
+    return rule.observed(direction, opt, w)
+
+
+def all_observed(
+    rules: tuple[StepRule, ...], directions: Tree, opts: Tree, blocks: tuple[Tree, ...]
+) -> Tree:
+    """:func:`observed` of several rules together, whose states are sent with one call."""
+    if not isinstance(opts, Sent):
+        return opts
+    return Sent(tuple(map(observed, rules, directions, opts.opts, blocks)))
 
 
 def size_of(rule: Size, round: Count, steps: Count = 1) -> Number:

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple, TypedDict
+from typing import ClassVar, NamedTuple, Self, TypedDict
 
 import equinox as eqx
 import jax
@@ -22,10 +22,14 @@ REMEDY = "A smaller step size, or a larger lipschitz where there is one, is the 
 
 
 class Opts(NamedTuple):
-    """The states of the step rules of y and x: the server's, or a memory of the clients' own."""
+    """The states of the step rules of y and x: the server's, or a memory of the clients' own.
+
+    ``adjoint`` is what the estimator of the adjoint remembers, if anything.
+    """
 
     inner: Tree = ()
     outer: Tree = ()
+    adjoint: Tree = ()
 
 
 class NestedState(NamedTuple):
@@ -153,6 +157,14 @@ class AbstractOuter(AbstractPart):
     def __call__(self, context: Context, state: State, key: Key) -> State:
         """The state with a new x and ``opts.outer``, and a new L if the part estimates it."""
 
+    def first_memory(self, y: Tree) -> Tree:
+        """What the part's estimator of the adjoint remembers before round 0; () if nothing."""
+        return ()
+
+    def with_lipschitz(self, L: jax.Array) -> Self:
+        """The part with an L that was measured elsewhere in place of an estimate of its own."""
+        return self
+
     @abc.abstractmethod
     def check(self, problem: TwoLevel, n_clients: int) -> None:
         """Raise unless the settings fit the problem and the number of clients."""
@@ -164,6 +176,21 @@ class AbstractHypergradient(eqx.Module):
     @abc.abstractmethod
     def __call__(self, context: Context, state: State, key: Key) -> tuple[Tree, jax.Array]:
         """The hypergradient h at (x, y), and L."""
+
+    def first_memory(self, y: Tree) -> Tree:
+        """What the estimator remembers from round to round before round 0; () if nothing."""
+        return ()
+
+    def from_memory(self, context: Context, state: State, key: Key) -> tuple[Tree, jax.Array, Tree]:
+        """The hypergradient, L, and what the estimator remembers."""
+        return *self(context, state, key), state.opts.adjoint
+
+    def with_lipschitz(self, L: jax.Array) -> Self:
+        """The estimator with an L that was measured elsewhere in place of an estimate of its own.
+
+        An L that was given stays.
+        """
+        return self
 
     @abc.abstractmethod
     def check(self, problem: TwoLevel, n_clients: int) -> None:

@@ -1,0 +1,191 @@
+"""Step rules that find their size themselves: by curvature for inner, by distance for outer steps.
+
+    Curvature   1 / L,  L the largest eigenvalue of the inner Hessian of any client, measured
+    DoG         (distance from the start) / sqrt(Σ |h|²)
+
+Both are one number. The server finds it, and steps that clients take get it with the message that
+starts them, so it is billed. What the server remembers of a rule is :class:`AutoOpt`; :class:`Sent`
+marks those of local rules, of which a size goes down with every call.
+"""
+
+import abc
+from dataclasses import KW_ONLY
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from rookery import check, tree
+from rookery.algorithms.shared.schedule import number
+from rookery.types import Count, Tree
+
+
+class AutoOpt(NamedTuple):
+    """The size of a step, the damping added to its direction, and what the rule remembers.
+
+    The last is the server's alone. ``damping`` is empty for variables that need none.
+    """
+
+    size: jax.Array
+    damping: Tree = ()
+    memory: Tree = ()
+
+
+class Sent(NamedTuple):
+    """States of local rules that stay at the server; clients are sent the sizes with every call."""
+
+    opts: Tree
+
+    def message(self) -> Tree:
+        """What goes down: sizes and dampings."""
+        return jax.tree.map(
+            lambda opt: opt._replace(memory=()) if isinstance(opt, AutoOpt) else opt,
+            self.opts,
+            is_leaf=lambda leaf: isinstance(leaf, AutoOpt),
+        )
+
+
+class AbstractAuto(eqx.Module):
+    """A rule whose size is found during the run."""
+
+    @abc.abstractmethod
+    def first_opt(self, w: Tree) -> AutoOpt:
+        """The state before the first step from ``w``."""
+
+    @abc.abstractmethod
+    def observed(self, direction: Tree, opt: AutoOpt, w: Tree) -> AutoOpt:
+        """The state with the size for a step from ``w`` along a direction that the server has."""
+
+    def move(
+        self, direction: Tree, opt: AutoOpt, w: Tree, steps: Count = 1
+    ) -> tuple[Tree, AutoOpt]:
+        """One of ``steps`` equal steps. A client, which has no memory, takes the size as sent."""
+        opt = self.observed(direction, opt, w)
+        size = opt.size / jnp.asarray(steps).astype(opt.size.dtype)
+        if jax.tree.leaves(opt.damping):
+            direction = tree.axpy(opt.damping, w, direction)
+        return tree.axpy(-size, direction, w), opt
+
+
+class Curvature(AbstractAuto):
+    """Steps of size 1 / L, with L the measured curvature of the inner problem.
+
+    L is the largest eigenvalue of the inner Hessian of any client in a cohort, found by power
+    iteration on the clients and renewed as x moves: one exchange with a number up. Between two
+    measurements L falls by a fifth at most. The same L serves the series and systems of the adjoint
+    v. Several local steps of a call share the size, since clients that are flat where others are
+    steep would go too far together.
+
+    Where the inner Hessian is indefinite, v would grow along directions of negative curvature. If
+    v' g_yy v < 0 is measured, the system of v is damped to  (g_yy + δ I) v = f_y,  δ twice that
+    curvature, which halves with every measurement that does not see it. The damped v is biased
+    towards zero. On convex inner problems δ is zero.
+
+    Args:
+        safety: factor on the measured L, which power iteration approaches from below.
+        every: rounds from one measurement to the next; the first is in round 0.
+        iterations: Hessian-vector products per client and measurement.
+
+    >>> import rookery as rk
+    >>> rk.FedNest(inner_lr="auto").inner_lr == rk.parts.Curvature()
+    True
+    """
+
+    _: KW_ONLY
+    safety: float = eqx.field(converter=number, default=1.1)
+    every: int = 10
+    iterations: int = 20
+
+    def __check_init__(self):
+        check.positive("Curvature.safety", self.safety)
+        check.count("Curvature.every", self.every)
+        check.count("Curvature.iterations", self.iterations)
+
+    def first_opt(self, w):
+        """No size: the first measurement comes before the first step."""
+        return AutoOpt(_zero(w))
+
+    def observed(self, direction, opt, w):
+        """The same: a direction says nothing about curvature."""
+        return opt
+
+    def renewed(self, opt: AutoOpt, measured: jax.Array) -> AutoOpt:
+        """The state after a measurement of the largest eigenvalue."""
+        measured = measured.astype(opt.size.dtype)
+        known = jnp.where(opt.size > 0, 0.8 / jnp.where(opt.size > 0, opt.size, 1), 0)
+        L = jnp.maximum(tree.scale(self.safety, measured), known.astype(opt.size.dtype))
+        return opt._replace(size=1 / L)
+
+
+class DoGMemory(NamedTuple):
+    """What :class:`DoG` remembers."""
+
+    start: Tree
+    distance: jax.Array
+    total: jax.Array
+    steps: jax.Array
+
+
+class DoG(AbstractAuto):
+    """Distance over gradients: steps of size  r / sqrt(Σ |h|²),  r the distance from the start.
+
+    M. Ivgi, O. Hinder, Y. Carmon. DoG is SGD's best friend: a parameter-free dynamic step size
+    schedule. ICML 2023, arXiv:2302.12022. The sum runs over all directions so far, so the size
+    falls with noise like 1 / sqrt(rounds) and stays where directions vanish.
+
+    Departure from the paper: r grows at most by the factor  1 + growth / k  in step k. In nested
+    problems y and v lag behind x, and too large a step makes all of them swing further and further.
+    The distance would grow with the swings, and the size with it; so held, the sum wins, and the
+    size falls until the swings do.
+
+    Args:
+        first: the first step, as a fraction of 1 + |x|.
+        growth: by how much r may grow, see above.
+
+    >>> import rookery as rk
+    >>> rk.FedNest().outer_lr == rk.parts.DoG()
+    True
+    """
+
+    _: KW_ONLY
+    first: float = eqx.field(converter=number, default=0.01)
+    growth: float = eqx.field(converter=number, default=2.0)
+
+    def __check_init__(self):
+        check.positive("DoG.first", self.first)
+        check.positive("DoG.growth", self.growth)
+
+    def first_opt(self, w):
+        """The start, and no gradient yet."""
+        zero = _zero(w)
+        w = tree.as_arrays(w)
+        return AutoOpt(zero, (), DoGMemory(w, zero, zero, jnp.zeros((), jnp.int32)))
+
+    def observed(self, direction, opt, w):
+        """The size for this direction."""
+        if not isinstance(opt.memory, DoGMemory):
+            return opt
+        start, r, total, k = opt.memory
+        far = tree.norm(tree.sub(w, start)).astype(r.dtype)
+        first = tree.scale(self.first, 1 + tree.norm(start)).astype(r.dtype)
+        most = r * (1 + jnp.asarray(self.growth, r.dtype) / (k + 1).astype(r.dtype))
+        r = jnp.where(k == 0, first, jnp.maximum(r, jnp.minimum(far, most)))
+        total = total + tree.dot(direction, direction).astype(r.dtype)
+        size = r / jnp.sqrt(jnp.where(total > 0, total, jnp.ones_like(total)))
+        return AutoOpt(size, (), DoGMemory(start, r, total, k + 1))
+
+
+def inner_auto(value: object) -> object:
+    """Field converter: "auto" of an inner variable is :class:`Curvature`."""
+    return Curvature() if isinstance(value, str) and value == "auto" else value
+
+
+def outer_auto(value: object) -> object:
+    """Field converter: "auto" of any other variable is :class:`DoG`."""
+    return DoG() if isinstance(value, str) and value == "auto" else value
+
+
+def _zero(w: Tree) -> jax.Array:
+    """Zero in the precision of a variable."""
+    return jnp.zeros((), jnp.result_type(*jax.tree.leaves(w)))

@@ -1,0 +1,257 @@
+"""L of :class:`Curvature` rules: the largest curvature of the inner problem, measured on clients.
+
+A measurement is one exchange: the iterates go down, one number comes up, two if the blocks have an
+adjoint v. Where the inner variable of a composition follows a value, L is 1 and nothing is sent.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from rookery import tree
+from rookery.algorithms.shared import levels
+from rookery.algorithms.shared.auto import AutoOpt, Curvature, Sent
+from rookery.algorithms.shared.context import Context
+from rookery.algorithms.shared.levels import TwoLevel
+from rookery.algorithms.shared.penalty_view import PenaltyView
+from rookery.algorithms.shared.step_rule import StepRule, StepRules
+from rookery.algorithms.shared.views import (
+    AbstractLayersView,
+    AbstractView,
+    BilevelView,
+    Blocks,
+    MinimaxView,
+    view_of,
+)
+from rookery.problem import oracles
+from rookery.problem.bilevel import Bilevel
+from rookery.problem.composition import Composition
+from rookery.problem.minimax import Minimax
+from rookery.program.federation import AbstractFederation, Cached, Client
+from rookery.program.participation import AbstractParticipation
+from rookery.types import BatchSize, Count, Key, Problem, Sample, Tree
+
+Product = Callable[[Tree], Tree]
+"""The inner Hessian of one sample times a vector."""
+
+
+def is_measured(rule: StepRules | None) -> bool:
+    """Whether a rule, or one of several, needs L."""
+    each = rule if isinstance(rule, tuple) else (rule,)
+    return any(isinstance(one, Curvature) for one in each)
+
+
+def measured(context: Context, rule: StepRule, opt: Tree, x: Tree, y: Tree, key: Key) -> Tree:
+    """The state of an inner rule with the size for this round; other rules stay as they are."""
+    if not isinstance(rule, Curvature):
+        return opt
+    if isinstance(opt, Sent):
+        return Sent(measured(context, rule, opt.opts, x, y, key))
+    if isinstance(context.problem, Composition):
+        return rule.renewed(opt, jnp.ones_like(opt.size))
+    fed, (who, sample_key) = context.fed, jax.random.split(key)
+
+    def measure(opt):
+        cohort = context.sample(who)
+        point = fed.broadcast(cohort, (x, y))  # ------------------------------ down  x, y
+        found = context.map(inner_curvature, point, key=sample_key, iterations=rule.iterations)
+        return rule.renewed(opt, _largest_of(fed.stack(found), cohort))  # ---- up    one number
+
+    return fed.when(is_due(rule, fed.round), measure, opt)
+
+
+def lipschitz_of(opt: Tree) -> jax.Array:
+    """L as a measured state has it."""
+    return 1 / (opt.opts if isinstance(opt, Sent) else opt).size
+
+
+def at_least(opt: Tree, L: jax.Array) -> Tree:
+    """A measured state whose L was found to be too small, by a product with some other vector."""
+    if isinstance(opt, Sent):
+        return Sent(at_least(opt.opts, L))
+    return opt._replace(size=jnp.minimum(opt.size, (1 / L).astype(opt.size.dtype)))
+
+
+def is_due(rule: Curvature, round: Count) -> jax.Array:
+    """Whether L is measured in a round."""
+    return jnp.asarray(round) % rule.every == 0
+
+
+def inner_curvature(
+    client: Client,
+    point: tuple[Tree, Tree],
+    *,
+    problem: TwoLevel,
+    batch_size: BatchSize,
+    iterations: int,
+) -> jax.Array:
+    """The largest curvature in y of one sample."""
+    start_key, sample_key = jax.random.split(client.key)
+    sample = _inner_sample(client, problem, batch_size, sample_key)
+    product = inner_product(problem, *point, sample)
+    return largest(client, product, point[1], iterations, start_key)
+
+
+def inner_product(problem: Problem, x: Tree, y: Tree, sample: Sample) -> Product:
+    """g_yy p of a bilevel problem, -f_yy p of a minimax problem."""
+    match problem:
+        case Bilevel():
+            return lambda p: problem.inner_hvp(x, y, p, sample)
+        case Minimax():
+            return lambda p: tree.scale(
+                -1, oracles.second_derivative(problem.loss, (x, y), 1, 1, p, sample)
+            )
+    raise TypeError(f"{type(problem).__name__} problems have no inner Hessian.")
+
+
+def largest(client: Client, product: Product, like: Tree, iterations: int, key: Key) -> jax.Array:
+    """By how much a Hessian stretches its leading direction, by power iteration."""
+
+    def step(_, carry):
+        direction, _ = carry
+        image = product(direction)
+        stretch = tree.norm(image)
+        return tree.scale(1 / jnp.maximum(stretch, jnp.finfo(stretch.dtype).tiny), image), stretch
+
+    direction = tree.random_normal(key, like)
+    norm = tree.norm(direction)
+    start = tree.scale(1 / norm, direction), jnp.zeros_like(norm)
+    return client.repeat(iterations, step, start)[1]
+
+
+# ---- blocks
+
+
+def check_blocks(name: str, rule: StepRules, problem: Problem, view: AbstractView) -> None:
+    """Raise if the blocks of a problem have no curvature that could be measured."""
+    known = BilevelView | MinimaxView | AbstractLayersView | PenaltyView
+    if is_measured(rule) and not isinstance(view, known):
+        raise TypeError(
+            f"{name} is Curvature, and the maps of {type(view).__name__} have no inner Hessian "
+            f"whose curvature could be measured on a {type(problem).__name__}. Give a number."
+        )
+
+
+def with_damping(view: AbstractView, rules: tuple[StepRule, ...], opts: Tree) -> Tree:
+    """The states before round 0, with a damping for v where there is one."""
+    if isinstance(opts, Sent):
+        return Sent(with_damping(view, rules, opts.opts))
+    if not isinstance(view, BilevelView) or not isinstance(rules[2], Curvature):
+        return opts
+    return (*opts[:2], opts[2]._replace(damping=jnp.zeros_like(opts[2].size)))
+
+
+def measured_blocks(
+    fed: AbstractFederation,
+    problem: Problem,
+    view: AbstractView | None,
+    rules: tuple[StepRule, ...],
+    opts: Tree,
+    blocks: Blocks | Cached,
+    key: Key,
+    *,
+    clients: AbstractParticipation,
+    batch_size: BatchSize,
+) -> Tree:
+    """The states of the rules of all blocks, with sizes for this round where they are measured.
+
+    Args:
+        fed: the federation.
+        problem: the problem.
+        view: of the problem; by its class if None.
+        rules: one for each block.
+        opts: their states, or :class:`Sent` with them.
+        blocks: x and the others.
+        key: of the measurement.
+        clients: who takes part in it.
+        batch_size: rows per client.
+    """
+    if not is_measured(rules):
+        return opts
+    if isinstance(opts, Sent):
+        how = {"clients": clients, "batch_size": batch_size}
+        return Sent(measured_blocks(fed, problem, view, rules, opts.opts, blocks, key, **how))
+    view = view_of(problem, view)
+    if isinstance(view, AbstractLayersView):
+        return _renewed(rules, opts, jnp.ones(()), jnp.zeros(()))
+    first = next(rule for rule in rules if isinstance(rule, Curvature))
+    who, sample_key = jax.random.split(key)
+
+    def measure(opts):
+        cohort = fed.sample(clients, who)
+        at = fed.broadcast(cohort, blocks)  # --------------------------------- down  the blocks
+        settings = {"problem": problem, "view": view, "batch_size": batch_size}
+        settings |= {"iterations": first.iterations, "round": fed.round}
+        found, bend = fed.stack(fed.map(block_curvature, at, key=sample_key, **settings))
+        bend = jnp.sum(fed.slot_weights(cohort).astype(bend.dtype) * bend)  # - up    two numbers
+        return _renewed(rules, opts, _largest_of(found, cohort), bend)
+
+    return fed.when(is_due(first, fed.round), measure, opts)
+
+
+def block_curvature(
+    client: Client,
+    blocks: Blocks,
+    *,
+    problem: Bilevel | Minimax,
+    view: AbstractView,
+    batch_size: BatchSize,
+    iterations: int,
+    round: Count,
+) -> tuple[jax.Array, jax.Array]:
+    """The largest curvature in y of one sample, and v' g_yy v / v' v where there is a v."""
+    start_key, sample_key = jax.random.split(client.key)
+    x, y, *others = blocks
+    sample = _inner_sample(client, problem, batch_size, sample_key)
+    product = inner_product(problem, x, y, sample)
+    if isinstance(view, PenaltyView) and isinstance(problem, Bilevel):
+        share = view.at(round).share
+        outer = client.draw(problem.outer_split, batch_size, start_key)
+
+        def both(p):
+            bent = oracles.second_derivative(problem.outer, (x, y), 1, 1, p, outer)
+            return tree.axpy(share, bent, problem.inner_hvp(x, y, p, sample))
+
+        found = largest(client, both, y, iterations, start_key)
+        return found, jnp.zeros_like(found)
+    found = largest(client, product, y, iterations, start_key)
+    if not isinstance(view, BilevelView):
+        return found, jnp.zeros_like(found)
+    (v,) = others
+    length = tree.dot(v, v)
+    return found, tree.dot(v, product(v)) / jnp.where(length > 0, length, jnp.ones_like(length))
+
+
+def _renewed(
+    rules: tuple[StepRule, ...], opts: tuple[Tree, ...], found: jax.Array, bend: jax.Array
+) -> tuple[Tree, ...]:
+    """The states after a measurement of L and of the curvature along v."""
+
+    def one(rule, opt):
+        if not isinstance(rule, Curvature):
+            return opt
+        if not jax.tree.leaves(opt.damping):
+            return rule.renewed(opt, found)
+        was = opt.damping
+        # the size of v is 1 / (L + damping)
+        L = AutoOpt(jnp.where(opt.size > 0, opt.size / (1 - was * opt.size), opt.size))
+        L = 1 / rule.renewed(L, found).size
+        damping = jnp.maximum(damping_for(bend.astype(was.dtype)), was / 2)
+        return AutoOpt(1 / (L + damping), damping)
+
+    return tuple(map(one, rules, opts))
+
+
+def damping_for(bend: jax.Array) -> jax.Array:
+    """Twice a negative curvature; zero for others."""
+    return jnp.maximum(-2 * bend, jnp.zeros_like(bend))
+
+
+def _inner_sample(client: Client, problem: TwoLevel, batch_size: BatchSize, key: Key) -> Sample:
+    return client.draw(levels.inner_split(problem), batch_size, key)
+
+
+def _largest_of(found: jax.Array, cohort) -> jax.Array:
+    """The largest of the active clients'."""
+    return jnp.max(jnp.where(cohort.active, found, jnp.zeros_like(found)))
