@@ -161,7 +161,6 @@ def test_overrides_reach_every_curve_and_the_run(tmp_path):
         ('"shards"', '"shard"', "unknown partition 'shard'. Did you mean 'shards'"),
         ("rounds = 3", "rounds = 3\nsedes = [1]", r"unknown key in \[run\] 'sedes'. Did you mean"),
         ("rounds = 3", "", r"\[run\] needs the key rounds"),
-        ("outer_lr = 0.01\n", "", r"\[algorithm\] needs the key outer_lr"),
         ("outer_lr = 0.01", 'outer_lr = "big"', "outer_lr must be a number, got 'big'"),
         ("outer_lr = 0.01", "outer_lr = -1.0", "outer_lr must be a finite number above 0, got -1"),
         ("clients = 5\n", "", "partition.clients must be a whole number"),

@@ -1,0 +1,95 @@
+"""Steps that find their size: against closed forms, NumPy, and problems that are indefinite."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from arena import context, f_y, solve
+
+import rookery as rk
+from rookery.algorithms.shared.auto import AutoOpt
+from rookery.algorithms.shared.curvature import measured
+from rookery.algorithms.shared.step_rule import first_opt, inner_rule, move, step_rule
+from rookery.algorithms.shared.two_level import NestedState, Opts
+
+SCALAR = rk.zoo.scalar_bilevel()  # the clients' inner Hessians are 1 and 3
+NOISY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
+
+
+def test_dog_is_distance_over_gradients_whose_distance_grows_slowly():
+    rule, w = rk.parts.DoG(first=0.1, growth=2.0), jnp.array([3.0, 4.0])
+    rng = np.random.default_rng(0)
+    opt, start, total, r = first_opt(rule, w), np.asarray(w), 0.0, 0.6  # 0.1 (1 + 5)
+    for k in range(6):
+        g, before = rng.normal(size=2), np.asarray(w)
+        w, opt = move(rule, jnp.asarray(g), opt, w, k)
+        total += g @ g
+        r = max(r, min(np.linalg.norm(before - start), r * (1 + 2 / (k + 1)))) if k else r
+        np.testing.assert_allclose(w, before - r / np.sqrt(total) * g, rtol=1e-12)
+
+
+def test_the_measured_size_is_one_over_the_largest_curvature_of_any_client():
+    at = context(SCALAR)
+    opt = measured(
+        at, rk.parts.Curvature(), AutoOpt(jnp.zeros(())), *SCALAR.start, jax.random.key(0)
+    )
+    assert opt.size == pytest.approx(1 / (1.1 * 3))
+    lower = rk.parts.Curvature().renewed(opt, jnp.array(0.1))  # falls by a fifth at most
+    assert lower.size == pytest.approx(opt.size / 0.8)
+    assert rk.parts.Curvature().renewed(opt, jnp.array(30.0)).size == pytest.approx(1 / 33)
+
+
+def test_nothing_given_solves_a_quadratic():
+    result = solve(SCALAR, rk.FedNest(), 200)
+    np.testing.assert_allclose(result.solution[0], SCALAR.solution()[0], rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [rk.FedMBO, rk.FedMSA, rk.SOBA, rk.STSA])
+def test_nothing_given_solves_a_quadratic_by_others(kind):
+    zoo = rk.zoo.quadratic_bilevel(n_clients=3, seed=1)
+    result = solve(zoo, kind(), 1000)
+    np.testing.assert_allclose(result.solution[0], zoo.solution()[0], rtol=1e-10)
+
+
+@pytest.mark.parametrize(("H", "is_damped"), [((-3.0, 1.0), True), ((1.0, 3.0), False)])
+def test_an_indefinite_system_is_damped_and_a_definite_one_is_not(H, is_damped):
+    zoo = replace(SCALAR, H=np.array(H).reshape(2, 1, 1, 1))  # in the mean -1 and 2
+    series = rk.parts.WarmSeries(terms=100, lipschitz=3.0)
+
+    @jax.jit
+    def hops(warm):
+        state = NestedState(jnp.zeros(1), jnp.zeros(1), jnp.array(3.0), Opts(adjoint=warm))
+        return series.estimate_from(context(zoo), state, jax.random.key(0))[2]
+
+    warm = hops(hops(series.first_memory(jnp.zeros(1))))
+    if is_damped:
+        assert warm.damping == pytest.approx(2.0)
+        np.testing.assert_allclose(warm.v, f_y(zoo, np.zeros(1), np.zeros(1)) / (2 - 1), rtol=1e-6)
+    else:
+        assert warm.damping == 0
+        np.testing.assert_allclose(warm.v, zoo.adjoint(np.zeros(1), np.zeros(1)), rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: rk.FedAvg(lr="auto"), "does not look for one"),
+        (lambda: rk.Scaffold(lr="auto", server_lr=1.0), "does not look for one"),
+        (lambda: rk.FedNest(inner_lr="atuo"), "inner_lr must be a number, got 'atuo'"),
+        (lambda: rk.parts.Curvature(every=0), "Curvature.every must be at least 1"),
+        (lambda: rk.parts.DoG(first=-1.0), "DoG.first must be a finite number above 0"),
+        (lambda: rk.parts.WarmSeries(damping=-1.0), "WarmSeries.damping"),
+    ],
+)
+def test_what_does_not_fit_is_said(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+def test_auto_is_curvature_inside_and_distance_outside():
+    assert inner_rule("auto") == rk.parts.Curvature() and step_rule("auto") == rk.parts.DoG()
+    assert rk.FedNest().adjoint == rk.parts.WarmSeries()
+    assert rk.FedNest(inner_lr=0.1, outer_lr=0.1).adjoint == rk.parts.FedIHGPSum()
