@@ -2,9 +2,10 @@
 
 A table with a ``name`` stands for an object; its other keys are the object's arguments. The tables
 ``data``, ``partition``, ``task``, ``algorithm``, ``clock``, ``engine`` and ``run`` describe a run;
-each table under ``curves`` describes a curve by what it changes in them. Later settings win: the
-file, the curve's own table, the values that ``rookery tune`` chose, the command line. A name or key
-that does not exist is an error that shows the nearest valid one.
+``[guard]`` has the settings of :class:`rookery.stop.Guard`, and ``guard = false`` is none. Each
+table under ``curves`` describes a curve by what it changes in them. Later settings win: the file,
+the curve's own table, the values that ``rookery tune`` chose, the command line. A name or key that
+does not exist is an error that shows the nearest valid one.
 
 No data is read here; see :mod:`rookery.experiment.task_loader`.
 """
@@ -15,7 +16,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,10 +42,11 @@ from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.delays import Clock
 from rookery.report.comparison import AXES
 from rookery.runner.best import GOALS, KeepBest
+from rookery.runner.guard import GUARD, Guard
 from rookery.runner.tune import grid_points
 
 CURVE_TABLES = ("data", "partition", "task", "algorithm", "clock", "engine")
-TABLES = ("title", "claim", "run", "curves", "tune", "plot", *CURVE_TABLES)
+TABLES = ("title", "claim", "guard", "run", "curves", "tune", "plot", *CURVE_TABLES)
 RUN_KEYS = (
     "rounds",
     "seconds",
@@ -101,6 +103,7 @@ class Experiment:
     tune: Table | None
     plot: Table
     path: Path | None = None
+    guard: Guard | None = GUARD
     choices: Choices = field(default_factory=dict)
     """The tuned values in use, by curve; those that an override replaces are left out."""
 
@@ -179,11 +182,14 @@ def build(
         if key not in tables:
             raise ValueError(f"the table [{key}] is missing.")
     changes = [parse_override(text) for text in overrides]
-    run = copy.deepcopy(dict(tables["run"]))
+    run, guard = copy.deepcopy(dict(tables["run"])), copy.deepcopy(tables.get("guard", {}))
     for keys, value in changes:
-        check.one_of("table", keys[0], ("run", *CURVE_TABLES))
+        check.one_of("table", keys[0], ("run", "guard", *CURVE_TABLES))
         if keys[0] == "run":
             _set(run, keys[1:], value)
+        if keys[0] == "guard":
+            guard = {} if isinstance(guard, bool) else guard
+            _set(guard, keys[1:], value)
     _check_run(run, None if path is None else path.parent)
     _check_plot(tables.get("plot", {}))
     declared = _declared_curves(tables)
@@ -194,7 +200,7 @@ def build(
     ):
         made_for = digest(declared, tables["run"])
         chosen = read_choices(path, tune, made_for, list(declared))
-    said = {".".join(keys): value for keys, value in changes if keys[0] != "run"}
+    said = {".".join(keys): value for keys, value in changes if keys[0] in CURVE_TABLES}
     chosen = {
         label: {key: value for key, value in setting.items() if key not in said}
         for label, setting in chosen.items()
@@ -213,7 +219,22 @@ def build(
         plot=dict(tables.get("plot", {})),
         path=path,
         choices=chosen,
+        guard=make_guard(guard),
     )
+
+
+def make_guard(table: object) -> Guard | None:
+    """The guard that a table stands for; None for ``false``.
+
+    >>> make_guard({"times": 3}).times, make_guard(False)
+    (3, None)
+    """
+    if table is False:
+        return None
+    if not isinstance(table, Mapping):
+        raise TypeError(f"guard must be false or a table [guard], got {table!r}.")
+    check_keys(table, [each.name for each in fields(Guard)], "guard")
+    return Guard(**table)
 
 
 def build_curve(label: str, tables: Table, folder: Path | None = None) -> CurveSettings:

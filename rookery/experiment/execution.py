@@ -15,9 +15,10 @@ from rookery.experiment.config import CurveSettings, Experiment, Table, tuning_g
 from rookery.experiment.registry import make_stop_rules
 from rookery.experiment.task_loader import TaskLoader
 from rookery.report.comparison import Comparison, Curve, Trace
+from rookery.runner.guard import Guard
 from rookery.runner.metrics import metric_names
 from rookery.runner.run_record import versions
-from rookery.runner.run_state import DivergenceWarning, Result, Run
+from rookery.runner.run_state import DivergenceWarning, Result, RollBackWarning, Run
 from rookery.runner.sweep import sweep
 from rookery.runner.tune import Tuning, grid_points, trial
 
@@ -44,7 +45,7 @@ def run_experiment(
         results = run_curves(
             experiment.curves, experiment.run, experiment.seeds, loader,
             metrics=experiment.plot.get("metrics", []), out=out, overwrite=overwrite,
-            console=console,
+            console=console, guard=experiment.guard,
         )  # fmt: skip
     if console is not None:
         n_runs, n_programs = sum(map(len, results.values())), programs_compiled() - compiled_before
@@ -80,6 +81,7 @@ def run_curves(
     out: Path | None = None,
     overwrite: bool = False,
     console: Console | None = None,
+    guard: Guard | None = None,
 ) -> dict[str, list[Result]]:
     """Per label one result per seed. Curves that share task, clock and engine share a sweep.
 
@@ -116,7 +118,8 @@ def run_curves(
             for seed in seeds
         ]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DivergenceWarning)  # console and report show it
+            for shown in (DivergenceWarning, RollBackWarning):  # by console and report
+                warnings.simplefilter("ignore", shown)
             done = sweep(
                 runs,
                 task.problem,
@@ -126,6 +129,7 @@ def run_curves(
                 engine=group[0].engine,
                 overwrite=overwrite,
                 console=console,
+                guard=guard,
                 **settings,
             )
         for one, result in zip(runs, done, strict=True):

@@ -5,7 +5,7 @@ Rounds go in chunks; between chunks come the progress bar, evaluation, callback 
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import TypeVar
 
@@ -15,8 +15,10 @@ import numpy as np
 
 from rookery.engines.compiled import stack
 from rookery.engines.eager import Eager
-from rookery.engines.engine import AbstractRunner, Event, Progress, Stopped
+from rookery.engines.engine import Event, Progress, Stopped
+from rookery.runner.finite import not_finite_in_state
 from rookery.runner.interrupt import Interrupt
+from rookery.runner.lanes import Lanes
 from rookery.runner.metrics import evaluate_all
 from rookery.runner.progress import RunProgress
 from rookery.runner.run_state import Callback, Cohorts, RunState, StopRun
@@ -81,17 +83,23 @@ class BatchLoop:
                 one.status = "finished"
             else:
                 one.record.remove_solutions()
-        algorithms = self._padded([one.run.algorithm for one in self._runs])
-        runner = settings.engine.prepare(settings.program, algorithms)
-        runner.follow(self._note)
-        with closing(runner), Interrupt() as interrupt:
+        lanes = Lanes.of_originals(
+            settings.engine,
+            settings.program,
+            self._padded([one.run.algorithm for one in self._runs]),
+            [one.algorithm for one in self._runs],
+            self._note,
+        )
+        with closing(lanes), Interrupt() as interrupt:
             self._evaluate_start([one for one in self._runs if not len(one.record.history)])
             while active := [one for one in self._runs if one.is_running]:
-                self._advance(runner)
+                self._advance(lanes)
                 self._bar.advanced(self._done, self._rounds_per_second, len(active))
                 self._end_not_finite(active)
+                self._check_variables(active, lanes)
                 self._end_over_budget(active)
-                self._evaluate_if_due(active)
+                self._evaluate_if_due(active, lanes)
+                self._end_given_up(active)
                 self._call_back(active)
                 is_interrupted = interrupt.is_asked
                 self._save(active, is_due=is_interrupted)
@@ -109,42 +117,88 @@ class BatchLoop:
         name = None if event.client is None else population.client_name(event.client)
         self._runs[index].record.note(event, name)
 
-    def _advance(self, runner: AbstractRunner) -> None:
+    def _advance(self, lanes: Lanes) -> None:
         """Run one chunk of rounds and record its costs."""
         speed, began = self._rounds_per_second, time.monotonic()
         wanted = 1 if speed is None else max(1, int(speed * CHUNK_SECONDS))
         chunk = min(self._settings.next_stop(self._done) - self._done, wanted)
         if chunk > 1 and not self._has_cohorts and self._settings.callback is not None:
             chunk -= self._settings.is_callback_due(self._done + chunk)  # it may ask for the last
-        counts = [chunk if one.is_running else 0 for one in self._runs]
         is_seen = self._settings.callback is not None and chunk == 1
+        end = self._done + chunk
+        for one in self._runs:
+            one.before = one.state if is_seen and one.is_running else None
+        # one call for all of them, and more for runs that the guard has taken back on the way
+        while behind := [one for one in self._runs if one.is_running and one.round < end]:
+            self._advance_to(end, min(one.round for one in behind), lanes, is_seen=is_seen)
+        if self._is_compiled:  # the first chunk also compiles: its time says nothing
+            speed = chunk / max(time.monotonic() - began, 1e-9)
+            self._rounds_per_second = lanes.agreed(speed)
+        self._is_compiled = True
+        self._done = end
+
+    def _advance_to(self, end: int, first: int, lanes: Lanes, *, is_seen: bool) -> None:
+        """Run the rounds from ``first`` to ``end`` of those runs that stand there."""
+        goes = [one.is_running and one.round == first for one in self._runs]
+        counts = [end - first if is_going else 0 for is_going in goes]
         try:
-            progress = runner.advance(
+            progress = lanes.advance(
                 self._padded([one.state for one in self._runs]),
                 self._round_keys,
-                self._done,
+                first,
                 [*counts, *[0] * (self._width - len(counts))],
                 may_reuse=not any(one.is_lent for one in self._runs) and not is_seen,
             )
         except Stopped as stopped:
-            self._save_partial(stopped.progress)
+            self._save_partial(stopped.progress, first)
             raise
-        if self._is_compiled:  # the first chunk also compiles: its time says nothing
-            speed = chunk / max(time.monotonic() - began, 1e-9)
-            self._rounds_per_second = runner.agreed(speed)
-        self._is_compiled = True
-        for one, new in zip(self._runs, progress, strict=False):  # the padding comes last
-            if not one.is_running:
+        for i, (one, is_going) in enumerate(zip(self._runs, goes, strict=True)):
+            if not is_going:
                 continue
-            one.before = one.state if is_seen else None
-            one.state, one.round = new.state, self._done + len(new.ledgers)
+            new = progress[i]
+            one.state, one.round = new.state, first + len(new.ledgers)
             one.is_lent = False
             one.record.add_costs(new.ledgers)
             one.cohorts = None if new.cohorts is None else new.cohorts[-1]
             self._has_cohorts = new.cohorts is not None
             if not new.is_finite:
-                one.status = "diverged"
-        self._done += chunk
+                self._break_down(one, i, lanes, "")
+
+    def _break_down(self, one: RunState, i: int, lanes: Lanes, reason: str) -> None:
+        """Take a run back to its last good state if a guard watches it; otherwise it has diverged.
+
+        Args:
+            one: the run.
+            i: its number.
+            lanes: where it runs.
+            reason: what was noticed; empty if the state is not finite.
+        """
+        if one.guard is None:
+            one.status = "diverged"
+            return
+        where = ", ".join(not_finite_in_state(one.state)) or "the state"
+        is_last = one.round == self._settings.rounds
+        one.roll_back(reason or f"{where} is no longer finite", is_last=is_last)
+        if one.is_running and not is_last:
+            lanes.replace(i, one.algorithm)
+
+    def _end_given_up(self, runs: Sequence[RunState]) -> None:
+        """Measure and save the runs that the guard has given up."""
+        for one in runs:
+            if one.status == "stopped" and one.watched is not None and one.watched.ended:
+                if not one.is_measured:
+                    self._evaluate([one])
+                one.save()
+
+    def _check_variables(self, runs: Sequence[RunState], lanes: Lanes) -> None:
+        """Let the guard look at the variables, if that is due."""
+        if not self._settings.is_check_due(self._done):
+            return
+        for i, one in enumerate(self._runs):
+            if one.is_running and any(one is other for other in runs):
+                reason = one.check_variables()
+                if reason:
+                    self._break_down(one, i, lanes, reason)
 
     def _end_not_finite(self, runs: Sequence[RunState]) -> None:
         for one in runs:
@@ -175,11 +229,11 @@ class BatchLoop:
                 one.status = "stopped"
                 one.save()
 
-    def _evaluate_if_due(self, runs: Sequence[RunState]) -> None:
+    def _evaluate_if_due(self, runs: Sequence[RunState], lanes: Lanes) -> None:
         running = [one for one in runs if one.is_running]
         if not running or not self._settings.is_evaluation_due(self._done):
             return
-        self._evaluate(running)
+        self._evaluate(running, lanes)
         for one in running:
             one.judge()
             if one.is_out_of_scale(one.state):
@@ -202,7 +256,7 @@ class BatchLoop:
 
     def _ask(self, callback: Callback, one: RunState, i: int) -> None:
         """Show a run to the callback, which may end it."""
-        before, program, algorithm = one.before, self._settings.program, one.run.algorithm
+        before, program, algorithm = one.before, self._settings.program, one.algorithm
         key, last = self._round_keys[i], self._done - 1
 
         def replay() -> Cohorts:
@@ -223,7 +277,8 @@ class BatchLoop:
         After the checkpoint: a resumed run does not have this row, nor its best solution.
         """
         if not self._settings.is_evaluation_due(self._done):
-            self._evaluate([o for o in runs if o.status == "stopped" and o.round == self._done])
+            at_end = [o for o in runs if o.status == "stopped" and o.round == self._done]
+            self._evaluate([one for one in at_end if not one.is_measured])
 
     def _save(self, runs: Sequence[RunState], is_due: bool) -> None:
         is_due = is_due or self._settings.is_checkpoint_due(self._done)
@@ -232,18 +287,43 @@ class BatchLoop:
             if (is_due and one.is_running) or is_at_its_end:
                 one.save()
 
-    def _save_partial(self, progress: Sequence[Progress]) -> None:
+    def _save_partial(self, progress: Sequence[Progress], first: int) -> None:
         """Save the rounds that an engine did before it had to stop."""
         for one, new in zip(self._runs, progress, strict=False):
             if new.ledgers and new.is_finite:
                 one.record.add_costs(new.ledgers)
-                one.record.save(self._done + len(new.ledgers), new.state, one.regular_best)
+                one.save_as(first + len(new.ledgers), new.state)
 
-    def _evaluate(self, some: Sequence[RunState]) -> None:
-        """Measure all runs of the batch, in one call of one shape, and record some of them."""
+    def _evaluate(self, some: Sequence[RunState], lanes: Lanes | None = None) -> None:
+        """Measure all runs of the batch, in one call of one shape, and record some of them.
+
+        With ``lanes`` the guard looks at the numbers first. A run that it takes back is measured
+        again, so that a row of the history always tells of the state that the run has.
+        """
         if not some:
             return
-        round, population = some[0].round, self._settings.program.population
+        numbers, again = self._measured(some[0].round), []
+        for i, one in enumerate(self._runs):
+            if not any(one is other for other in some):
+                continue
+            own = {name: values[i] for name, values in numbers.items()}
+            reason = ""
+            if one.guard is not None and one.is_running:
+                means = {name: float(value) for name, value in own.items() if not value.ndim}
+                reason = one.check_metric(means, is_last=one.round == self._settings.rounds)
+            if reason and lanes is not None:
+                self._break_down(one, i, lanes, reason)
+                again.append(i)
+            else:
+                self._record(one, own)
+        if again:
+            numbers = self._measured(some[0].round)
+            for i in again:
+                self._record(self._runs[i], {name: each[i] for name, each in numbers.items()})
+
+    def _measured(self, round: int) -> dict[str, np.ndarray]:
+        """What is measured of all runs in their present states, by name and run."""
+        population = self._settings.program.population
         solutions = [one.run.algorithm.solution(one.state) for one in self._runs]
         solutions = stack(self._at_least_two(solutions))
         keys = _fold_in_all(self._evaluation_keys, round)
@@ -255,24 +335,21 @@ class BatchLoop:
         else:
             own = stack(own)
         evaluate = self._settings.evaluate
-        numbers = jax.device_get(evaluate_all(evaluate, solutions, population, keys, own))
-        for i, one in enumerate(self._runs):
-            if not any(one is other for other in some):
-                continue
-            own = {name: values[i] for name, values in numbers.items()}
-            if one.status == "diverged":  # an argmax of NaN would pass for an accuracy
-                own = {name: value * math.nan for name, value in own.items()}
-            means = {name: float(value) for name, value in own.items() if not value.ndim}
-            each = {name: value for name, value in own.items() if value.ndim}
-            names = [population.client_name(c) for c in range(population.n_clients)] if each else []
-            one.record.measure_clients(
-                round,
-                {
-                    name: dict(zip(names, values.tolist(), strict=True))
-                    for name, values in each.items()
-                },
-            )
-            self._bar.measured(one.record.measure(round, means), one.run.name)
+        return jax.device_get(evaluate_all(evaluate, solutions, population, keys, own))
+
+    def _record(self, one: RunState, own: Mapping[str, np.ndarray]) -> None:
+        """Record what was measured of one run."""
+        population = self._settings.program.population
+        if one.status == "diverged":  # an argmax of NaN would pass for an accuracy
+            own = {name: value * math.nan for name, value in own.items()}
+        means = {name: float(value) for name, value in own.items() if not value.ndim}
+        each = {name: value for name, value in own.items() if value.ndim}
+        names = [population.client_name(c) for c in range(population.n_clients)] if each else []
+        one.record.measure_clients(
+            one.round,
+            {name: dict(zip(names, values.tolist(), strict=True)) for name, values in each.items()},
+        )
+        self._bar.measured(one.record.measure(one.round, means), one.run.name)
 
     def _at_least_two(self, values: list[T]) -> list[T]:
         """The values, and a copy of the only one if other batches of the group may have more.

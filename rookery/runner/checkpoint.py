@@ -13,6 +13,7 @@ import safetensors.numpy
 
 from rookery.program.ledger import Ledger
 from rookery.runner.best import Best
+from rookery.runner.guard import Watch
 from rookery.runner.history import replace_file
 from rookery.types import Tree
 
@@ -20,7 +21,9 @@ KEPT = 2
 """How many checkpoints stay on disk: a second one, in case the newest is damaged."""
 
 
-_BEST = "best:"  # before the names of the best solution's arrays; no name of a state begins so
+# before the names of arrays of the best solution, of the state that the guard would go back to, and
+# of the variables at its last check; no name of a state begins so
+_BEST, _GOOD, _BEFORE = "best:", "good:", "before:"
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Checkpoint:
     ledger: Ledger
     rows: int = 0
     best: Best | None = None
+    watched: Watch | None = None
 
 
 def save(directory: Path, checkpoint: Checkpoint) -> Path:
@@ -40,6 +44,14 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
     leaves, best = _named_leaves(checkpoint.state), checkpoint.best
     if best is not None:
         leaves += [(_BEST + name, leaf) for name, leaf in _named_leaves(best.solution)]
+    own = {id(leaf): name for name, leaf in leaves}
+    same = {}  # arrays of the guard that are the state's own, by name
+    if checkpoint.watched is not None:
+        for name, leaf in _leaves_of(checkpoint.watched):
+            if id(leaf) in own:
+                same[name] = own[id(leaf)]
+            else:
+                leaves.append((name, leaf))
     arrays, types = {}, {}
     for name, leaf in leaves:
         arrays[name], types[name] = _to_plain(leaf)
@@ -52,6 +64,8 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
     }
     if best is not None:
         note["best"] = {"metric": best.metric, "round": best.round, "value": best.value}
+    if checkpoint.watched is not None:
+        note["guard"] = {"same": same, **checkpoint.watched.as_note()}
     path = directory / f"round-{checkpoint.round:09d}.safetensors"
     write_arrays(path, arrays, note)
     for old in _files(directory)[:-KEPT]:
@@ -101,13 +115,27 @@ def _load(path: Path, like: Tree, solution: tuple[Tree, ...]) -> Checkpoint:
     best = None
     if "best" in note and solution:
         best = Best(**note["best"], solution=_tree(arrays, note["types"], solution, _BEST))
-    return Checkpoint(note["round"], state, Ledger(**note["ledger"]), note["rows"], best)
+    watched = None
+    if "guard" in note and solution:
+        same, types = note["guard"]["same"], note["types"]
+        arrays |= {name: arrays[other] for name, other in same.items()}
+        types |= {name: types[other] for name, other in same.items()}
+        good = _tree(arrays, types, like, _GOOD)
+        before = _tree(arrays, types, solution, _BEFORE)
+        watched = Watch.of_note(note["guard"], good, before)
+    return Checkpoint(note["round"], state, Ledger(**note["ledger"]), note["rows"], best, watched)
+
+
+def _leaves_of(watched: Watch) -> list[tuple[str, jax.Array]]:
+    trees = {_GOOD: watched.good.state, _BEFORE: watched.before.state}
+    return [(p + name, leaf) for p, tree in trees.items() for name, leaf in _named_leaves(tree)]
 
 
 def _tree(arrays: dict[str, np.ndarray], types: dict[str, str], like: Tree, prefix: str) -> Tree:
     """The arrays whose names begin with a prefix, in the structure of ``like``."""
     expected = [(prefix + name, leaf) for name, leaf in _named_leaves(like)]
-    own = {name for name in arrays if name.startswith(_BEST) == bool(prefix)}
+    prefixes = (_BEST, _GOOD, _BEFORE)
+    own = {n for n in arrays if (n.startswith(prefix) if prefix else not n.startswith(prefixes))}
     if own != {name for name, _ in expected}:
         raise ValueError(f"it holds {sorted(own)}, which is not this algorithm's state")
     leaves = [_from_plain(arrays[name], types[name]) for name, _ in expected]

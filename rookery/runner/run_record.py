@@ -16,6 +16,7 @@ from rookery.engines.engine import Event
 from rookery.program.ledger import Ledger, total
 from rookery.runner.best import Best
 from rookery.runner.checkpoint import Checkpoint, load_all, remove_after, save
+from rookery.runner.guard import Watch
 from rookery.runner.history import ClientHistory, History, HistoryFile, Row, replace_file, to_json
 from rookery.runner.lock import locked
 from rookery.runner.solution_file import remove_solutions, save_own, save_solution
@@ -24,6 +25,8 @@ from rookery.types import Tree
 
 FORMAT = 1
 """Version of the run directory; raised when older directories can no longer be read."""
+GUARD = "guard"
+"""What events call the guard, in place of a client step."""
 LINES = ("history", "per_client", "timing", "events")
 DOCUMENTS = ("config", "summary", "async_traces")
 
@@ -153,6 +156,9 @@ class RunRecord:
             return
         round = 0 if checkpoint is None else checkpoint.round
         remove_after(self.directory / "checkpoints", round)
+        events, _ = self._file("events").read()
+        kept = [row for row in events if row["step"] != GUARD or 0 < row["round"] <= round]
+        self._rewrite("events", kept)
         if checkpoint is None:
             self._rewrite("history", [])
             self._rewrite("per_client", [])
@@ -222,7 +228,7 @@ class RunRecord:
         self.ledger = total(ledgers, self.ledger)
 
     def note(self, event: Event, client: str | None = None) -> None:
-        """Record a client failure at once, with the client's name; resuming does not remove it."""
+        """Record an event at once, with the client's name; resuming does not remove a failure."""
         self.events.append(event)
         if self.directory is not None:
             row = asdict(event) if client is None else {**asdict(event), "name": client}
@@ -230,10 +236,10 @@ class RunRecord:
         who = "" if client is None else f", {client}"
         self.say(f"Round {event.round}, {event.step}{who}: {event.reason}")
 
-    def save(self, done: int, state: Tree, best: Best | None) -> None:
+    def save(self, done: int, state: Tree, best: Best | None, watched: Watch | None) -> None:
         """Write a checkpoint."""
         if self.directory is not None:
-            now = Checkpoint(done, state, self.ledger, len(self.history), best)
+            now = Checkpoint(done, state, self.ledger, len(self.history), best, watched)
             save(self.directory / "checkpoints", now)
 
     def close(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -13,12 +13,14 @@ from rookery.engines.engine import Event
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.ledger import Ledger
 from rookery.program.polling import async_traces
-from rookery.runner.best import Best, KeepBest, is_better, value_in
+from rookery.program.step_sizes import scale_steps
+from rookery.runner.best import Best, Goal, KeepBest, is_better, value_in
 from rookery.runner.checkpoint import Checkpoint
 from rookery.runner.finite import not_finite_in_state, size_of
+from rookery.runner.guard import Good, Guard, RollBack, Watch
 from rookery.runner.history import ClientHistory, History, Row
 from rookery.runner.notebook import result_html
-from rookery.runner.run_record import RunRecord
+from rookery.runner.run_record import GUARD, RunRecord
 from rookery.runner.tracker import Tracker
 from rookery.types import Tree
 
@@ -29,6 +31,16 @@ class DivergenceWarning(UserWarning):
     Turn it into an error with ``warnings.simplefilter("error", rk.stop.DivergenceWarning)``.
 
     >>> issubclass(DivergenceWarning, UserWarning)
+    True
+    """
+
+
+class RollBackWarning(UserWarning):
+    """The guard has taken a run back to an earlier state and made its steps smaller.
+
+    Turn it into an error with ``warnings.simplefilter("error", rk.stop.RollBackWarning)``.
+
+    >>> issubclass(RollBackWarning, UserWarning)
     True
     """
 
@@ -84,8 +96,8 @@ class Result:
     Attributes:
         run: the algorithm, start and seed that were run.
         status: ``finished``; ``diverged`` if a round left a value that is not finite, or an
-            evaluation found the solution out of scale; or ``stopped`` if a rule of ``stop=`` or the
-            callback ended the run.
+            evaluation found the solution out of scale; or ``stopped`` if a rule of ``stop=``, the
+            callback or the guard ended the run.
         rounds: number of rounds done.
         solution: the problem's variables.
         state: the algorithm's state, which contains the solution.
@@ -93,10 +105,11 @@ class Result:
         ledger: the total costs.
         message: for a run that diverged: in which round, which values, and what to try; for one
             that was stopped: why.
-        events: client failures, on engines that have them.
+        events: roll-backs, and client failures on engines that have them.
         async_traces: for asynchronous algorithms: which client worked when, and on which version.
         per_client: measurements per client, from evaluations with ``per_client=True``.
         kept: what ``keep=`` has kept; see :attr:`best`.
+        rollbacks: when and why the guard took the run back to an earlier state.
     """
 
     run: Run
@@ -112,6 +125,12 @@ class Result:
     async_traces: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     per_client: ClientHistory = field(default_factory=ClientHistory)
     kept: Best | None = None
+    rollbacks: tuple[RollBack, ...] = ()
+
+    @property
+    def step_factor(self) -> float:
+        """By what the guard has multiplied all step sizes; 1 if it had nothing to do."""
+        return self.rollbacks[-1].factor if self.rollbacks else 1.0
 
     def __repr__(self) -> str:
         """One line; the solution and the history are too long for a prompt."""
@@ -231,6 +250,10 @@ class RunState:
     watch: Callable[[Row], str] = lambda row: ""
     growth_limit: float | None = None
     has_budget: bool = False
+    guard: Guard | None = None
+    known_goals: Mapping[str, Goal] = field(default_factory=dict)
+    watched: Watch | None = None
+    """What the guard has seen, or had seen before a guard was left out."""
     status: str = "running"
     round: int = 0
     reason: str = ""
@@ -248,6 +271,18 @@ class RunState:
     def is_running(self) -> bool:
         """Whether there are rounds left to do."""
         return self.status == "running"
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the history has a row of the present round."""
+        rows = self.record.history.rows
+        return bool(rows) and rows[-1]["round"] == self.round
+
+    @property
+    def algorithm(self) -> AbstractAlgorithm:
+        """The algorithm with its present step sizes."""
+        factor = 1.0 if self.watched is None else self.watched.factor
+        return self.run.algorithm if factor == 1.0 else scale_steps(self.run.algorithm, factor)
 
     @cached_property
     def scale(self) -> float:
@@ -295,17 +330,65 @@ class RunState:
         self.record.cut_back_to(checkpoint, is_due)
         if checkpoint is not None:
             self.state, self.regular_best = checkpoint.state, checkpoint.best
+            self.watched = checkpoint.watched
             self.is_lent = True
+        if self.guard is not None and self.watched is None:
+            solution = self.run.algorithm.solution(self.state)
+            self.watched, self.is_lent = Watch(Good(done, self.state), Good(done, solution)), True
         for row in self.record.history.rows:
             self.reason = self.watch(row)
         self.round = done
         self.mark_evaluated()
 
-    def end_again(self, done: int, is_due: Callable[[int], bool], status: str) -> None:
+    def end_again(
+        self, done: int, is_due: Callable[[int], bool], status: str, reason: str = ""
+    ) -> None:
         """Go to where the run ended before."""
         self.resume(done, is_due)
-        self.status = status
+        self.status, self.reason = status, reason or self.reason
         self.close()
+
+    def check_variables(self) -> str:
+        """What the guard finds wrong with the variables, if anything."""
+        assert self.guard is not None and self.watched is not None
+        solution = self.run.algorithm.solution(self.state)
+        if self.is_out_of_scale(self.state):
+            return f"an entry is larger than growth_limit={self.growth_limit:.3g} times the start's"
+        self.is_lent = True
+        return self.watched.check_variables(
+            self.guard, self.round, self.state, solution, self.variables
+        )
+
+    def check_metric(self, row: Mapping[str, float], is_last: bool) -> str:
+        """What the guard finds wrong with an evaluation, if anything."""
+        assert self.guard is not None and self.watched is not None
+        metric = self.guard.watched(self.known_goals, row)
+        if metric is None:
+            return ""
+        self.is_lent = True
+        value = row[metric[0]]
+        return self.watched.check_metric(
+            self.guard, metric, value, self.round, self.state, is_last=is_last
+        )
+
+    def roll_back(self, reason: str, is_last: bool) -> None:
+        """Return to the last good state with smaller steps; stop there if it is once too often."""
+        assert self.guard is not None and self.watched is not None
+        watched, guard = self.watched, self.guard
+        self.state, self.is_lent = watched.good.state, True
+        solution = self.run.algorithm.solution(self.state)
+        if len(watched.rollbacks) < guard.times or is_last:
+            one = watched.roll_back(guard, self.round, reason, solution)
+            text = f"{reason}; back to round {one.to} with steps times {one.factor:.3g}"
+        else:
+            watched.forget(self.round, solution)
+            text = watched.ended = (
+                f"Guard: in round {self.round}, {reason}, after {guard.times} roll-backs (steps "
+                f"times {watched.factor:.3g}). The run has returned to its state of round "
+                f"{watched.good.round} and stopped. {self.run.algorithm.remedy()}"
+            )
+            self.reason, self.status = text, "stopped"
+        self.record.note(Event(self.round, GUARD, None, text))
 
     def judge(self) -> None:
         """Take note of the newest row: whether it is the best, and whether to stop."""
@@ -330,7 +413,11 @@ class RunState:
 
     def save(self) -> None:
         """Write a checkpoint."""
-        self.record.save(self.round, self.state, self.regular_best)
+        self.save_as(self.round, self.state)
+
+    def save_as(self, round: int, state: Tree) -> None:
+        """Write a checkpoint of a state after some rounds."""
+        self.record.save(round, state, self.regular_best, self.watched)
 
     def leave_solution(self) -> None:
         """Write the solution, the clients' own leaves and the best solution, if there are any."""
@@ -351,6 +438,8 @@ class RunState:
         note = {}
         if best is not None:
             note["best"] = {"metric": best.metric, "round": best.round, "value": best.value}
+        if self.watched is not None:
+            note["rollbacks"] = [asdict(one) for one in self.watched.rollbacks]
         self.record.close(self.status, self.round, self.message, async_traces(self.state), note)
 
     def snapshot(self, replay: Callable[[], Cohorts]) -> Snapshot:
@@ -375,6 +464,7 @@ class RunState:
             async_traces=async_traces(self.state),
             per_client=self.record.per_client,
             kept=self.best,
+            rollbacks=() if self.watched is None else tuple(self.watched.rollbacks),
         )
 
     def _is_regular(self, row: Row) -> bool:

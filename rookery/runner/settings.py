@@ -15,6 +15,7 @@ from rookery.runner.best import KeepBest
 from rookery.runner.checkpoint import Checkpoint
 from rookery.runner.describe import describe, fingerprint
 from rookery.runner.finite import not_finite_in_state
+from rookery.runner.guard import Guard
 from rookery.runner.history import Row
 from rookery.runner.metrics import AbstractEvaluation
 from rookery.runner.run_record import RunRecord
@@ -41,6 +42,7 @@ class SweepSettings:
     stop: tuple[AbstractRule, ...]
     keep: KeepBest | None
     growth_limit: float | None
+    guard: Guard | None
 
     def is_evaluation_due(self, round: int) -> bool:
         """Whether to measure after this many rounds."""
@@ -59,11 +61,20 @@ class SweepSettings:
         is_possible = not self.has_budget or self.is_evaluation_due(round)
         return round % self.checkpoint_every == 0 and is_possible
 
+    def is_check_due(self, round: int) -> bool:
+        """Whether the guard looks at the variables after this many rounds."""
+        if self.guard is None:
+            return False
+        every = self.guard.every or self.evaluate_every
+        return round % every == 0 or round == self.rounds
+
     def next_stop(self, done: int) -> int:
         """The next round after which something is due."""
         periods = [self.evaluate_every, self.checkpoint_every]
         if self.callback is not None:
             periods.append(self.callback_every)
+        if self.guard is not None and self.guard.every is not None:
+            periods.append(self.guard.every)
         return min(self.rounds, *((done // every + 1) * every for every in periods))
 
     @property
@@ -127,6 +138,8 @@ class SweepSettings:
                 watch=any_of(self.stop),
                 growth_limit=self.growth_limit,
                 has_budget=self.has_budget,
+                guard=self.guard,
+                known_goals={k: v for e in self.evaluate for k, v in e.goals().items()},
             )
             self._end_again(opened, rows)
             return opened
@@ -168,6 +181,10 @@ class SweepSettings:
         state = opened.checkpoints[done].state
         if not_finite_in_state(state):
             opened.end_again(done, lambda _: True, "diverged")  # with the row of that round
+            return
+        watched = opened.checkpoints[done].watched
+        if self.guard is not None and watched is not None and watched.ended:
+            opened.end_again(done, lambda _: True, "stopped", watched.ended)
             return
         if not rows or rows[-1]["round"] != done:
             return  # nothing is decided between evaluations

@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from rookery import check
 from rookery.program.ledger import Ledger
 from rookery.runner.best import Goal, goal_of, is_better, value_in
+from rookery.runner.guard import Guard as Guard
+from rookery.runner.guard import RollBack as RollBack
 from rookery.runner.history import Row
 from rookery.runner.run_state import DivergenceWarning as DivergenceWarning
+from rookery.runner.run_state import RollBackWarning as RollBackWarning
 from rookery.runner.run_state import Snapshot as Snapshot
 from rookery.runner.run_state import StopRun as StopRun
 
@@ -21,7 +24,10 @@ __all__ = [
     "AbstractRule",
     "Budget",
     "DivergenceWarning",
+    "Guard",
     "Plateau",
+    "RollBack",
+    "RollBackWarning",
     "Snapshot",
     "StopRun",
     "Target",

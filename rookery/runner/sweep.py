@@ -10,7 +10,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,17 +20,26 @@ from rookery.clients.population import Population
 from rookery.engines.compiled import Compiled
 from rookery.engines.engine import AbstractEngine, Program
 from rookery.program.aggregate import AbstractRobust, Aggregate, Mean
-from rookery.program.algorithm import AbstractAlgorithm, check_constraints, numbers_to_arrays
+from rookery.program.algorithm import AbstractAlgorithm, check_constraints
 from rookery.program.delays import Clock
 from rookery.program.participation import AbstractParticipation, Uniform, WithReplacement
 from rookery.runner.batch_loop import BatchLoop, exclusive
 from rookery.runner.best import KeepBest
 from rookery.runner.describe import data_fingerprint
 from rookery.runner.finite import GROWTH_LIMIT
+from rookery.runner.guard import GUARD, Guard
+from rookery.runner.lanes import structure
 from rookery.runner.metrics import AbstractEvaluation, check_blocks, metric_goals
 from rookery.runner.progress import SILENT, RunProgress
 from rookery.runner.results import Results
-from rookery.runner.run_state import Callback, DivergenceWarning, Result, Run, RunState
+from rookery.runner.run_state import (
+    Callback,
+    DivergenceWarning,
+    Result,
+    RollBackWarning,
+    Run,
+    RunState,
+)
 from rookery.runner.settings import SweepSettings
 from rookery.runner.stop import AbstractRule, as_rules
 from rookery.runner.tracker import Tracker
@@ -63,6 +71,7 @@ def run(
     stop: AbstractRule | Sequence[AbstractRule] | None = None,
     keep: str | None = None,
     growth_limit: float | None = GROWTH_LIMIT,
+    guard: Guard | None = GUARD,
 ) -> Result:
     """Run an algorithm on a problem.
 
@@ -119,6 +128,9 @@ def run(
         growth_limit: a run has diverged if an evaluation finds an entry of the solution more than
             this many times as large as the start's largest (or as 1, if the start is smaller). None
             accepts whatever is finite.
+        guard: takes a run that begins to break down back to its last good state, with smaller
+            steps; see :class:`rookery.stop.Guard`. It changes no number of a run that does not
+            break down. None lets a run diverge.
     """
     one = Run(algorithm, start, seed, directory, title, tracker)
     (result,) = _sweep(
@@ -126,7 +138,7 @@ def run(
         evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, engine=engine,
         clock=clock, aggregate=aggregate, batch=1, overwrite=overwrite, console=console,
         callback=callback, callback_every=callback_every, stop=stop, keep=keep,
-        growth_limit=growth_limit,
+        growth_limit=growth_limit, guard=guard,
     )  # fmt: skip
     return result
 
@@ -152,6 +164,7 @@ def sweep(
     stop: AbstractRule | Sequence[AbstractRule] | None = None,
     keep: str | None = None,
     growth_limit: float | None = GROWTH_LIMIT,
+    guard: Guard | None = GUARD,
 ) -> Results:
     """Run several algorithms, seeds or starts on one problem.
 
@@ -187,13 +200,14 @@ def sweep(
             ends; a smaller ``batch`` wastes less of it.
         keep: which solution to keep of each run, as in :func:`run`.
         growth_limit: when a run has diverged, as in :func:`run`.
+        guard: for each run by itself, as in :func:`run`.
     """
     return _sweep(
         runs, problem, population, rounds=rounds, seconds=seconds, evaluate=evaluate,
         evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, engine=engine,
         clock=clock, aggregate=aggregate, batch=batch, overwrite=overwrite, console=console,
         callback=callback, callback_every=callback_every, stop=stop, keep=keep,
-        growth_limit=growth_limit,
+        growth_limit=growth_limit, guard=guard,
     )  # fmt: skip
 
 
@@ -218,6 +232,7 @@ def _sweep(
     stop: AbstractRule | Sequence[AbstractRule] | None,
     keep: str | None,
     growth_limit: float | None,
+    guard: Guard | None,
 ) -> Results:
     check.count("rounds", rounds)
     if seconds is not None:
@@ -243,8 +258,11 @@ def _sweep(
     if checked:
         check_blocks(evaluate, checked[0].start, population)
     rules = as_rules(stop)
+    if guard is not None and not isinstance(guard, Guard):
+        raise TypeError(f"guard must be a rk.stop.Guard, or None for no guard; got {guard!r}.")
     # tracing the evaluations takes time, and only these need their names
-    is_judged = bool(rules or keep is not None) and bool(checked)
+    names_metric = guard is not None and (guard.metric, guard.drop) != (None, None)
+    is_judged = bool(rules or keep is not None or names_metric) and bool(checked)
     goals = metric_goals(evaluate, checked[0].start, population) if is_judged else {}
     engine = engine if engine is not None else Compiled()
     if not population.is_on_disk:
@@ -266,6 +284,7 @@ def _sweep(
         stop=tuple(rule.resolved(goals) for rule in rules),
         keep=None if keep is None else KeepBest.parse(keep, goals),
         growth_limit=growth_limit,
+        guard=None if guard is None else guard.resolved(goals if is_judged else None),
     )
     opened = [settings.open(one) for one in checked]
     # runs that have diverged or stopped before need no work, but their trackers must be told
@@ -277,8 +296,19 @@ def _sweep(
             with exclusive(settings, some):
                 BatchLoop(settings, some, done, width, bar).run()
     for one in opened:
-        if one.status == "diverged":  # at the line that called run or sweep
+        is_given_up = one.watched is not None and bool(one.watched.ended)
+        if one.status == "diverged" or is_given_up:  # at the line that called run or sweep
             warnings.warn(one.message, DivergenceWarning, stacklevel=3)
+        elif one.watched is not None and one.watched.rollbacks:
+            last = one.watched.rollbacks[-1]
+            warnings.warn(
+                f"{one.run.name} (seed {one.run.seed}) was rolled back "
+                f"{len(one.watched.rollbacks)} times, last in round {last.round}: {last.reason}. "
+                f"All step sizes were multiplied by {last.factor:.3g}. Choose smaller ones, or "
+                "pass guard=None to let the run diverge.",
+                RollBackWarning,
+                stacklevel=3,
+            )
     return Results(one.result() for one in opened)
 
 
@@ -375,14 +405,6 @@ def _starting_points(runs: Sequence[RunState]) -> list[tuple[int, list[RunState]
     for one in runs:
         newest.setdefault(max(one.checkpoints, default=0), []).append(one)
     return list(newest.items())
-
-
-def structure(algorithm: AbstractAlgorithm, start: Tree) -> Hashable:
-    """What must be equal for two runs to share one compiled program."""
-    numbers, rest = eqx.partition(numbers_to_arrays(algorithm), eqx.is_array)
-    shapes = [f"{a.dtype}{a.shape}" for a in jax.tree.leaves((numbers, start))]
-    leaves, tree = jax.tree.flatten((rest, jax.tree.structure((numbers, start))))
-    return tuple(shapes), tree, tuple(leaves)
 
 
 def _title(runs: Sequence[RunState]) -> str:

@@ -181,7 +181,7 @@ def tune(
         results = sweep(
             runs, problem, population, rounds=rounds, seconds=seconds, evaluate=evaluate,
             evaluate_every=rounds, engine=engine, clock=clock, aggregate=aggregate, batch=batch,
-            console=console,
+            console=console, guard=None,
         )  # fmt: skip
     per_point = [results[i : i + len(seeds)] for i in range(0, len(results), len(seeds))]
     trials = [trial(point, own, metric) for point, own in zip(points, per_point, strict=True)]

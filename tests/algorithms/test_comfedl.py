@@ -161,7 +161,8 @@ def test_small_batches_far_above_a_stale_level_overflow_unless_weights_are_bound
     def run(gamma, max_weight=None):
         weighting = rk.parts.NormalisedWeights(stale_scalar=True, max_weight=max_weight)
         settings = {"lr": 0.05, "local_steps": 3, "clients": 3, "batch_size": 2}
-        return solve(zoo, rk.ComFedL(**settings, gamma=gamma, weighting=weighting), 60)
+        algorithm = rk.ComFedL(**settings, gamma=gamma, weighting=weighting)
+        return solve(zoo, algorithm, 60, guard=None)
 
     with pytest.warns(DivergenceWarning, match="max_weight"):
         assert run(1.0).status == "diverged"
@@ -216,7 +217,7 @@ def test_weights_of_the_population_are_those_of_the_mean():
 @pytest.mark.filterwarnings("ignore::rookery.runner.run_state.DivergenceWarning")
 def test_literal_weights_that_overflow_say_what_to_do():
     algorithm = rk.ComFedL(lr=0.01, local_steps=5, gamma=1e-3, weighting=rk.parts.PrintedWeights())
-    result = solve(LOSSES, algorithm, 2, engine=rk.Eager())
+    result = solve(LOSSES, algorithm, 2, engine=rk.Eager(), guard=None)
     assert result.status == "diverged"
     assert "no longer finite. Weights exp" in result.message
     assert "weighting=NormalisedWeights()" in result.message

@@ -165,7 +165,9 @@ def test_a_run_that_diverges_ends_in_the_same_round(data):
     population = rk.Population.stacked(LOSSES.data)
     with pytest.warns(UserWarning, match="diverged"):
         got, want = (
-            rk.run(wild, LOSSES.problem, population, LOSSES.start, rounds=9, engine=engine)
+            rk.run(
+                wild, LOSSES.problem, population, LOSSES.start, rounds=9, engine=engine, guard=None
+            )
             for engine in (rk.Compiled(devices=4, data=data), None)
         )
     assert got.status == want.status == "diverged" and got.ledger == want.ledger

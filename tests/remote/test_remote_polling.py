@@ -204,7 +204,7 @@ def test_too_few_results_stop_a_run_in_real_time_and_it_can_be_resumed(tmp_path)
 
 @pytest.mark.filterwarnings("ignore::rookery.runner.run_state.DivergenceWarning")
 def test_when_all_results_are_nan_the_run_has_diverged():
-    result = go(Anarchic(), 3, Faults(poison=(0, 1, 2, 3, 4)))
+    result = go(Anarchic(), 3, Faults(poison=(0, 1, 2, 3, 4)), guard=None)
     assert (result.status, result.rounds) == ("diverged", 1)
 
 

@@ -16,7 +16,7 @@ def loss(w, row):
 
 def go(rounds=10, start=0.0, **kwargs):
     problem = rk.SingleLevel(loss, split="train")
-    kwargs = {"evaluate_every": 3, **kwargs}
+    kwargs = {"evaluate_every": 3, "guard": None, **kwargs}
     evaluate = [rk.metrics.OfSolution(lambda w: {"w": w})]
     algorithm = rk.FedAvg(lr=LR, local_steps=1)
     start = (jnp.asarray(start),)

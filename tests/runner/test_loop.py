@@ -109,6 +109,7 @@ def test_divergence_stops_the_run_with_a_status(tmp_path, capsys):
             directory=tmp_path,
             console=Console(width=400),
             growth_limit=None,
+            guard=None,
         )
     assert [str(w.message) for w in warned] == [result.message]
     assert warned[0].filename == __file__  # the line that called rk.run
@@ -184,10 +185,10 @@ def test_fewer_rounds_than_a_directory_holds_are_refused(tmp_path):
 
 def test_a_diverged_run_started_again_stays_diverged_without_work(tmp_path):
     with pytest.warns(DivergenceWarning):
-        first = go(WILD, rounds=500, directory=tmp_path)
+        first = go(WILD, rounds=500, directory=tmp_path, guard=None)
     history = (tmp_path / "history.jsonl").read_bytes()
     with pytest.warns(DivergenceWarning):
-        second = go(WILD, rounds=500, directory=tmp_path)
+        second = go(WILD, rounds=500, directory=tmp_path, guard=None)
     assert (first.status, first.rounds) == (second.status, second.rounds)
     assert first.message == second.message
     assert (tmp_path / "history.jsonl").read_bytes() == history

@@ -53,7 +53,7 @@ def size(x, y):
     return {"size/x": (x @ x) ** 0.5}
 
 
-SETTINGS = {"evaluate": [rk.metrics.OfSolution(size)], "evaluate_every": 5}
+SETTINGS = {"guard": None, "evaluate": [rk.metrics.OfSolution(size)], "evaluate_every": 5}
 
 
 def go(tracker, rounds=12, algorithm=ALGORITHM, **kwargs):

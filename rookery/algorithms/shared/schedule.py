@@ -99,3 +99,34 @@ class ByRound(AbstractSchedule):
     def __call__(self, round):
         """The function's value."""
         return jnp.asarray(self.schedule(jnp.asarray(round, int)))  # the widest: int32 is float32
+
+    def with_smaller_steps(self, factor: float) -> "ScaledSchedule":
+        """The same function times a factor."""
+        return ScaledSchedule(self, factor)
+
+
+class ScaledSchedule(AbstractSchedule):
+    """Another schedule times a factor, which is a number of the compiled program.
+
+    >>> float(ScaledSchedule(Decay(0.5, 0.5), 0.5)(1))
+    0.125
+
+    Args:
+        schedule: the other one.
+        scale: the factor.
+    """
+
+    schedule: AbstractSchedule
+    scale: float = eqx.field(converter=number)
+
+    def __check_init__(self):
+        check.positive("ScaledSchedule.scale", self.scale)
+
+    def __call__(self, round):
+        """The other schedule's value times the factor."""
+        size = self.schedule(round)
+        return size * jnp.asarray(self.scale).astype(size.dtype)
+
+    def with_smaller_steps(self, factor: float) -> "ScaledSchedule":
+        """The same schedule with a smaller factor."""
+        return ScaledSchedule(self.schedule, self.scale * factor)

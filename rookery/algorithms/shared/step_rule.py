@@ -36,6 +36,7 @@ from rookery.algorithms.shared.auto import (
 from rookery.algorithms.shared.schedule import AbstractSchedule, number
 from rookery.program.memory import Memory, check_rule
 from rookery.program.participation import AbstractParticipation
+from rookery.program.step_sizes import smaller
 from rookery.types import Count, Number, Tree
 
 if TYPE_CHECKING:
@@ -172,6 +173,25 @@ class Optimiser(eqx.Module):
         with jax.numpy_dtype_promotion("standard"):
             return self.transformation(0, w).update(direction, self.first_opt(w), w)[0]
 
+    def with_smaller_steps(self, factor: float) -> "Optimiser":
+        """The optimiser with its learning rate, or else all its updates, times a factor.
+
+        The state keeps its structure. A learning rate that is a number stays one; other optimisers
+        become another program.
+        """
+        rate = self.settings.get("learning_rate")
+        if isinstance(rate, float | jax.Array):
+            return self._changed(self.factory, learning_rate=rate * factor)
+        if isinstance(rate, AbstractSchedule):
+            return self._changed(self.factory, learning_rate=smaller(rate, factor))
+        if self.factory is smaller_updates:
+            return self._changed(smaller_updates, scale=self.settings["scale"] * factor)
+        return self._changed(smaller_updates, factory=self.factory, scale=float(factor))
+
+    def _changed(self, made_by: Callable, **settings: object) -> "Optimiser":
+        new = {"keep": self.keep, **self.settings, **settings}
+        return Optimiser(made_by, **new)
+
     def transformation(self, round: Count, w: Tree) -> "optax.GradientTransformation":
         """The transformation with its numbers at a round, in the precision of ``w``."""
         precision = jnp.result_type(*jax.tree.leaves(w))
@@ -196,6 +216,22 @@ def is_transformation(value: object) -> "TypeGuard[optax.GradientTransformation]
 def given(transformation: "optax.GradientTransformation") -> "optax.GradientTransformation":
     """The factory of an optimiser that was given ready-made, with its numbers fixed."""
     return transformation
+
+
+def smaller_updates(
+    *,
+    factory: "Callable[..., optax.GradientTransformation]",
+    scale: Number,
+    **settings: object,
+) -> "optax.GradientTransformation":
+    """An optimiser whose updates are multiplied by a number; its state is that of the other."""
+    inner = factory(**settings)
+
+    def update(updates: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
+        updates, state = inner.update(updates, state, params)
+        return jax.tree.map(lambda u: u * jnp.asarray(scale).astype(u.dtype), updates), state
+
+    return import_module("optax").GradientTransformation(inner.init, update)
 
 
 Size = float | PerCall | AbstractSchedule

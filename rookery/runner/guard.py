@@ -1,0 +1,360 @@
+"""Guards: a run that begins to break down goes back to its last good state with smaller steps.
+
+A guard only watches: as long as nothing breaks down, every number of the run is as without it. It
+looks after a fixed number of rounds, so what it does depends on neither speed nor engine.
+
+A roll-back restores the state and keeps the round: the rounds that were lost have been paid for,
+and stay in the ledger.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from rookery import check
+from rookery.runner.best import GOALS, Goal
+from rookery.types import Tree
+
+GROWING = 1.2
+"""A step this many times as long as the one before is growing: a series that contracts has none."""
+LOST = 0.8
+"""A metric has collapsed if it has lost this share of its progress ..."""
+PROGRESS = 1 / 3
+"""... which counts if it is at least this share of the metric's size: less may be noise."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Watches a run, and takes it back to its last good state when it begins to break down.
+
+    A run breaks down if
+
+    - a round leaves a value that is not finite, or an entry exceeds ``growth_limit``;
+    - the way that a variable goes between two checks has grown from check to check to more than
+      ``growth`` times what it was, and beyond the variable's own norm;
+    - a loss is more than ``growth`` times as large as ever before;
+    - for ``patience`` evaluations in a row, and at the last one at once, the metric has lost 80 %
+      of its progress, or is worse than at the start by more than its size; with ``drop``, also if
+      it is worse than its best by more than that.
+
+    It then returns to the state with the best value of the metric, or without a metric to the last
+    one whose step was not growing, and all step sizes are multiplied by ``factor``. The round goes
+    on counting, and the ledger keeps the costs.
+
+    >>> import rookery as rk
+    >>> zoo = rk.zoo.quadratic_losses(n_clients=2, size=2, rows=3)
+    >>> result = rk.run(
+    ...     rk.FedAvg(lr=0.3, local_steps=1),
+    ...     zoo.problem,
+    ...     rk.Population.stacked(zoo.data),
+    ...     zoo.start,
+    ...     rounds=20,
+    ...     guard=rk.stop.Guard(times=3),
+    ... )
+    >>> result.rollbacks, result.step_factor  # nothing to do
+    ((), 1.0)
+
+    Args:
+        factor: on all step sizes at each roll-back; below 1. A run that comes back to the same
+            state again has made no headway, and its steps shrink by the factor squared.
+        times: how many roll-backs a run has. If it breaks down once more, it returns to its last
+            good state and stops.
+        growth: how many times a step or a loss may grow.
+        drop: how much worse than its best the metric may be, in its own units; None sets no limit.
+            Noise alone may exceed a small one: a guard with ``drop`` may change a sound run.
+        patience: for how many evaluations in a row a metric may be too bad.
+        metric: ``METRIC:max`` or ``METRIC:min``; ``METRIC`` alone if the evaluation knows which.
+            None takes the first score or accuracy that the run measures, or else the first loss.
+        every: rounds between checks of the variables; the run's ``evaluate_every`` if None.
+    """
+
+    factor: float = 0.5
+    times: int = 10
+    growth: float = 100.0
+    drop: float | None = None
+    patience: int = 2
+    metric: str | None = None
+    every: int | None = None
+
+    def __post_init__(self):
+        check.fraction("factor of Guard", self.factor)
+        if self.factor == 1:
+            raise ValueError("factor of Guard must be below 1, got 1: steps would not shrink.")
+        check.count("times of Guard", self.times)
+        check.positive("growth of Guard", self.growth)
+        if self.growth <= 2:
+            raise ValueError(f"growth of Guard must be above 2, got {self.growth}.")
+        if self.drop is not None:
+            check.positive("drop of Guard", self.drop)
+        check.count("patience of Guard", self.patience)
+        if self.metric is not None and not isinstance(self.metric, str):
+            raise TypeError(f"metric of Guard must be a text, got {self.metric!r}.")
+        if self.every is not None:
+            check.count("every of Guard", self.every)
+
+    def resolved(self, goals: Mapping[str, Goal | None] | None) -> "Guard":
+        """The guard with the goal of its metric filled in, or an error.
+
+        Args:
+            goals: for every number that the run measures, which way is better, None if unknown;
+                None if nobody has asked.
+        """
+        if goals is None:
+            return self
+        if self.metric is None:
+            if self.drop is not None and _first_known(goals) is None:
+                raise ValueError(
+                    "Guard(drop=...) needs a metric: none that the run measures says whether more "
+                    'of it is better. Write metric="NAME:max", or min.'
+                )
+            return self
+        name, goal = _split(self.metric)
+        check.one_of("metric of Guard", name, goals)
+        goal = goal or _known(name, goals[name])
+        if goal is None:
+            raise ValueError(
+                f'Guard: is more of {name!r} better, or less? Write metric="{name}:max", or min.'
+            )
+        return replace(self, metric=f"{name}:{goal}")
+
+    def watched(
+        self, known: Mapping[str, Goal], row: Mapping[str, object]
+    ) -> tuple[str, Goal] | None:
+        """The metric that decides and its goal; None if a row has no such number.
+
+        Args:
+            known: goals that the run's evaluations know.
+            row: what was measured.
+        """
+        if self.metric is not None:
+            name, goal = _split(self.metric)
+            goal = goal or _known(name, known.get(name))
+            return None if goal is None or name not in row else (name, goal)
+        return _first_known({name: known.get(name) for name in row})
+
+
+GUARD = Guard()
+"""The guard of a run that names none."""
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """One return to a good state.
+
+    Attributes:
+        round: rounds done when the breakdown was noticed.
+        to: the round of the state that the run went back to.
+        reason: what was noticed.
+        factor: on the step sizes from then on.
+    """
+
+    round: int
+    to: int
+    reason: str
+    factor: float
+
+
+@dataclass(frozen=True)
+class Good:
+    """A state to go back to, and the round it is from."""
+
+    round: int
+    state: Tree
+
+
+@dataclass
+class Watch:
+    """What a guard has seen of one run; part of its checkpoints.
+
+    Attributes:
+        good: the state to go back to.
+        before: the variables at the last check, and their round.
+        rollbacks: all returns so far.
+        first: the metric at the start; like ``best`` turned such that more is better.
+        best: the best so far.
+        largest: the largest size of the metric so far.
+        bad: how many evaluations in a row were too bad.
+        steps: per variable, how far it went up to the last check.
+        bases: per variable, the step from which it has grown ever since; None if it does not grow.
+        ended: why the run was given up, if it was.
+    """
+
+    good: Good
+    before: Good
+    rollbacks: list[RollBack] = field(default_factory=list)
+    first: float | None = None
+    best: float | None = None
+    largest: float = 0.0
+    bad: int = 0
+    steps: list[float | None] = field(default_factory=list)
+    bases: list[float | None] = field(default_factory=list)
+    ended: str = ""
+
+    @property
+    def factor(self) -> float:
+        """The factor on all step sizes."""
+        return self.rollbacks[-1].factor if self.rollbacks else 1.0
+
+    def as_note(self) -> dict[str, object]:
+        """All but the arrays, ready for JSON."""
+        note = {name: getattr(self, name) for name in _NOTED}
+        rollbacks = [asdict(one) for one in self.rollbacks]
+        return note | {
+            "rollbacks": rollbacks,
+            "good": self.good.round,
+            "before": self.before.round,
+        }
+
+    @classmethod
+    def of_note(cls, note: Mapping[str, Any], good: Tree, before: Tree) -> "Watch":
+        """The watch that a note was made of, with its arrays."""
+        return cls(
+            Good(note["good"], good),
+            Good(note["before"], before),
+            [RollBack(**one) for one in note["rollbacks"]],
+            **{name: note[name] for name in _NOTED},
+        )
+
+    def check_variables(
+        self,
+        guard: Guard,
+        round: int,
+        state: Tree,
+        solution: tuple[Tree, ...],
+        names: Sequence[str],
+    ) -> str:
+        """Look at the variables after some rounds; returns what is wrong with them, if anything."""
+        before = cast(tuple[Tree, ...], self.before.state)
+        old, lengths = self.steps, [_distance(a, b) for a, b in zip(solution, before, strict=True)]
+        reasons = []
+        for i, (name, length) in enumerate(zip(names, lengths, strict=True)):
+            last = old[i] if old else None
+            if not last or length < GROWING * last:
+                self._set_base(i, None)
+                continue
+            base = self._base(i) or last
+            self._set_base(i, base)
+            if length > guard.growth * base and length > _norm(before[i]):
+                reasons.append(
+                    f"the step of {name} has grown to {length:.3g}, more than {guard.growth:g} "
+                    f"times {base:.3g}"
+                )
+        if reasons:
+            return reasons[0]
+        is_growing = any(base is not None for base in self.bases)
+        if self.first is None and old and not is_growing:
+            self.good = Good(round, state)
+        self.steps, self.before = [*lengths], Good(round, solution)
+        return ""
+
+    def check_metric(
+        self,
+        guard: Guard,
+        metric: tuple[str, Goal],
+        value: float,
+        round: int,
+        state: Tree,
+        is_last: bool,
+    ) -> str:
+        """Look at an evaluation; returns what is wrong with it, if anything."""
+        name, goal = metric
+        score = value if goal == "max" else -value
+        if self.first is None or self.best is None:
+            if math.isfinite(value):
+                self.first = self.best = score
+                self.largest, self.good = abs(value), Good(round, state)
+            return ""
+        if not math.isfinite(value):
+            return f"{name} is no longer finite"
+        best = self.best if goal == "max" else -self.best
+        if goal == "min" and value > guard.growth * self.largest > 0:
+            return (
+                f"{name} is {value:.4g}, more than {guard.growth:g} times as large as ever before "
+                f"({self.largest:.4g})"
+            )
+        wrong = self._too_bad(guard, score)
+        if wrong:
+            self.bad += 1
+            if self.bad < guard.patience and not is_last:
+                return ""
+            return f"{name} is {value:.4g} after a best of {best:.4g}: {wrong}"
+        self.bad, self.largest = 0, max(self.largest, abs(value))
+        if score > self.best:
+            self.best, self.good = score, Good(round, state)
+        return ""
+
+    def roll_back(
+        self, guard: Guard, round: int, reason: str, solution: tuple[Tree, ...]
+    ) -> RollBack:
+        """Note a return to the good state, whose variables are ``solution``."""
+        is_again = bool(self.rollbacks) and self.rollbacks[-1].to == self.good.round
+        shrink = guard.factor**2 if is_again else guard.factor
+        one = RollBack(round, self.good.round, reason, self.factor * shrink)
+        self.rollbacks.append(one)
+        self.forget(round, solution)
+        return one
+
+    def forget(self, round: int, solution: tuple[Tree, ...]) -> None:
+        """Start to watch anew from the good state."""
+        self.steps, self.bases, self.bad = [], [], 0
+        self.before = Good(round, solution)
+
+    def _too_bad(self, guard: Guard, score: float) -> str:
+        assert self.first is not None and self.best is not None
+        progress, size = self.best - self.first, max(abs(self.first), abs(self.best))
+        if guard.drop is not None and self.best - score > guard.drop:
+            return f"worse by more than drop={guard.drop:g}"
+        if progress >= PROGRESS * size > 0 and self.best - score >= LOST * progress:
+            return f"it has lost {(self.best - score) / progress:.0%} of its progress"
+        if self.first - score > size > 0:
+            return "it is far worse than at the start"
+        return ""
+
+    def _base(self, i: int) -> float | None:
+        return self.bases[i] if self.bases else None
+
+    def _set_base(self, i: int, base: float | None) -> None:
+        self.bases = self.bases or [None] * len(cast(tuple[Tree, ...], self.before.state))
+        self.bases[i] = base
+
+
+_BY_NAME: dict[str, Goal] = {"accuracy": "max", "loss": "min"}
+_NOTED = ("first", "best", "largest", "bad", "steps", "bases", "ended")
+
+
+def _split(text: str) -> tuple[str, Goal | None]:
+    for goal in GOALS:
+        if text.endswith(f":{goal}"):
+            return text.removesuffix(f":{goal}"), goal
+    return text, None
+
+
+def _known(name: str, goal: Goal | None) -> Goal | None:
+    """Which way a number is better: as its evaluation knows, or by a name that leaves no doubt."""
+    return goal or _BY_NAME.get(name.split("/")[-1])
+
+
+def _first_known(goals: Mapping[str, Goal | None]) -> tuple[str, Goal] | None:
+    """The first number of which more is better, or else the first of which less is."""
+    known = [(name, _known(name, goal)) for name, goal in goals.items()]
+    for wanted in GOALS:
+        for name, goal in known:
+            if goal == wanted:
+                return name, wanted
+    return None
+
+
+def _norm(variable: Tree) -> float:
+    return math.sqrt(sum(float(np.sum(np.square(_double(a)))) for a in jax.tree.leaves(variable)))
+
+
+def _distance(a: Tree, b: Tree) -> float:
+    return _norm(jax.tree.map(lambda u, v: _double(u) - _double(v), a, b))
+
+
+def _double(array: jax.Array) -> np.ndarray:
+    return np.asarray(array).astype(np.float64)
