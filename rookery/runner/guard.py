@@ -25,6 +25,8 @@ LOST = 0.8
 """A metric has collapsed if it has lost this share of its progress ..."""
 PROGRESS = 1 / 3
 """... which counts if it is at least this share of the metric's size: less may be noise."""
+HEADWAY = 0.1
+"""A state is worth going back to if the metric has improved by this share of its size."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Guard:
       of its progress, or is worse than at the start by more than its size; with ``drop``, also if
       it is worse than its best by more than that.
 
-    It then returns to the state with the best value of the metric, or without a metric to the last
-    one whose step was not growing, and all step sizes are multiplied by ``factor``. The round goes
+    It then returns to the state with the best value of the metric, or to the start if that is no
+    headway; without a metric to the last state whose step was not growing; and all step sizes are multiplied by ``factor``. The round goes
     on counting, and the ledger keeps the costs.
 
     >>> import rookery as rk
@@ -284,7 +286,9 @@ class Watch:
             return f"{name} is {value:.4g} after a best of {best:.4g}: {wrong}"
         self.bad, self.largest = 0, max(self.largest, abs(value))
         if score > self.best:
-            self.best, self.good = score, Good(round, state)
+            self.best = score
+            if self._is_headway(guard):
+                self.good = Good(round, state)
         return ""
 
     def roll_back(
@@ -302,6 +306,12 @@ class Watch:
         """Start to watch anew from the good state."""
         self.steps, self.bases, self.bad = [], [], 0
         self.before = Good(round, solution)
+
+    def _is_headway(self, guard: Guard) -> bool:
+        """Whether the best is worth going back to: a lucky guess of a broken model is not."""
+        assert self.first is not None and self.best is not None
+        enough = HEADWAY * max(abs(self.first), abs(self.best))
+        return self.best - self.first > min(enough, guard.drop or math.inf)
 
     def _too_bad(self, guard: Guard, score: float) -> str:
         assert self.first is not None and self.best is not None

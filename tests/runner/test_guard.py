@@ -172,6 +172,7 @@ def watch(values, goal, **settings):
         ([0.1, 0.8, 0.15, 0.7, 0.2, 0.2, 0.8], "max", {}, 5, "86%", 1),  # twice in a row
         ([0.1, 0.8, 0.7, 0.1], "max", {}, 3, "100%", 1),  # at the end at once
         ([0.1, 0.13, 0.1, 0.1, 0.1], "max", {}, None, "", 1),  # no progress to lose
+        ([0.1, 0.101, 0.1, np.nan], "max", {}, 3, "no longer finite", 0),  # no headway either
         ([0.1, 0.8, 0.74, 0.74, 0.8], "max", {"drop": 0.05}, 3, "drop=0.05", 1),
         ([0.1, 0.8, 0.74, 0.76, 0.8], "max", {"drop": 0.05}, None, "", 1),
         ([2.3, 1.0, 300.0], "min", {}, 2, "100 times", 1),
