@@ -5,7 +5,7 @@ Rounds go in chunks; between chunks come the progress bar, evaluation, callback 
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import TypeVar
 
@@ -68,7 +68,7 @@ class BatchLoop:
         self._settings, self._runs, self._done = settings, list(runs), done
         self._width, self._bar = width, bar
         keys = [jax.random.split(jax.random.key(one.run.seed)) for one in runs]
-        self._round_keys = self._padded([key[0] for key in keys])
+        self._keys = [key[0] for key in keys]
         self._evaluation_keys = jnp.stack(self._at_least_two([key[1] for key in keys]))
         self._is_compiled = False
         self._has_cohorts = True  # whether the engine records them; the first chunk tells
@@ -83,13 +83,11 @@ class BatchLoop:
                 one.status = "finished"
             else:
                 one.record.remove_solutions()
-        lanes = Lanes.of_originals(
-            settings.engine,
-            settings.program,
-            self._padded([one.run.algorithm for one in self._runs]),
-            [one.algorithm for one in self._runs],
-            self._note,
-        )
+        algorithms = self._padded([one.run.algorithm for one in self._runs])
+        lanes = Lanes(settings.engine, settings.program, algorithms, self._note)
+        for i, one in enumerate(self._runs):
+            if one.lost:
+                lanes.replace(i, one.algorithm, one.lost)
         with closing(lanes), Interrupt() as interrupt:
             self._evaluate_start([one for one in self._runs if not len(one.record.history)])
             while active := [one for one in self._runs if one.is_running]:
@@ -126,8 +124,8 @@ class BatchLoop:
             chunk -= self._settings.is_callback_due(self._done + chunk)  # it may ask for the last
         is_seen = self._settings.callback is not None and chunk == 1
         end = self._done + chunk
-        for one in self._runs:
-            one.before = one.state if is_seen and one.is_running else None
+        for i, one in enumerate(self._runs):
+            one.replay = self._replay(one, i) if is_seen and one.is_running else None
         # one call for all of them, and more for runs that the guard has taken back on the way
         while behind := [one for one in self._runs if one.is_running and one.round < end]:
             self._advance_to(end, min(one.round for one in behind), lanes, is_seen=is_seen)
@@ -144,7 +142,9 @@ class BatchLoop:
         try:
             progress = lanes.advance(
                 self._padded([one.state for one in self._runs]),
-                self._round_keys,
+                self._padded(
+                    [one.round_key(key) for one, key in zip(self._runs, self._keys, strict=True)]
+                ),
                 first,
                 [*counts, *[0] * (self._width - len(counts))],
                 may_reuse=not any(one.is_lent for one in self._runs) and not is_seen,
@@ -180,7 +180,7 @@ class BatchLoop:
         is_last = one.round == self._settings.rounds
         one.roll_back(reason or f"{where} is no longer finite", is_last=is_last)
         if one.is_running and not is_last:
-            lanes.replace(i, one.algorithm)
+            lanes.replace(i, one.algorithm, one.lost)
 
     def _end_given_up(self, runs: Sequence[RunState]) -> None:
         """Measure and save the runs that the guard has given up."""
@@ -243,30 +243,34 @@ class BatchLoop:
     def _call_back(self, runs: Sequence[RunState]) -> None:
         """End the runs that are complete, and those that a rule or the callback stops."""
         settings = self._settings
-        for i, one in enumerate(self._runs):
+        for one in self._runs:
             if not one.is_running or not any(one is other for other in runs):
                 continue
             callback = settings.callback
             if callback is not None and (one.reason or settings.is_callback_due(self._done)):
-                self._ask(callback, one, i)
+                self._ask(callback, one)
             if self._done == settings.rounds:
                 one.status = "finished"
             elif one.reason:
                 one.status = "stopped"
 
-    def _ask(self, callback: Callback, one: RunState, i: int) -> None:
-        """Show a run to the callback, which may end it."""
-        before, program, algorithm = one.before, self._settings.program, one.algorithm
-        key, last = self._round_keys[i], self._done - 1
+    def _replay(self, one: RunState, i: int) -> Callable[[], Cohorts]:
+        """Repeats the next round on the eager engine, for its cohorts."""
+        state, algorithm, program = one.state, one.algorithm, self._settings.program
+        key, round = one.round_key(self._keys[i]), one.round - one.lost
 
         def replay() -> Cohorts:
             eager = Eager().prepare(program, [algorithm])
-            (progress,) = eager.advance([before], [key], last, [1])
+            (progress,) = eager.advance([state], [key], round, [1])
             assert progress.cohorts is not None
             return progress.cohorts[-1]
 
+        return replay
+
+    def _ask(self, callback: Callback, one: RunState) -> None:
+        """Show a run to the callback, which may end it."""
         try:
-            if _is_stop(callback(one.snapshot(replay))):
+            if _is_stop(callback(one.snapshot())):
                 one.reason = one.reason or CALLBACK_STOPPED
         except StopRun as stop:
             one.reason = one.reason or str(stop) or CALLBACK_STOPPED

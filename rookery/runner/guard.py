@@ -3,8 +3,9 @@
 A guard only watches: as long as nothing breaks down, every number of the run is as without it. It
 looks after a fixed number of rounds, so what it does depends on neither speed nor engine.
 
-A roll-back restores the state and keeps the round: the rounds that were lost have been paid for,
-and stay in the ledger.
+A roll-back restores the state and keeps the round of the run: the rounds that were lost have been
+paid for, and stay in the ledger. The algorithm goes on with the round of its state, so that what it
+does in its first round, or in every tenth, fits the state.
 """
 
 import math
@@ -44,8 +45,8 @@ class Guard:
       it is worse than its best by more than that.
 
     It then returns to the state with the best value of the metric, or to the start if that is no
-    headway; without a metric to the last state whose step was not growing; and all step sizes are multiplied by ``factor``. The round goes
-    on counting, and the ledger keeps the costs.
+    headway; without a metric, to the last state whose step was not growing. All step sizes are
+    multiplied by ``factor``. The run's rounds go on counting, and the ledger keeps the costs.
 
     >>> import rookery as rk
     >>> zoo = rk.zoo.quadratic_losses(n_clients=2, size=2, rows=3)
@@ -152,20 +153,23 @@ class RollBack:
         to: the round of the state that the run went back to.
         reason: what was noticed.
         factor: on the step sizes from then on.
+        lost: how many rounds the run is ahead of its state from then on.
     """
 
     round: int
     to: int
     reason: str
     factor: float
+    lost: int
 
 
 @dataclass(frozen=True)
 class Good:
-    """A state to go back to, and the round it is from."""
+    """A state to go back to, the round it is from, and how many rounds led to it."""
 
     round: int
     state: Tree
+    age: int = 0
 
 
 @dataclass
@@ -201,13 +205,18 @@ class Watch:
         """The factor on all step sizes."""
         return self.rollbacks[-1].factor if self.rollbacks else 1.0
 
+    @property
+    def lost(self) -> int:
+        """How many rounds the run is ahead of its state."""
+        return self.rollbacks[-1].lost if self.rollbacks else 0
+
     def as_note(self) -> dict[str, object]:
         """All but the arrays, ready for JSON."""
         note = {name: getattr(self, name) for name in _NOTED}
         rollbacks = [asdict(one) for one in self.rollbacks]
         return note | {
             "rollbacks": rollbacks,
-            "good": self.good.round,
+            "good": [self.good.round, self.good.age],
             "before": self.before.round,
         }
 
@@ -215,7 +224,7 @@ class Watch:
     def of_note(cls, note: Mapping[str, Any], good: Tree, before: Tree) -> "Watch":
         """The watch that a note was made of, with its arrays."""
         return cls(
-            Good(note["good"], good),
+            Good(note["good"][0], good, note["good"][1]),
             Good(note["before"], before),
             [RollBack(**one) for one in note["rollbacks"]],
             **{name: note[name] for name in _NOTED},
@@ -249,7 +258,7 @@ class Watch:
             return reasons[0]
         is_growing = any(base is not None for base in self.bases)
         if self.first is None and old and not is_growing:
-            self.good = Good(round, state)
+            self.good = self._now(round, state)
         self.steps, self.before = [*lengths], Good(round, solution)
         return ""
 
@@ -268,7 +277,7 @@ class Watch:
         if self.first is None or self.best is None:
             if math.isfinite(value):
                 self.first = self.best = score
-                self.largest, self.good = abs(value), Good(round, state)
+                self.largest, self.good = abs(value), self._now(round, state)
             return ""
         if not math.isfinite(value):
             return f"{name} is no longer finite"
@@ -288,7 +297,7 @@ class Watch:
         if score > self.best:
             self.best = score
             if self._is_headway(guard):
-                self.good = Good(round, state)
+                self.good = self._now(round, state)
         return ""
 
     def roll_back(
@@ -297,7 +306,8 @@ class Watch:
         """Note a return to the good state, whose variables are ``solution``."""
         is_again = bool(self.rollbacks) and self.rollbacks[-1].to == self.good.round
         shrink = guard.factor**2 if is_again else guard.factor
-        one = RollBack(round, self.good.round, reason, self.factor * shrink)
+        lost = round - self.good.age
+        one = RollBack(round, self.good.round, reason, self.factor * shrink, lost)
         self.rollbacks.append(one)
         self.forget(round, solution)
         return one
@@ -306,6 +316,9 @@ class Watch:
         """Start to watch anew from the good state."""
         self.steps, self.bases, self.bad = [], [], 0
         self.before = Good(round, solution)
+
+    def _now(self, round: int, state: Tree) -> Good:
+        return Good(round, state, round - self.lost)
 
     def _is_headway(self, guard: Guard) -> bool:
         """Whether the best is worth going back to: a lucky guess of a broken model is not."""

@@ -1,4 +1,4 @@
-"""The runners of a batch: one for all its runs, until the steps of some become another program."""
+"""The runners of a batch: one for all its runs, and one for each that a guard has taken back."""
 
 from collections.abc import Callable, Hashable, Sequence
 
@@ -10,7 +10,7 @@ from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.types import Key, Tree
 
 
-def structure(algorithm: AbstractAlgorithm, start: Tree = None) -> Hashable:
+def structure(algorithm: AbstractAlgorithm, start: Tree) -> Hashable:
     """What must be equal for two runs to share one compiled program."""
     numbers, rest = eqx.partition(numbers_to_arrays(algorithm), eqx.is_array)
     shapes = [f"{a.dtype}{a.shape}" for a in jax.tree.leaves((numbers, start))]
@@ -19,10 +19,9 @@ def structure(algorithm: AbstractAlgorithm, start: Tree = None) -> Hashable:
 
 
 class Lanes:
-    """Runs in step, whose algorithms a guard may replace.
+    """Runs in step, some of which continue with another algorithm from an earlier round.
 
-    An algorithm that differs from the old one in numbers stays in the common program. Another one
-    gets a runner of its own, so that the other runs compute what they would without it.
+    Those have a runner of their own, so that the other runs compute what they would without them.
 
     Args:
         engine: where to run.
@@ -41,50 +40,35 @@ class Lanes:
         self._engine, self._program, self._note = engine, program, note
         self._algorithms = list(algorithms)
         self._common: AbstractRunner | None = None
-        self._alone: dict[int, AbstractRunner] = {}
+        self._alone: dict[int, tuple[AbstractRunner, int]] = {}
 
-    @classmethod
-    def of_originals(
-        cls,
-        engine: AbstractEngine,
-        program: Program,
-        originals: Sequence[AbstractAlgorithm],
-        present: Sequence[AbstractAlgorithm],
-        note: Callable[[int, Event], None],
-    ) -> "Lanes":
-        """Runs some of whose algorithms have been replaced before."""
-        lanes = cls(engine, program, originals, note)
-        for i, algorithm in enumerate(present):
-            lanes.replace(i, algorithm)
-        return lanes
+    def replace(self, i: int, algorithm: AbstractAlgorithm, lost: int) -> None:
+        """Continue run i with another algorithm, whose state has the same structure.
 
-    def replace(self, i: int, algorithm: AbstractAlgorithm) -> None:
-        """Continue run i with another algorithm, whose state has the same structure."""
-        if algorithm is self._algorithms[i]:
-            return
+        Args:
+            i: the number of the run.
+            algorithm: the other algorithm.
+            lost: how many rounds the run is ahead of its state, whose round the algorithm sees.
+        """
         if i in self._alone:
-            self._alone.pop(i).close()
-        if structure(algorithm) == structure(self._algorithms[i]):
-            self._algorithms[i] = algorithm
-            if self._common is not None:
-                self._common.close()
-                self._common = None
-        elif len(self._algorithms) == 1:
-            self._algorithms = [algorithm]
-            if self._common is not None:
-                self._common.close()
-                self._common = None
-        else:
-            self._alone[i] = self._prepared([algorithm], lambda _, event: self._note(i, event))
+            self._alone.pop(i)[0].close()
+        if len(self._algorithms) == 1 and self._common is not None:
+            self._common.close()
+            self._common = None
+        runner = self._prepared([algorithm], lambda _, event: self._note(i, event))
+        self._alone[i] = runner, lost
 
     def close(self) -> None:
         """Release what the runners hold outside this process."""
-        for runner in [*self._alone.values(), *([self._common] if self._common else [])]:
+        for runner, _ in self._alone.values():
             runner.close()
+        if self._common is not None:
+            self._common.close()
 
     def agreed(self, number: float) -> float:
         """A number that all processes of the run must have in common."""
-        return self._runner().agreed(number)
+        runner = self._common or next(iter(self._alone.values()))[0]
+        return runner.agreed(number)
 
     def advance(
         self,
@@ -95,20 +79,19 @@ class Lanes:
         *,
         may_reuse: bool = False,
     ) -> list[Progress]:
-        """As :meth:`rookery.engines.engine.AbstractRunner.advance`."""
+        """As :meth:`rookery.engines.engine.AbstractRunner.advance`, in rounds of the run."""
         together = [0 if i in self._alone else count for i, count in enumerate(n)]
-        done = self._runner().advance(states, keys, first, together, may_reuse=may_reuse)
-        for i, runner in self._alone.items():
+        done = [Progress(state, [], True) for state in states]
+        if any(together):
+            if self._common is None:
+                self._common = self._prepared(self._algorithms, self._note)
+            done = self._common.advance(states, keys, first, together, may_reuse=may_reuse)
+        for i, (runner, lost) in self._alone.items():
             if n[i]:
                 (done[i],) = runner.advance(
-                    [states[i]], [keys[i]], first, [n[i]], may_reuse=may_reuse
+                    [states[i]], [keys[i]], first - lost, [n[i]], may_reuse=may_reuse
                 )
         return done
-
-    def _runner(self) -> AbstractRunner:
-        if self._common is None:
-            self._common = self._prepared(self._algorithms, self._note)
-        return self._common
 
     def _prepared(
         self, algorithms: Sequence[AbstractAlgorithm], note: Callable[[int, Event], None]

@@ -22,7 +22,7 @@ from rookery.runner.history import ClientHistory, History, Row
 from rookery.runner.notebook import result_html
 from rookery.runner.run_record import GUARD, RunRecord
 from rookery.runner.tracker import Tracker
-from rookery.types import Tree
+from rookery.types import Key, Tree
 
 
 class DivergenceWarning(UserWarning):
@@ -260,8 +260,8 @@ class RunState:
     """Why the run is to stop, or has stopped."""
     is_lent: bool = False
     """Whether someone else may hold arrays of the state: an engine must not overwrite them."""
-    before: Tree = None
-    """The state before the last round, if that round was alone in its chunk."""
+    replay: Callable[[], Cohorts] | None = None
+    """Finds the clients of the last round, if that round was alone in its chunk."""
     cohorts: Cohorts | None = None
     last_evaluated: tuple[int, Tree, Ledger] | None = None
     regular_best: Best | None = None
@@ -283,6 +283,16 @@ class RunState:
         """The algorithm with its present step sizes."""
         factor = 1.0 if self.watched is None else self.watched.factor
         return self.run.algorithm if factor == 1.0 else scale_steps(self.run.algorithm, factor)
+
+    def round_key(self, key: Key) -> Key:
+        """The key of all rounds since the last roll-back, from that of the run."""
+        count = 0 if self.watched is None else len(self.watched.rollbacks)
+        return jax.random.fold_in(key, count) if count else key
+
+    @property
+    def lost(self) -> int:
+        """How many rounds the run is ahead of its state."""
+        return 0 if self.watched is None else self.watched.lost
 
     @cached_property
     def scale(self) -> float:
@@ -334,7 +344,8 @@ class RunState:
             self.is_lent = True
         if self.guard is not None and self.watched is None:
             solution = self.run.algorithm.solution(self.state)
-            self.watched, self.is_lent = Watch(Good(done, self.state), Good(done, solution)), True
+            self.watched = Watch(Good(done, self.state, done), Good(done, solution))
+            self.is_lent = True
         for row in self.record.history.rows:
             self.reason = self.watch(row)
         self.round = done
@@ -442,10 +453,19 @@ class RunState:
             note["rollbacks"] = [asdict(one) for one in self.watched.rollbacks]
         self.record.close(self.status, self.round, self.message, async_traces(self.state), note)
 
-    def snapshot(self, replay: Callable[[], Cohorts]) -> Snapshot:
-        """The present state, for a callback; ``replay`` finds cohorts that were not recorded."""
-        record, cohorts = self.record, self.cohorts
-        find = replay if cohorts is None else lambda: cohorts
+    def snapshot(self) -> Snapshot:
+        """The present state, for a callback."""
+        record, cohorts, replay = self.record, self.cohorts, self.replay
+
+        def find() -> Cohorts:
+            if cohorts is not None:
+                return cohorts
+            if replay is None:
+                raise ValueError(
+                    "the cohorts of this round were not recorded. Pass callback_every=1."
+                )
+            return replay()
+
         self.is_lent = True
         return Snapshot(self.run, self.round, self.state, record.ledger, record.history, find)
 

@@ -222,3 +222,21 @@ def test_a_run_ends_at_its_best_less_the_drop():
     # |w - 2| = 2 0.8^r: w is 3.02 after round 3, and 1.48 after round 6
     assert rolled(result) == [(6, 3, 0.5)]
     np.testing.assert_allclose(result.solution[0], 2 + 2 * 0.8**3, rtol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::rookery.runner.run_state.RollBackWarning")
+def test_what_an_algorithm_does_in_its_first_round_it_does_again():
+    """FedNest estimates L in rounds 0 and 10: without an estimate 1/L would be infinite."""
+    zoo = rk.zoo.scalar_bilevel()
+    result = rk.run(
+        rk.FedNest(outer_lr=50.0, inner_lr=0.3),
+        zoo.problem,
+        rk.Population.stacked(zoo.data),
+        zoo.start,
+        rounds=400,
+        evaluate_every=3,
+        guard=GUARD,
+    )
+    assert result.rollbacks[0].to == 0 and result.rollbacks[0].round % 10
+    np.testing.assert_allclose(result.solution[0], zoo.solution()[0], rtol=0.01)
