@@ -165,8 +165,8 @@ def answering(call, i):
             call, POPULATION, Inputs(np.int32(i), None, (), [], [])
         )
     except ArithmeticError as error:
-        return str(error).encode()
-    return b"%d" % mine.id
+        return (str(error).encode(),)
+    return (b"%d" % mine.id,)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def answering(call, i):
 def test_batches_are_padded_to_few_sizes(n, max_batch, padded):
     call = Call()
     replies = batching.finish([answering(call, i) for i in range(n)], max_batch)
-    assert replies == [b"%d" % i for i in range(n)]
+    assert replies == [(b"%d" % i,) for i in range(n)]
     assert call.batches == [padded]
 
 
@@ -184,7 +184,7 @@ def test_an_error_of_one_client_does_not_affect_the_others():
     call, alone = Call(), Call()
     alone.number = 1
     clients = [answering(call, i) for i in (12, 13, 14)] + [answering(alone, 9)]
-    assert batching.finish(clients) == [b"12", b"unlucky", b"14", b"9"]
+    assert batching.finish(clients) == [(b"12",), (b"unlucky",), (b"14",), (b"9",)]
     assert call.batches == [4, 1, 1, 1] and alone.batches == [1]
 
 

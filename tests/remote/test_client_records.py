@@ -14,7 +14,10 @@ from rookery.engines.engine import Program, Stopped
 from rookery.program.algorithm import first_state
 from rookery.program.participation import Cohort
 from rookery.remote import Faults, InProcess, Policy, Remote
+from rookery.remote.protocol import instructions
 from rookery.remote.server.client_record import ClientRecord, ClientRecords, PendingJob
+from rookery.remote.server.message_builder import Messages
+from rookery.remote.server.remote_values import RemoteValue, Sent
 
 
 class State(NamedTuple):
@@ -192,3 +195,19 @@ def test_a_client_that_did_not_reply_is_not_in_the_cohort():
     with closing(engine.prepare(program, [Keeping()])) as runner:
         (got,) = runner.advance([state], [jax.random.key(2)], 0, [1])
     assert got.cohorts == [((0, 1, 3, 4),)]
+
+
+def test_clients_with_equal_holdings_are_sent_the_same_arrays():
+    records = ClientRecords(4)
+    records[1].confirmed([5])  # has the value
+    records[3].changes_memory(0, 1, [(5, 0)])  # is to be told something of its own
+    value = RemoteValue(Sent(5, [np.zeros(2)], are_rows=False), 0, (2,), np.dtype(float))
+    messages = Messages(records, 0, [value])
+    first, has, again, own = (messages.build(client, client) for client in (0, 1, 2, 3))
+    assert again is first and "value/0/0" in first and "value/0/0" not in has
+    assert own is not first and instructions.read(own).commit == [(0, 1, [(5, 0)])]
+    messages.confirm(2)
+    assert [records[client].has(5) for client in range(4)] == [False, True, True, False]
+    rows = RemoteValue(Sent(6, [np.zeros((4, 2))], are_rows=True), 0, (2,), np.dtype(float))
+    one, other = (Messages(records, 0, [rows]).build(slot, slot) for slot in (0, 2))
+    assert instructions.read(one).tokens == [6] and instructions.read(other).tokens == [8]

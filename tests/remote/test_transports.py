@@ -4,6 +4,7 @@ import sys
 import types
 from typing import Any
 
+import numpy as np
 import pytest
 from world import FEDAVG, POPULATION, ZOO, go, plan, reasons, warm_worker
 
@@ -80,32 +81,40 @@ class FakeRay:
     def __init__(self):
         self.replies = {}  # by call, its reply or error
         self.calls = []
+        self.stored = []
+
+    def put(self, part):
+        self.stored.append(part)
+        return b"stored"
 
     def actor(self, clients):
         def answer(client, message):
-            self.calls.append((client, message))
+            self.calls.append(((client, message),))
             return self.calls[-1]
 
-        def answer_batch(clients, *messages):
-            return [answer(c, m) for c, m in zip(clients, messages, strict=True)]
+        def answer_batch(clients, places, *parts):
+            messages = [b"".join(parts[place] for place in mine) for mine in places]
+            self.calls.append(tuple(zip(clients, messages, strict=True)))
+            return self.calls[-1]
 
-        many = types.SimpleNamespace(remote=answer_batch)
         return types.SimpleNamespace(
             answer=types.SimpleNamespace(remote=answer),
-            answer_batch=types.SimpleNamespace(options=lambda num_returns: many),
+            answer_batch=types.SimpleNamespace(remote=answer_batch),
         )
 
     def wait(self, calls, num_returns, timeout):
-        return [call for call in calls if call in self.replies][:1], []
+        return [c for c in calls if all(one in self.replies for one in c)][:num_returns], []
 
     def get(self, call):
-        if isinstance(self.replies[call], Exception):
-            raise self.replies[call]
-        return self.replies[call]
+        replies = [self.replies[one] for one in call]
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies[0] if len(replies) == 1 else replies
 
 
 def messages(number, *clients):
-    return [(client, b"%d" % number) for client in clients]
+    return [(client, (b"%d" % number,)) for client in clients]
 
 
 def test_all_clients_of_a_dead_process_fail_once_and_not_again():
@@ -140,28 +149,43 @@ def test_a_pending_client_of_a_dead_process_fails_in_the_next_exchange():
     assert {first, second} == {0, 1} and "has died" in failure.reason
 
 
-def test_a_call_that_fails_in_a_living_process_is_one_clients_own():
+def test_a_call_that_fails_in_a_living_process_fails_its_own_clients_only():
     ray = FakeRay()
-    port: Any = Actors(ray, [(0, 1)], ray.actor, 5, None, is_ours=False)
-    ray.replies |= {(0, b"1"): OSError("object lost"), (1, b"1"): b"fine"}
-    came = dict(port.exchange("s", messages(1, 0, 1), 1.0))
-    assert came[1] == b"fine" and "object lost" in came[0].reason
-    assert port._left[0, 1] == 5  # nothing was restarted
+    port: Any = Actors(ray, [(0, 1, 2)], ray.actor, 5, 2, is_ours=False)
+    ray.replies |= {(0, b"1"): OSError("object lost"), (1, b"1"): b"lost too", (2, b"1"): b"fine"}
+    came = dict(port.exchange("s", messages(1, 0, 1, 2), 1.0))
+    assert came[2] == b"fine" and all("object lost" in came[c].reason for c in (0, 1))
+    assert port._left[0, 1, 2] == 5  # nothing was restarted
+
+
+def test_replies_that_arrive_together_are_not_lost_when_the_caller_takes_one():
+    ray = FakeRay()
+    port: Any = Actors(ray, [(0, 1), (2,)], ray.actor, 5, None, is_ours=False)
+    ray.replies |= {(c, b"1"): b"%d" % c for c in range(3)}
+    asked = port.exchange("s", messages(1, 0, 1, 2), 1.0)
+    first = next(asked)
+    asked.close()
+    rest = dict(port.exchange("t", [], 0.0))
+    assert dict([first]) | rest == {0: b"0", 1: b"1", 2: b"2"} and len(rest) == 2
+
+
+def test_what_clients_have_in_common_is_stored_once():
+    ray = FakeRay()
+    port: Any = Actors(ray, [(0, 1), (2,)], ray.actor, 5, None, is_ours=False)
+    large = np.zeros(100, np.uint8)
+    sent = [(0, (b"0", large)), (1, (b"1", large)), (2, (b"2", large[:]))]  # a view, not a copy
+    list(port.exchange("s", sent, 0.0))
+    assert len(ray.stored) == 1 and ray.stored[0] is large
+    assert ray.calls == [((0, b"0stored"), (1, b"1stored")), ((2, b"2stored"),)]
 
 
 def test_clients_at_once_bounds_the_size_of_a_call():
-    ray, sizes = FakeRay(), []
-
-    def actor(clients):
-        one = ray.actor(clients)
-        many = one.answer_batch.options(0)
-        one.answer_batch.options = lambda num_returns: (sizes.append(num_returns), many)[1]
-        return one
-
-    port: Any = Actors(ray, [tuple(range(5))], actor, 5, 2, is_ours=False)
+    ray = FakeRay()
+    port: Any = Actors(ray, [tuple(range(5))], ray.actor, 5, 2, is_ours=False)
     ray.replies |= {(c, b"1"): b"%d" % c for c in range(5)}
     came = dict(port.exchange("s", messages(1, *range(5)), 1.0))
-    assert came == {c: b"%d" % c for c in range(5)} and sizes == [2, 2]
+    assert came == {c: b"%d" % c for c in range(5)}
+    assert [len(call) for call in ray.calls] == [2, 2, 1]
 
 
 def test_a_difference_is_shown_where_it_is():

@@ -51,6 +51,38 @@ def test_an_array_without_elements_travels():
     assert got.arrays["a"].shape == (0, 4)
 
 
+LARGE = {"a": np.arange(3), "b": np.arange(70_001, dtype=np.uint8), "c": np.zeros(20_000), "d": 1.5}
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_parts_are_the_flat_message_and_large_arrays_are_not_copied(is_checked):
+    arrays = {path: np.asarray(array) for path, array in LARGE.items()}
+    content = wire.Content(Kind.RUN, "step", arrays)
+    parts, others = (content.to(client, 0, 9, is_checked=is_checked) for client in (1, 2))
+    message = Message(Kind.RUN, "step", 1, 0, 9, arrays)
+    assert wire.joined(parts) == encode(message, is_checked=is_checked)
+    assert all(a is b for a, b in zip(parts[1:], others[1:], strict=True))
+    got = decode(parts)
+    for path, array in arrays.items():
+        have = got.arrays[path]
+        assert isinstance(have, np.ndarray) and have.tobytes() == array.tobytes()
+        assert not have.flags.writeable and have.flags.aligned
+        assert np.shares_memory(have, array) == (path in ("b", "c"))
+    assert decode(others).client == 2
+
+
+def test_parts_that_do_not_fit_together_are_rejected():
+    flat = encode(Message(Kind.RUN, "step", 1, 0, 9, {"a": np.arange(4)}))
+    with pytest.raises(WireError, match="divided"):
+        decode([flat[:-8], flat[-8:]])
+    with pytest.raises(WireError, match="first part"):
+        decode([flat[:60], flat[60:]])
+    with pytest.raises(WireError, match=f"claims {len(flat)} bytes but has {len(flat) + 1}"):
+        decode([flat, b"x"])
+    with pytest.raises(WireError, match="too short"):
+        decode([])
+
+
 def test_texts_travel():
     got = decode(encode(Message(Kind.RUN, "", 0, arrays={"t": wire.encode_text("ä")})))
     assert wire.decode_text(got.arrays["t"]) == "ä"

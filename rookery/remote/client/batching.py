@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from rookery.clients.population import Population
 from rookery.remote.protocol.plan import Call, Inputs, Result
+from rookery.remote.protocol.wire import Parts
 
 
 class PendingCall(NamedTuple):
@@ -15,18 +16,18 @@ class PendingCall(NamedTuple):
     inputs: Inputs
 
 
-Answering = Generator[PendingCall, Result, bytes]
+Answering = Generator[PendingCall, Result, Parts]
 """A client at work on a reply: yields calls, receives their results, returns the reply."""
 
 
-def finish(clients: Sequence[Answering], max_batch: int | None = None) -> list[bytes]:
+def finish(clients: Sequence[Answering], max_batch: int | None = None) -> list[Parts]:
     """The replies of clients; runs all their calls.
 
     Args:
         clients: each at work on one reply. Clients are batched if they share a population.
         max_batch: a batch is not padded beyond this many clients; None is no limit.
     """
-    replies: dict[int, bytes] = {}
+    replies: dict[int, Parts] = {}
     results: dict[int, Result | Exception | None] = dict.fromkeys(range(len(clients)))
     while results:
         calls: dict[int, PendingCall] = {}

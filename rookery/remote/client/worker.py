@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 
-from rookery import uint64
 from rookery.clients.population import Population
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.remote.client import batching
@@ -15,6 +14,8 @@ from rookery.remote.protocol.wire import Arrays, Kind, Leaf, Message, WireError
 from rookery.types import Problem, Tree
 
 _KEPT = 8  # latest replies, sent again if their request is received again
+
+_WORDS = np.array([1, 1 << 32], np.uint64)  # of a counter: the lower word comes first
 
 VALUES, ALL = 1, 2
 """What a client may have lost: the values of the round, or everything."""
@@ -80,14 +81,14 @@ class Worker:
         self._round = -1
         self._values: dict[int, list[Leaf]] = {}
         self._memory: dict[int, tuple[int, list[Leaf]]] = {}  # memory: stamp, leaves
-        self._answered: dict[tuple[int, int], bytes] = {}
+        self._answered: dict[tuple[int, int], wire.Parts] = {}
 
-    def answer(self, data: bytes) -> bytes:
+    def answer(self, data: wire.Buffer | wire.Parts) -> bytes:
         """The reply to a message; errors are reported in the reply."""
         (reply,) = batching.finish([self.answering(data)])
-        return reply
+        return wire.joined(reply)
 
-    def answering(self, data: bytes) -> Answering:
+    def answering(self, data: wire.Buffer | wire.Parts) -> Answering:
         """Generator form of :meth:`answer`: yields each call to run and receives its result.
 
         Values in the message are stored before the first call, so a second message to this client
@@ -138,7 +139,7 @@ class Worker:
         work = np.zeros(2, np.uint64)
         for i, step in enumerate(wanted.steps):
             self._values[step.token], done = yield self._pending_call(i, step, message)
-            work += np.array(uint64.read(uint64.Counters(*np.asarray(done).T)), np.uint64)
+            work += np.asarray(done) @ _WORDS
         leaves = {f"reply/{i}": self._leaf(ref) for i, ref in enumerate(wanted.reply)}
         return self._message(Kind.REPLY, message, {"work": work, **leaves})
 
@@ -208,13 +209,13 @@ class Worker:
             raise _Lost(f"leaf {leaf} of value {token}", ALL if token < 0 else VALUES)
         return leaves[leaf]
 
-    def _failure(self, to: Message, reason: str, lost: int = 0) -> bytes:
+    def _failure(self, to: Message, reason: str, lost: int = 0) -> wire.Parts:
         arrays = {"reason": wire.encode_text(reason[:2000]), "lost": np.array(lost, np.uint8)}
         return self._message(Kind.FAILURE, to, arrays)
 
-    def _message(self, kind: Kind, to: Message, arrays: Arrays) -> bytes:
+    def _message(self, kind: Kind, to: Message, arrays: Arrays) -> wire.Parts:
         message = Message(kind, to.name, self.id, to.slot, to.exchange, arrays)
-        return wire.encode(message, is_checked=self._is_checked)
+        return wire.encode_parts(message, is_checked=self._is_checked)
 
 
 def nbytes(arrays: Arrays, kind: str) -> int:

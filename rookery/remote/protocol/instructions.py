@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -83,8 +84,13 @@ def read(arrays: wire.Arrays) -> Instructions:
     array = arrays.get("instructions")
     if array is None or array.size > _MAX_BYTES:
         raise WireError(f"the request needs instructions of at most {_MAX_BYTES} bytes.")
+    return _parsed(wire.decode_text(array))
+
+
+@lru_cache(16)  # clients that share a process are often sent the same
+def _parsed(text: str) -> Instructions:
     try:
-        round, tokens, commit, restore, steps, reply = json.loads(wire.decode_text(array))
+        round, tokens, commit, restore, steps, reply = json.loads(text)
         return Instructions(
             _whole(round),
             [_whole(token) for token in tokens],

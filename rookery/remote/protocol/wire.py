@@ -8,6 +8,9 @@ against a limit, and against the bytes received, before it is used.
     name         of the step, UTF-8
     description  per array: length of its path, type, number of axes, then path and axes
     body         the arrays' bytes, little-endian, each array aligned to a multiple of 16
+
+A message is one flat buffer, or the parts of it: large arrays are parts of their own, which are not
+copied, and parts that messages to several clients have in common are the same objects.
 """
 
 import enum
@@ -15,7 +18,7 @@ import math
 import struct
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -38,6 +41,7 @@ _SHOWN = 500  # characters shown of a text that a peer wrote
 _SHORT = 4096  # descriptions of at most this many bytes are cached
 _FEW = 64  # and when encoding, those of at most this many arrays
 _CHECKED = 1  # flag: the checksum also covers the body
+_LARGE = 64 << 10  # arrays of at least this many bytes are parts of their own
 
 _TYPES = {
     code: np.dtype(name)
@@ -90,6 +94,13 @@ Arrays = Mapping[str, Leaf]
 """The arrays of a message, by path."""
 
 
+Buffer = bytes | bytearray | memoryview | np.ndarray
+"""Bytes; an array is one of ``uint8`` with one axis."""
+
+Parts = list[Buffer] | tuple[Buffer, ...]
+"""A message in parts; joined they are the flat buffer."""
+
+
 class Kind(enum.IntEnum):
     """What a message is for."""
 
@@ -101,6 +112,9 @@ class Kind(enum.IntEnum):
     """A client's reply to a request."""
     FAILURE = 4
     """A client could not carry out a request."""
+
+
+_KINDS = {int(kind): kind for kind in Kind}
 
 
 @dataclass(frozen=True)
@@ -151,71 +165,109 @@ class Message:
     arrays: Arrays = field(default_factory=dict)
 
 
-def encode(message: Message, *, is_checked: bool = True) -> bytes:
-    """The message as one flat buffer.
+class Content:
+    """Messages of one kind with the same name and arrays: all but client, slot and exchange.
 
     Args:
-        message: the message.
-        is_checked: whether the checksum also covers the body. Transports that protect their
-            payload, as TLS does, can save the time.
+        kind: what they are for.
+        name: name of the step.
+        arrays: arrays by path; see :class:`Message`.
     """
-    _little_endian()
-    name = message.name.encode()
-    plain = [_to_plain(path, value) for path, value in message.arrays.items()]
-    describe = _describe if len(plain) <= _FEW else _describe.__wrapped__
-    description = describe(tuple(what for what, _ in plain))
-    body, at = [], 0
-    for _, array in plain:
-        body += [_PADDING[-at % _ALIGNMENT], array.reshape(-1).view(np.uint8).data]
-        at += -at % _ALIGNMENT + array.nbytes
-    flags = _CHECKED if is_checked else 0
-    numbers = (message.client, message.slot, message.exchange)
-    sizes = (len(name), len(message.arrays), len(description), at)
-    fixed = (MAGIC, VERSION, message.kind, flags, *numbers, *sizes)
-    checksum = zlib.crc32(_HEADER.pack(*fixed, 0) + name + description)
-    if is_checked:
-        for part in body:
-            checksum = zlib.crc32(part, checksum)
-    gap = _PADDING[-(_HEADER.size + len(name) + len(description)) % _ALIGNMENT]
-    return b"".join((_HEADER.pack(*fixed, checksum), name, description, gap, *body))
+
+    def __init__(self, kind: Kind, name: str, arrays: Arrays):
+        _little_endian()
+        self.kind, self.name, self.arrays = kind, name, arrays
+        plain = [_to_plain(path, value) for path, value in arrays.items()]
+        describe = _describe if len(plain) <= _FEW else _describe.__wrapped__
+        description = describe(tuple(what for what, _ in plain))
+        encoded = name.encode()
+        self._described = encoded + description
+        self._body, size = _body([array for _, array in plain])
+        self._sizes = (len(encoded), len(plain), len(description), size)
+        self._gap = _PADDING[-(_HEADER.size + len(self._described)) % _ALIGNMENT]
+
+    def to(self, client: int, slot: int, exchange: int, *, is_checked: bool = True) -> Parts:
+        """One message; all but its first part are the same objects for all messages.
+
+        Args:
+            client: the client that receives or sent it.
+            slot: the client's position in the cohort.
+            exchange: number of the exchange.
+            is_checked: whether the checksum also covers the body. Transports that protect their
+                payload, as TLS does, can save the time.
+        """
+        flags = _CHECKED if is_checked else 0
+        fixed = (MAGIC, VERSION, self.kind, flags, client, slot, exchange, *self._sizes)
+        checksum = zlib.crc32(self._described, zlib.crc32(_HEADER.pack(*fixed, 0)))
+        for part in self._body if is_checked else ():
+            checksum = zlib.crc32(_view(part), checksum)
+        head = b"".join((_HEADER.pack(*fixed, checksum), self._described, self._gap))
+        return (head, *self._body)
 
 
-def decode(data: bytes | bytearray | memoryview, limits: Limits = LIMITS) -> Message:
-    """The message in a buffer; raises :class:`WireError` with the reason if there is none."""
+def encode(message: Message, *, is_checked: bool = True) -> bytes:
+    """The message as one flat buffer; ``is_checked`` as in :meth:`Content.to`."""
+    return joined(encode_parts(message, is_checked=is_checked))
+
+
+def encode_parts(message: Message, *, is_checked: bool = True) -> Parts:
+    """The message in parts; its large arrays are not copied."""
+    content = Content(message.kind, message.name, message.arrays)
+    return content.to(message.client, message.slot, message.exchange, is_checked=is_checked)
+
+
+def joined(parts: Parts) -> bytes:
+    """The flat buffer of a message.
+
+    >>> joined((b"an", np.array([100], np.uint8)))
+    b'and'
+    """
+    return b"".join(map(_view, parts))
+
+
+def decode(data: Buffer | Parts, limits: Limits = LIMITS) -> Message:
+    """The message in a buffer or in parts; raises :class:`WireError` if there is none."""
     _little_endian()
-    view = memoryview(data).cast("B")
-    if len(view) < _HEADER.size:
-        raise WireError(f"{len(view)} bytes are too short for a message header of {_HEADER.size}.")
-    *fixed, checksum = _HEADER.unpack_from(view)
+    parts = data or (b"",) if isinstance(data, list | tuple) else (data,)
+    head, *others = map(_view, parts)
+    length = len(head) + sum(map(len, others))
+    if len(head) < _HEADER.size:
+        raise WireError(f"{len(head)} bytes are too short for a message header of {_HEADER.size}.")
+    *fixed, checksum = _HEADER.unpack_from(head)
     magic, version, kind, flags, client, slot, exchange, *sizes = fixed
     if magic != MAGIC:
         raise WireError("not a rookery message: bad magic bytes.")
     if version != VERSION:
         raise WireError(f"message format version {version}, but this rookery reads {VERSION}.")
-    if kind not in Kind.__members__.values() or flags not in (0, _CHECKED):
+    if kind not in _KINDS or flags not in (0, _CHECKED):
         raise WireError(f"unknown message kind {kind} with flags {flags}.")
-    for what, size, most in zip(
-        ("name", "arrays", "description", "body"), sizes, _limits(limits), strict=True
-    ):
-        if size > most:
-            raise WireError(f"{what} claims {size}, the limit is {most}.")
     name_size, count, description_size, body_size = sizes
+    if not (
+        name_size <= limits.name
+        and count <= limits.arrays
+        and description_size <= limits.description
+        and body_size <= limits.body
+    ):
+        raise _too_large(sizes, limits)
     begin = _HEADER.size + name_size
     end = begin + description_size
     body_at = end + -end % _ALIGNMENT
-    if len(view) != body_at + body_size:
-        raise WireError(f"the message claims {body_at + body_size} bytes but has {len(view)}.")
-    covered = zlib.crc32(view[_HEADER.size : end], zlib.crc32(_HEADER.pack(*fixed, 0)))
-    covered = zlib.crc32(view[body_at:], covered) if flags & _CHECKED else covered
+    if length != body_at + body_size:
+        raise WireError(f"the message claims {body_at + body_size} bytes but has {length}.")
+    if len(head) < body_at:
+        raise WireError(f"its first part has {len(head)} bytes, but its body begins at {body_at}.")
+    covered = zlib.crc32(head[_HEADER.size : end], zlib.crc32(_HEADER.pack(*fixed, 0)))
+    body = (head[body_at:], *others)
+    for part in body if flags & _CHECKED else ():
+        covered = zlib.crc32(part, covered)
     if covered != checksum:
         raise WireError("checksum mismatch: the message was damaged in transit.")
-    name = _text(view[_HEADER.size : begin])
+    name = _text(head[_HEADER.size : begin])
     layout = _layout if description_size <= _SHORT else _layout.__wrapped__
-    places, length = layout(bytes(view[begin:end]), count)
-    if length != body_size:
-        raise WireError(f"the arrays need {length} bytes, but the body has {body_size}.")
-    arrays = {place.path: _from_plain(place, view[body_at:]) for place in places}
-    return Message(Kind(kind), name, client, slot, exchange, arrays)
+    places, needed = layout(bytes(head[begin:end]), count)
+    if needed != body_size:
+        raise WireError(f"the arrays need {needed} bytes, but the body has {body_size}.")
+    return Message(_KINDS[kind], name, client, slot, exchange, _arrays(places, body))
 
 
 def keys_to_words(keys: jax.Array, path: str = "key") -> Keys:
@@ -335,8 +387,49 @@ def _to_plain(path: str, value: Leaf) -> tuple[tuple[str, int, tuple[int, ...]],
     return (path, _CODES[array.dtype], array.shape), array
 
 
-def _from_plain(place: _Place, body: memoryview) -> np.ndarray | Keys:
-    array = np.frombuffer(body[place.begin : place.end], place.dtype).reshape(place.shape)
+def _body(arrays: Sequence[np.ndarray]) -> tuple[tuple[Buffer, ...], int]:
+    """The body of arrays in parts, and its size."""
+    parts: list[Buffer] = []
+    small: list[bytes | memoryview] = []  # to be joined
+    at = 0
+    for array in arrays:
+        if at % _ALIGNMENT:
+            # after a large array the padding is a part too, so that the next one begins aligned
+            padding = _PADDING[-at % _ALIGNMENT]
+            small.append(padding) if small else parts.append(padding)
+            at += -at % _ALIGNMENT
+        flat = array.reshape(-1).view(np.uint8)
+        at += array.nbytes
+        if array.nbytes < _LARGE:
+            small.append(flat.data)
+        else:
+            parts += [b"".join(small), flat] if small else [flat]
+            small = []
+    return (*parts, b"".join(small)) if small else tuple(parts), at
+
+
+def _view(part: Buffer) -> memoryview:
+    """The bytes of a part, read-only."""
+    data = part.data if isinstance(part, np.ndarray) else memoryview(part)
+    return data.toreadonly().cast("B")
+
+
+def _arrays(places: Sequence[_Place], body: Sequence[memoryview]) -> dict[str, np.ndarray | Keys]:
+    """The arrays in the parts of a body, which are long enough together."""
+    arrays, rest, begin = {}, iter(body), 0
+    part = next(rest)
+    for place in places:
+        while place.end > begin + len(part):
+            if place.begin < begin + len(part):
+                raise WireError(f"{place.path!r}: the array is divided between two parts.")
+            begin += len(part)
+            part = next(rest)
+        arrays[place.path] = _from_plain(place, part[place.begin - begin : place.end - begin])
+    return arrays
+
+
+def _from_plain(place: _Place, data: memoryview) -> np.ndarray | Keys:
+    array = np.frombuffer(data, place.dtype).reshape(place.shape)
     if place.dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
         raise WireError(f"{place.path!r}: a boolean is neither 0 nor 1.")
     return Keys(place.keys, array) if place.keys else array
@@ -356,6 +449,13 @@ def _text(view: bytes | memoryview) -> str:
 
 def _limits(limits: Limits) -> tuple[int, ...]:
     return limits.name, limits.arrays, limits.description, limits.body
+
+
+def _too_large(sizes: Sequence[int], limits: Limits) -> WireError:
+    names = ("name", "arrays", "description", "body")
+    claims = zip(names, sizes, _limits(limits), strict=True)
+    what, size, most = next(claim for claim in claims if claim[1] > claim[2])
+    return WireError(f"{what} claims {size}, the limit is {most}.")
 
 
 def _little_endian() -> None:

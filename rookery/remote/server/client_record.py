@@ -73,6 +73,13 @@ class ClientRecord:
         """Whether the client has confirmed a value of this round."""
         return token in self._values
 
+    def holdings(self) -> tuple[frozenset[int], bool] | None:
+        """What a message to the client depends on; None if that also is its own memory's changes.
+
+        Clients with equal holdings are sent equal messages, but for values of their own.
+        """
+        return None if self._changes else (frozenset(self._values), self._has_memory)
+
     def is_carried(self, token: int, slot: int) -> bool:
         """Whether the message of another slot carries a value in this exchange.
 

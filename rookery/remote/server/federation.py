@@ -8,6 +8,7 @@ exchange is one message down and one up, however many steps it takes.
 import math
 import time
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ from rookery.program.polling import PollResult
 from rookery.program.step import python_loop
 from rookery.remote.protocol import wire
 from rookery.remote.protocol.plan import Plan, spec
-from rookery.remote.server.message_builder import MessageBuilder
+from rookery.remote.server.message_builder import Messages
 from rookery.remote.server.polling import Poller
 from rookery.remote.server.remote_values import (
     Computed,
@@ -166,20 +167,12 @@ class RemoteFederation(AbstractFederation):
             pairs = zip(sent, values, strict=True)
             rows = [_server_rows(source, value.leaf, len(cohort)) for source, value in pairs]
             return jax.tree.unflatten(structure, rows), cohort
-        builders: dict[int, MessageBuilder] = {}
-        clients = self._session.clients
-        clients.new_exchange()
+        messages = Messages(self._session.clients, int(self.round), values)
         wanted = [spec(value) for value in values]
-
-        def request(slot: int, client: int) -> Request:
-            def build():
-                round = int(self.round)
-                builders[slot] = MessageBuilder(clients, round, client, slot, shares=True)
-                return builders[slot].request(values)
-
-            return Request(client, build, wanted)
-
-        requests = {slot: request(slot, client) for slot, client in _active(cohort)}
+        requests = {
+            slot: Request(client, partial(messages.build, slot, client), wanted)
+            for slot, client in _active(cohort)
+        }
         rule = self.aggregate
         replies = self._session.exchange(
             step_of(values),
@@ -191,7 +184,7 @@ class RemoteFederation(AbstractFederation):
             if isinstance(value.source, Computed):
                 value.source.missing.update(requests.keys() - replies.keys())
         for slot, reply in replies.items():
-            builders[slot].confirm()
+            messages.confirm(slot)
             self.costs.work(*reply.work)
         given = {slot: reply.leaves for slot, reply in replies.items()}
         leaves = [_stacked(given, i, value, len(cohort)) for i, value in enumerate(values)]

@@ -1,12 +1,50 @@
 """Builds the message to one client: it carries only what the client does not have."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from rookery.remote.protocol import instructions
 from rookery.remote.protocol.instructions import NO_OCCURRENCE, OWN_KEY, Instruction, Ref
 from rookery.remote.protocol.wire import Leaf
 from rookery.remote.server.client_record import ClientRecords
 from rookery.remote.server.remote_values import Computed, Copied, RemoteValue, Sent
+
+
+class Messages:
+    """The messages of one exchange, which request the same leaves of every slot.
+
+    Clients that have the same values, and are sent none of their own, get the same arrays. These
+    are made once.
+
+    Args:
+        records: what clients have; unchanged before :meth:`confirm`.
+        round: number of the round.
+        values: the requested leaves.
+    """
+
+    def __init__(self, records: ClientRecords, round: int, values: list[RemoteValue]):
+        records.new_exchange()
+        self._records, self._round, self._values = records, round, values
+        self._are_common = all(map(_is_common, values))
+        self._common: dict[Hashable, tuple[MessageBuilder, dict[str, Leaf]]] = {}
+        self._builders: dict[int, tuple[MessageBuilder, int]] = {}
+
+    def build(self, slot: int, client: int) -> dict[str, Leaf]:
+        """The arrays of the message to the client in a slot."""
+        holdings = self._records[client].holdings() if self._are_common else None
+        if holdings in self._common:
+            builder, arrays = self._common[holdings]
+        else:
+            builder = MessageBuilder(self._records, self._round, client, slot, shares=True)
+            arrays = builder.request(self._values)
+            if holdings is not None:
+                self._common[holdings] = builder, arrays
+        self._builders[slot] = builder, client
+        return arrays
+
+    def confirm(self, slot: int) -> None:
+        """A slot has replied."""
+        builder, client = self._builders[slot]
+        builder.confirm(client)
 
 
 class MessageBuilder:
@@ -62,9 +100,14 @@ class MessageBuilder:
         self._restore_memory()
         return -1 - source.memory, value.leaf
 
-    def confirm(self) -> None:
-        """The client has replied, so it has everything that the message carried."""
-        self._record.confirmed(
+    def confirm(self, client: int | None = None) -> None:
+        """The client has replied, so it has everything that the message carried.
+
+        Args:
+            client: another client, if the message was sent to that one too.
+        """
+        record = self._record if client is None else self._records[client]
+        record.confirmed(
             self._new, self._instructions.commit, has_memory=bool(self._instructions.restore)
         )
 
@@ -88,12 +131,12 @@ class MessageBuilder:
             self._arrays[f"{kind}/{place}/{i}"] = leaf
 
     def _computed(self, source: Computed, slot: int) -> int:
-        token = source.token + slot
+        occurrence = NO_OCCURRENCE if source.occurrences is None else source.occurrences[slot]
+        token = source.token + max(occurrence, 0)  # the client's own: others may have the same
         if not self._has(token):
             self._new.add(token)
             arguments = [self.ref(value, slot) for value in source.arguments]
             i = len(self._instructions.steps)
-            occurrence = NO_OCCURRENCE if source.occurrences is None else source.occurrences[slot]
             occurrence = OWN_KEY if source.has_own_key else occurrence
             step = Instruction(token, source.call.number, occurrence, arguments)
             self._instructions.steps.append(step)
@@ -113,3 +156,13 @@ class MessageBuilder:
             self._add(token, [leaf[self._client] for leaf in leaves], "row")
             refs = [(token, i) for i in range(len(leaves))]
             self._instructions.restore.append((number, self._records.new_stamp(), refs))
+
+
+def _is_common(value: RemoteValue) -> bool:
+    """Whether all clients get or make a leaf in the same way, and none stands in two slots."""
+    source = value.source
+    if isinstance(source, Sent):
+        return not source.are_rows
+    if isinstance(source, Computed):
+        return source.occurrences is None and all(map(_is_common, source.arguments))
+    return False

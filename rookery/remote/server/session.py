@@ -23,7 +23,7 @@ from rookery.remote.server.requests import (
     TooFewReplies,
     read_reply,
 )
-from rookery.remote.transports.port import Failure, Port
+from rookery.remote.transports.port import Data, Failure, Port
 
 MEMORY_LOST = "its memory of the last rounds is lost"
 
@@ -63,6 +63,7 @@ class Session:
         size = handshake.write(configuration)["handshake"].size
         self._limits = ReplyLimits(max(MARGIN, 2 * size))
         self._backoff = Backoff(policy.wait_for)
+        self._content: wire.Content | None = None  # of the last message
         # by step and client, the last round in which skipping the client was reported
         self._skip_reported: dict[tuple[str, int], int] = {}
         # by client and number, requests sent ahead of the exchange that will take their replies,
@@ -299,18 +300,22 @@ class Session:
             state.timed_out.add(slot)
         for slot in (*state.replies, *state.rejected):
             state.pending.pop(slot, None)
+        self._content = None
 
     def _message(
         self, kind: Kind, step: str, slot: int, request: Request, number: int
-    ) -> tuple[int, bytes]:
+    ) -> tuple[int, wire.Parts]:
         self._limits.extend(request)
         arrays = request.build()
+        same = self._content  # often that of the last message too, but for the client
+        if same is None or (same.kind, same.name) != (kind, step) or same.arrays is not arrays:
+            same = self._content = wire.Content(kind, step, arrays)
         self.bytes_down += nbytes(arrays, "value")
-        message = Message(kind, step, request.client, slot, number, arrays)
-        return request.client, wire.encode(message, is_checked=not self.port.is_reliable)
+        is_checked = not self.port.is_reliable
+        return request.client, same.to(request.client, slot, number, is_checked=is_checked)
 
     def _take(
-        self, kind: Kind, step: str, client: int, arrival: bytes | Failure, state: Attempt
+        self, kind: Kind, step: str, client: int, arrival: Data | Failure, state: Attempt
     ) -> Collection[int]:
         """Take what has arrived; returns the slots that need no longer be waited for."""
         if isinstance(arrival, Failure):

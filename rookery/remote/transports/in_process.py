@@ -124,14 +124,14 @@ class _Threads:
         return frozenset(self._inboxes) - self._dead.keys()
 
     def exchange(
-        self, step: str, messages: Iterable[tuple[int, bytes]], wait_for: float
+        self, step: str, messages: Iterable[tuple[int, wire.Parts]], wait_for: float
     ) -> Iterator[tuple[int, bytes | Failure]]:
         until = time.monotonic() + wait_for
         for client, message in messages:
             if client in self._dead:
                 self._outbox.put((client, self._dead[client]))
             else:
-                self._inboxes[client].put(message)
+                self._inboxes[client].put(wire.joined(message))
         while True:
             try:
                 client, arrival = self._outbox.get(timeout=max(until - time.monotonic(), 0))

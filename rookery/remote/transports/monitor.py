@@ -11,7 +11,8 @@ from rookery import check
 from rookery.engines.engine import Program
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.remote.protocol.plan import Plan
-from rookery.remote.transports.port import Failure, Port, Transport
+from rookery.remote.protocol.wire import Parts
+from rookery.remote.transports.port import Data, Failure, Port, Transport
 from rookery.types import Tree
 
 
@@ -82,8 +83,8 @@ class _MonitoredPort:
         return self._port.alive()
 
     def exchange(
-        self, step: str, messages: Iterable[tuple[int, bytes]], wait_for: float
-    ) -> Iterator[tuple[int, bytes | Failure]]:
+        self, step: str, messages: Iterable[tuple[int, Parts]], wait_for: float
+    ) -> Iterator[tuple[int, Data | Failure]]:
         began = time.monotonic()
         if began - self._last > self._every:
             self._report(step)
@@ -95,21 +96,21 @@ class _MonitoredPort:
         self._report("")
         self._port.close()
 
-    def _counted(self, messages: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    def _counted(self, messages: Iterable[tuple[int, Parts]]) -> Iterator[tuple[int, Parts]]:
         """The messages, counted as they are sent; they may be built lazily."""
         for client, message in messages:
             self._traffic[client].requests += 1
-            self._traffic[client].down += len(message)
+            self._traffic[client].down += _nbytes(message)
             yield client, message
 
-    def _arrived(self, traffic: _Traffic, arrival: bytes | Failure, seconds: float) -> None:
+    def _arrived(self, traffic: _Traffic, arrival: Data | Failure, seconds: float) -> None:
         if isinstance(arrival, Failure):
             traffic.failure = arrival.reason
             return
         traffic.replies += 1
         traffic.seconds += seconds
         traffic.slowest = max(traffic.slowest, seconds)
-        traffic.up += len(arrival)
+        traffic.up += _nbytes(arrival)
         traffic.failure = ""
 
     def _report(self, step: str) -> None:
@@ -126,6 +127,10 @@ class _MonitoredPort:
             if failure := t.failure or ("" if client in alive else "unreachable"):
                 lines[-1] += f"; {failure}"
         self._console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _nbytes(message: Data) -> int:
+    return len(message) if isinstance(message, bytes) else sum(map(len, message))
 
 
 def _size(nbytes: int) -> str:

@@ -7,7 +7,11 @@ from typing import Protocol
 from rookery.engines.engine import Program
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.remote.protocol.plan import Plan
+from rookery.remote.protocol.wire import Parts
 from rookery.types import Tree
+
+Data = bytes | Parts
+"""A reply: one flat buffer, or its parts."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +38,17 @@ class Port(Protocol):
         ...
 
     def exchange(
-        self, step: str, messages: Iterable[tuple[int, bytes]], wait_for: float
-    ) -> Iterator[tuple[int, bytes | Failure]]:
+        self, step: str, messages: Iterable[tuple[int, Parts]], wait_for: float
+    ) -> Iterator[tuple[int, Data | Failure]]:
         """Send messages and yield what arrives, in order of arrival.
 
         Ends after ``wait_for`` seconds, or when nothing more can arrive; the caller may stop
         earlier. Later arrivals are yielded by a later exchange, which may have no messages of its
         own. With ``wait_for=0`` it sends, and yields what has already arrived. Several messages may
         go to one client, which answers them in order.
+
+        A message comes in parts; joined they are one flat buffer. A port that can carry parts need
+        not copy them, and sends a part that several messages have in common only once.
         """
         ...
 

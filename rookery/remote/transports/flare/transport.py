@@ -25,6 +25,7 @@ from rookery.engines.engine import Program
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.remote.engine import Remote
 from rookery.remote.protocol.plan import Plan
+from rookery.remote.protocol.wire import Parts, joined
 from rookery.remote.server.requests import TooFewReplies
 from rookery.remote.study import Study
 from rookery.remote.transports.monitor import Monitored
@@ -104,13 +105,13 @@ class _Calls:
         return frozenset(c for c, site in self._site.items() if site not in self._unreachable)
 
     def exchange(
-        self, step: str, messages: Iterable[tuple[int, bytes]], wait_for: float
+        self, step: str, messages: Iterable[tuple[int, Parts]], wait_for: float
     ) -> Iterator[tuple[int, bytes | Failure]]:
         until = time.monotonic() + wait_for
         for client, message in messages:
             self._newest[client] += 1
             seconds = wait_for if wait_for > 0 else self._longest_job
-            self._outboxes[client].put((self._newest[client], message, seconds))
+            self._outboxes[client].put((self._newest[client], joined(message), seconds))
         while True:
             try:
                 left = max(until - time.monotonic(), 0)

@@ -23,9 +23,10 @@ from rookery.remote.client.batching import finish
 from rookery.remote.client.worker import Worker
 from rookery.remote.protocol.plan import Plan
 from rookery.remote.protocol.tracing import trace_round
+from rookery.remote.protocol.wire import Buffer
 from rookery.remote.transports.port import Port
 from rookery.remote.transports.ray import cluster
-from rookery.remote.transports.ray.actors import Actor, Actors
+from rookery.remote.transports.ray.actors import Actor, Actors, Replies, to_ray
 from rookery.types import Problem, Tree
 
 Load = Callable[[int], Mapping[str, Tree]]
@@ -164,14 +165,21 @@ class Host:
         }
         self._max_batch = max_batch
 
-    def answer(self, client: int, message: bytes) -> bytes:
-        """The reply of one client."""
-        return self._workers[client].answer(message)
+    def answer(self, client: int, message: bytes) -> Replies:
+        """The reply of one client to a flat message."""
+        return to_ray(finish([self._workers[client].answering(message)]))
 
-    def answer_batch(self, clients: tuple[int, ...], *messages: bytes) -> list[bytes]:
-        """The replies of several clients, in order."""
+    def answer_batch(self, clients: list[int], places: list[list[int]], *parts: Buffer) -> Replies:
+        """The replies of several clients, in order.
+
+        Args:
+            clients: the clients.
+            places: for each, the parts of its message, by their places among all parts.
+            parts: the parts of all messages.
+        """
+        messages = [[parts[place] for place in mine] for mine in places]
         pairs = zip(clients, messages, strict=True)
-        return finish([self._workers[c].answering(m) for c, m in pairs], self._max_batch)
+        return to_ray(finish([self._workers[c].answering(m) for c, m in pairs], self._max_batch))
 
     def process(self) -> int:
         """The id of this process."""
