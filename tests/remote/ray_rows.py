@@ -25,11 +25,11 @@ def own_but_nan_at_4(client):
 def own_but_slow_at_1(client):
     """The client's rows; the process of client 1 takes its time from now on."""
     if client == 1:
-        quick = Worker.answer
+        quick = Worker.answering
 
         def slow(self, data):
             time.sleep(SECONDS)
             return quick(self, data)
 
-        Worker.answer = slow
+        Worker.answering = slow
     return own(client)

@@ -15,8 +15,6 @@ from rookery.types import Problem, Tree
 
 _KEPT = 8  # latest replies, sent again if their request is received again
 
-_WORDS = np.array([1, 1 << 32], np.uint64)  # of a counter: the lower word comes first
-
 VALUES, ALL = 1, 2
 """What a client may have lost: the values of the round, or everything."""
 
@@ -136,10 +134,13 @@ class Worker:
         names = [call.name for call in map(self._call, wanted.steps)]
         if names and message.name not in names:
             raise WireError(f"the message is for step {message.name} but requests {names}")
-        work = np.zeros(2, np.uint64)
+        gradients = hessian_vectors = 0
         for i, step in enumerate(wanted.steps):
             self._values[step.token], done = yield self._pending_call(i, step, message)
-            work += np.asarray(done) @ _WORDS
+            (low, high), (low_2, high_2) = done.tolist()
+            gradients += low + (high << 32)
+            hessian_vectors += low_2 + (high_2 << 32)
+        work = np.array((gradients, hessian_vectors), np.uint64)
         leaves = {f"reply/{i}": self._leaf(ref) for i, ref in enumerate(wanted.reply)}
         return self._message(Kind.REPLY, message, {"work": work, **leaves})
 

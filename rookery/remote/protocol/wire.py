@@ -216,6 +216,15 @@ def encode_parts(message: Message, *, is_checked: bool = True) -> Parts:
     return content.to(message.client, message.slot, message.exchange, is_checked=is_checked)
 
 
+def client_of(head: Buffer) -> int:
+    """The client in the header of a message that comes from a trusted peer, as Ray's are.
+
+    >>> client_of(encode(Message(Kind.RUN, "step", client=3)))
+    3
+    """
+    return _HEADER.unpack_from(_view(head))[4]
+
+
 def joined(parts: Parts) -> bytes:
     """The flat buffer of a message.
 
@@ -285,8 +294,8 @@ def words_to_keys(keys: Keys) -> jax.Array:
 
 def unwrap_keys(value: Leaf, path: str = "key") -> Leaf:
     """:class:`Keys` for JAX keys; other arrays unchanged."""
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return keys_to_words(value, path)
+    if isinstance(value, jax.Array) and not isinstance(value.dtype, np.dtype):
+        return keys_to_words(value, path)  # only keys have a dtype of JAX's own
     return value
 
 

@@ -183,9 +183,10 @@ class RemoteFederation(AbstractFederation):
         for value in values:
             if isinstance(value.source, Computed):
                 value.source.missing.update(requests.keys() - replies.keys())
-        for slot, reply in replies.items():
+        for slot in replies:
             messages.confirm(slot)
-            self.costs.work(*reply.work)
+        works = [reply.work for reply in replies.values()]
+        self.costs.work(sum(g for g, _ in works), sum(h for _, h in works))
         given = {slot: reply.leaves for slot, reply in replies.items()}
         leaves = [_stacked(given, i, value, len(cohort)) for i, value in enumerate(values)]
         if len(replies) < len(requests):

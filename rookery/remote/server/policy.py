@@ -74,7 +74,7 @@ class Policy:
 
 def is_finite(leaves: Sequence[np.ndarray | jax.Array]) -> bool:
     """Whether a reply holds no NaN and no infinity."""
-    return all(bool(np.all(np.isfinite(leaf))) for leaf in leaves if _is_inexact(leaf))
+    return all([bool(np.isfinite(leaf).all()) for leaf in leaves if _is_inexact(leaf)])
 
 
 def norm(leaves: Sequence[np.ndarray | jax.Array], limit: float = 0.0) -> float:

@@ -20,6 +20,8 @@ Reference = Hashable
 Replies = bytes | list[bytes] | list[list[Buffer]]
 """The replies of one call: a flat one, several flat ones, or several in parts."""
 
+_TOGETHER = 0.005  # seconds within which replies are taken together
+
 
 class Actors:
     """The port of :class:`~rookery.remote.transports.ray.transport.Ray`; restarts dead actors.
@@ -118,21 +120,22 @@ class Actors:
         actor, clients = self._actors[group], [client for client, _ in batch]
         messages = [message for _, message in batch]
         if len(batch) == 1 and not any(map(_is_large, messages[0])):
-            replies = actor.answer.remote(clients[0], joined(messages[0]))
+            replies = actor.answer.remote(joined(messages[0]))
         else:
             parts = {id(part): part for message in messages for part in message}  # each once
             places = {key: place for place, key in enumerate(parts)}
             where = [[places[id(part)] for part in message] for message in messages]
             given = [shared.stored(p) if _is_large(p) else p for p in parts.values()]
-            replies = actor.answer_batch.remote(clients, where, *given)
+            replies = actor.answer_batch.remote(where, *given)
         self._pending[replies] = clients, actor
 
     def _receive(self, seconds: float) -> bool:
         """Take the replies of the first calls to end; False if none ends in time."""
-        refs = list(self._pending)
-        ready, _ = self._ray.wait(refs, num_returns=1, timeout=seconds)
-        if ready and len(refs) > 1:  # and of all others that have ended by now
-            ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
+        wait, refs = self._ray.wait, list(self._pending)
+        # replies that come at almost the same time cost one wait, not one each
+        ready, _ = wait(refs, num_returns=len(refs), timeout=min(seconds, _TOGETHER))
+        if not ready and seconds > _TOGETHER:
+            ready, _ = wait(refs, num_returns=1, timeout=seconds - _TOGETHER)
         for ref in ready:
             if ref not in self._pending:  # its actor has died
                 continue

@@ -21,9 +21,9 @@ from rookery.engines.engine import Program
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.remote.client.batching import finish
 from rookery.remote.client.worker import Worker
+from rookery.remote.protocol import wire
 from rookery.remote.protocol.plan import Plan
 from rookery.remote.protocol.tracing import trace_round
-from rookery.remote.protocol.wire import Buffer
 from rookery.remote.transports.port import Port
 from rookery.remote.transports.ray import cluster
 from rookery.remote.transports.ray.actors import Actor, Actors, Replies, to_ray
@@ -165,21 +165,20 @@ class Host:
         }
         self._max_batch = max_batch
 
-    def answer(self, client: int, message: bytes) -> Replies:
+    def answer(self, message: bytes) -> Replies:
         """The reply of one client to a flat message."""
-        return to_ray(finish([self._workers[client].answering(message)]))
+        return to_ray(finish([self._workers[wire.client_of(message)].answering(message)]))
 
-    def answer_batch(self, clients: list[int], places: list[list[int]], *parts: Buffer) -> Replies:
-        """The replies of several clients, in order.
+    def answer_batch(self, places: list[list[int]], *parts: wire.Buffer) -> Replies:
+        """The replies to several messages, in order.
 
         Args:
-            clients: the clients.
-            places: for each, the parts of its message, by their places among all parts.
+            places: for each message, its parts by their places among all parts.
             parts: the parts of all messages.
         """
         messages = [[parts[place] for place in mine] for mine in places]
-        pairs = zip(clients, messages, strict=True)
-        return to_ray(finish([self._workers[c].answering(m) for c, m in pairs], self._max_batch))
+        answering = [self._workers[wire.client_of(m[0])].answering(m) for m in messages]
+        return to_ray(finish(answering, self._max_batch))
 
     def process(self) -> int:
         """The id of this process."""
