@@ -80,7 +80,7 @@ test-models: $(VENV)-models/.ready
 PEERS = fedjax pfl flower
 
 bench: $(READY)
-	-$(MAKE) --keep-going $(PEERS:%=$(VENV)-bench-%/.ready)
+	-$(MAKE) --keep-going $(PEERS:%=$(VENV)-bench-%/.ready) $(VENV)-ray/.ready
 	$(BIN)/python benchmarks/run_all.py $(BENCH)
 
 bench-remote: $(VENV)-ray/.ready $(VENV)-flare/.ready

@@ -137,7 +137,7 @@ class Worker:
         gradients = hessian_vectors = 0
         for i, step in enumerate(wanted.steps):
             self._values[step.token], done = yield self._pending_call(i, step, message)
-            (low, high), (low_2, high_2) = done.tolist()
+            (low, high), (low_2, high_2) = np.asarray(done).tolist()  # words of two counters
             gradients += low + (high << 32)
             hessian_vectors += low_2 + (high_2 << 32)
         work = np.array((gradients, hessian_vectors), np.uint64)
