@@ -43,6 +43,13 @@ def directory(environ: Mapping[str, str]) -> Path | None:
     return (Path(base) if base else Path.home() / ".cache") / "rookery" / "compiled"
 
 
+def own_directory() -> Path | None:
+    """Where rookery keeps programs now; None if it is off, or if the user keeps JAX's elsewhere."""
+    place = directory(os.environ)
+    is_used = place is not None and _setting("jax_compilation_cache_dir") == str(place)
+    return place if is_used and _setting("jax_enable_compilation_cache") else None
+
+
 @functools.cache  # once per process
 def turn_on() -> None:
     """Let JAX keep compiled programs, unless the user has decided about its cache."""

@@ -1,5 +1,6 @@
 """The compiled engine: many rounds, and many runs of one structure, are one XLA call."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from rookery import check
 from rookery.clients.population import Population
-from rookery.engines import compile_cache
+from rookery.engines import compile_cache, program_store
 from rookery.engines.code_key import CodeKey
 from rookery.engines.devices import BY_CLIENT, REPLICATED, Device, Devices, chosen
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Event, Program, Progress
@@ -180,9 +181,8 @@ class _CompiledRunner(AbstractRunner):
             tables, others = eqx.partition(current, has_row_per_client(current))
             settings = (self._key, self._program, self._numbers, self._structure)
             numbers = (np.int32(first), np.int32(min(count, self._capacity)), np.array(active))
-            current, costs, status = _advance(
-                (settings, self._clients_at_once, self._capacity, others, key, numbers), tables
-            )
+            kept = (settings, self._clients_at_once, self._capacity, others, key, numbers)
+            current, costs, status = _call(kept, tables, current)
             costs = jax.device_get(costs)
             done, *finite = status.tolist()
             for i in lanes:
@@ -214,7 +214,21 @@ class _CompiledRunner(AbstractRunner):
         return jax.tree.map(lambda a, is_row: jnp.copy(a) if is_row else a, state, marks)
 
 
-@eqx.filter_jit(donate="all-except-first")
+@functools.cache
+def _no_costs() -> tuple[Tree, Tree]:
+    """The structure of costs and of the status after some rounds."""
+    return jax.eval_shape(lambda: (RoundCosts.zero(), jnp.zeros(2, jnp.int32)))
+
+
+def _call(kept: tuple[Tree, ...], tables: Tree, state: Tree) -> tuple[Tree, RoundCosts, jax.Array]:
+    """Call the program, out of the store if it can be kept there."""
+    if program_store.is_on():
+        was_called, result = program_store.call(_advance, kept, tables, (state, *_no_costs()))
+        if was_called:
+            return result
+    return _advance_jitted(kept, tables)
+
+
 def _advance(kept: tuple[Tree, ...], tables: Tree) -> tuple[Tree, RoundCosts, jax.Array]:
     """Some rounds of all runs, which write the tables of rows per client in place."""
     (code, program, numbers, structure), clients_at_once, capacity, others, keys, counts = kept
@@ -228,6 +242,9 @@ def _advance(kept: tuple[Tree, ...], tables: Tree) -> tuple[Tree, RoundCosts, ja
     return many_rounds_of_lanes(
         program, structure, clients_at_once, capacity, numbers, states, keys, first, n, matters
     )
+
+
+_advance_jitted = eqx.filter_jit(_advance, donate="all-except-first")
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

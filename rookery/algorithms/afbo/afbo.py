@@ -146,7 +146,7 @@ class AFBO(PolledAlgorithm):
         self, fed: AbstractFederation, problem: Bilevel, state: AFBOState, key: Key
     ) -> AFBOState:
         """K inner steps, then an outer one."""
-        x, y, L, g, h, inner, outer, (y_opt, x_opt) = state
+        x, y, L, g, h, inner, outer, (y_opt, x_opt, _) = state
         inner_key, outer_key = jax.random.split(key)
         inner_rules = self._rules(fed.n_clients, self.inner_staleness)
         outer_rules = self._rules(fed.n_clients, self.outer_staleness)
