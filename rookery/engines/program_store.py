@@ -27,7 +27,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
-import rookery
 from rookery.engines import compile_cache
 from rookery.engines.code_key import fingerprint
 from rookery.types import Tree
@@ -143,7 +142,7 @@ def _path(name: str, kept: Tree, donated: Tree) -> Path | None:
 def _surroundings() -> str:
     """A digest of the code and of the machine that programs are made with."""
     digest = hashlib.blake2b(digest_size=20)
-    package = Path(rookery.__file__).parent
+    package = Path(__file__).parents[1]
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
     for folder in sorted(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))):
