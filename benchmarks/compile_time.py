@@ -26,6 +26,12 @@ GOALS = {  # cold and warm
     "FedMBO": None,
     "Prometheus": None,
 }
+TOOK = "wall time: tracing {:.1f} s, lowering {:.1f} s, XLA {:.1f} s"
+TRIED = (
+    "; done: one copy of a round, loops instead of unrolled hops, a generator of random numbers "
+    "that XLA compiles once, lighter counters; most of the rest is XLA's code for every gradient "
+    "and product of a step in a loop of its own"
+)
 DEMO = Path(str(importlib.resources.files("rookery") / "demo.toml"))
 
 SETTINGS = """
@@ -50,6 +56,12 @@ FIRST_CALL = (
     SETTINGS
     + """
 demo, name = sys.argv[1:]
+stages = {"jaxpr_trace": 0.0, "jaxpr_to_mlir_module": 0.0, "backend_compile": 0.0}
+def note(event, seconds, **about):
+    for stage in stages:
+        if stage in event:  # the largest is that of the rounds; traces are nested
+            stages[stage] = max(stages[stage], seconds)
+jax.monitoring.register_event_duration_secs_listener(note)
 task = TaskLoader().load(config.load(Path(demo), []).curves[0])
 algorithm = ALGORITHMS[name]()
 program = Program(task.problem, task.population, rk.delays.Clock(), rk.aggregate.Mean())
@@ -57,10 +69,11 @@ runner = rk.Compiled().prepare(program, [algorithm])
 start = jax.tree.map(jnp.asarray, task.start(0))
 state = first_state(algorithm, task.problem, task.population.n_clients, start)
 jax.block_until_ready(state)
+stages = dict.fromkeys(stages, 0.0)
 began = time.process_time()
 (progress,) = runner.advance([state], [jax.random.key(0)], 0, [1])
 jax.block_until_ready(progress.state)
-print(time.process_time() - began)
+print(time.process_time() - began, *stages.values())
 """
 )
 IMPORT = "import time; began = time.process_time(); {}; print(time.process_time() - began)"
@@ -124,18 +137,19 @@ def child(code: str, *arguments: str, cache: str) -> list[float]:
 
 def first_calls(name: str) -> list[Row]:
     """The first call of a program, cold and warm."""
-    times: dict[str, list[float]] = {"cold": [], "warm": []}
+    times: dict[str, list[list[float]]] = {"cold": [], "warm": []}
     for _ in range(REPEATS):
         with tempfile.TemporaryDirectory() as cache:
             for kind in times:
-                times[kind] += child(FIRST_CALL, str(DEMO), name, cache=cache)
+                times[kind].append(child(FIRST_CALL, str(DEMO), name, cache=cache))
     goals = GOALS[name] or (None, None)
     return [
         Row(
             f"{name}, first call, {kind}",
-            min(own),
+            min(own)[0],
             "s of CPU",
             None if goal is None else at_most(goal),
+            TOOK.format(*min(own)[1:]) + TRIED if kind == "cold" else "",
         )
         for (kind, own), goal in zip(times.items(), goals, strict=True)
     ]
