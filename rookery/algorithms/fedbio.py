@@ -58,7 +58,10 @@ class FedBiO(AbstractLocalBlocks):
     ) -> LocalBlocksState:
         """One exchange: the means of the iterates, and of the estimates if they are kept."""
         w, d, own, _ = self.mean_reply(fed, problem, state, key)  # down  u (and d), up  w (and d)
-        return LocalBlocksState(*self.inside(problem, w), d, (), own)
+        inside = self.inside(problem, w)
+        u = (*state.variables, *state.added)
+        own = self.after(own, u, (*inside[0], *inside[1]))
+        return LocalBlocksState(*inside, d, (), own)
 
 
 class FedBiOAcc(FedBiO):

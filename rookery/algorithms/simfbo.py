@@ -31,6 +31,8 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from rookery import tree
+from rookery.algorithms.shared import local
+from rookery.algorithms.shared.auto import Sent
 from rookery.algorithms.shared.blocks import Radius, check_radius, descend
 from rookery.algorithms.shared.local_blocks import (
     AbstractLocalBlocks,
@@ -43,9 +45,12 @@ from rookery.algorithms.shared.local_blocks import (
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     StepRules,
+    all_observed,
     check_step_rules,
     each_rule,
     first_opt,
+    is_auto,
+    server_rules,
     step_rules,
 )
 from rookery.algorithms.shared.views import Blocks, view_of
@@ -59,6 +64,8 @@ class SimFBO(AbstractLocalBlocks):
 
     Args:
         server_lr: γ, the server's step rule, one for all blocks or a tuple with one each, x first.
+            None, or "auto", is the rule of the clients, for the sum of whose directions it is
+            divided by the number of local steps.
         weighting: of a sampled cohort. "unbiased" weighs by (m / |C|) p_i, whose sum is one on
             average, as the paper does; "normalised" divides by their sum, with less variance and,
             if clients' weights differ, with bias. For equal weights they are the same.
@@ -71,13 +78,19 @@ class SimFBO(AbstractLocalBlocks):
     """
 
     _: KW_ONLY
-    server_lr: StepRules = eqx.field(converter=step_rules)
+    server_lr: StepRules | None = eqx.field(converter=server_rules, default=None)
     weighting: Weighting = "unbiased"
     normalised: bool = False
     inner_radius: Radius = eqx.field(converter=step_rules, default=None)
 
     def __check_init__(self):
-        check_step_rules("server_lr", self.server_lr)
+        if self.server_lr is not None:
+            check_step_rules("server_lr", self.server_lr)
+        elif not all(map(is_auto, self._local_rules(2))):
+            raise ValueError(
+                f"{self.name} got step rules of the clients and none of the server. Give server_lr "
+                "as well, or leave out all three."
+            )
         check_weighting(self.weighting, self.clients)
         check_radius("inner_radius", self.inner_radius)
 
@@ -85,16 +98,25 @@ class SimFBO(AbstractLocalBlocks):
         """Raise unless the problem has blocks and the settings fit them and the clients."""
         super().check(problem, n_clients)
         n = view_of(problem, self.view).n_blocks(problem)
-        check_step_rules("server_lr", self.server_lr, n)
+        if self.server_lr is not None:
+            check_step_rules("server_lr", self.server_lr, n)
         check_radius("inner_radius", self.inner_radius, n - 1)
 
     def server_rules(self, n_blocks: int) -> tuple[StepRule, ...]:
         """One for each block."""
         rules = self.server_lr
+        if rules is None:
+            return self._local_rules(n_blocks)
         return rules if isinstance(rules, tuple) else each_rule(rules, rules, n_blocks)
 
-    def first_opts(self, u: Blocks) -> tuple[Tree, ...]:
-        """No optimiser of the server has taken a step."""
+    def _local_rules(self, n_blocks: int) -> tuple[StepRule, ...]:
+        """Those of the clients."""
+        return each_rule(self.outer_lr, self.inner_lr, n_blocks)
+
+    def first_opts(self, problem: Problem, u: Blocks) -> tuple[Tree, ...]:
+        """No optimiser of the server has taken a step; the clients' sizes are kept elsewhere."""
+        if self.server_lr is None:
+            return ()
         return tuple(map(first_opt, self.server_rules(len(u)), u))
 
     def reply(self, steps: LocalSteps) -> Tree:
@@ -115,8 +137,17 @@ class SimFBO(AbstractLocalBlocks):
             q = tree.scale(factor * tau, q)
         u = (*state.variables, *state.added)
         rules, along = self.server_rules(len(u)), tree.scale(factor, q)
-        u, opts = descend(rules, along, state.opts, u, fed.round, self.inner_radius)
-        return LocalBlocksState(*self.inside(problem, u), d, opts, own)
+        mean = tree.scale(1 / local.most_steps(self.local_steps), along)
+        if isinstance(own, Sent) and self.server_lr is None:
+            new, _ = descend(rules, mean, own.message(), u, fed.round, self.inner_radius)
+            opts = ()
+        else:
+            new, opts = descend(rules, along, state.opts, u, fed.round, self.inner_radius)
+        inside = self.inside(problem, new)
+        if isinstance(own, Sent):
+            new = (*inside[0], *inside[1])
+            own = all_observed(self._local_rules(len(u)), mean, own, new)
+        return LocalBlocksState(*inside, d, opts, own)
 
 
 @with_settings_of(SimFBO, without=("normalised",))

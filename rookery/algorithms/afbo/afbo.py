@@ -34,14 +34,17 @@ import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.afbo.aphe import AbstractAPHE, APHESum
-from rookery.algorithms.afbo.hessians import AbstractHessians, ActiveHessians, Point
+from rookery.algorithms.afbo.hessians import AbstractHessians, ActiveHessians, LocalHessians, Point
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import own_piece
+from rookery.algorithms.shared.auto import AutoOpt, Curvature, DoG
 from rookery.algorithms.shared.lipschitz import own_lipschitz
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     check_step_rule,
     first_opt,
+    inner_rule,
+    is_auto,
     move,
     step_rule,
 )
@@ -81,7 +84,8 @@ class AFBO(PolledAlgorithm):
 
     Args:
         outer_lr: η, the server's step rule of x.
-        inner_lr: β, that of y.
+        inner_lr: β, that of y. :class:`Curvature` is 1 / (2 L) with the L of the hops, half as much
+            as elsewhere since results are old; y rests in round 0, whose hops estimate L.
         inner_rounds: K.
         aphe: how the adjoint is estimated: :class:`APHESum`, :class:`APHERandom`,
             :class:`APHEPaper`.
@@ -90,7 +94,7 @@ class AFBO(PolledAlgorithm):
         inner_steps: E_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.
         local_lr: rule of the local iterations; no schedule, since a job spans several rounds. None
             is ``inner_lr``, reset in every job, and 0 takes all gradients at the values
-            received.
+            received, as None does if ``inner_lr`` finds its size during the run.
         first_wait_for: how many results the server waits for before its first steps; None is one
             from every client. A result that has not arrived by then counts as zero.
         inner_staleness: the largest staleness of an inner result, in inner steps of the server;
@@ -101,8 +105,8 @@ class AFBO(PolledAlgorithm):
     projects: ClassVar[bool] = True
 
     _: KW_ONLY
-    outer_lr: StepRule = eqx.field(converter=step_rule)
-    inner_lr: StepRule = eqx.field(converter=step_rule)
+    outer_lr: StepRule = eqx.field(converter=step_rule, default_factory=DoG)
+    inner_lr: StepRule = eqx.field(converter=inner_rule, default_factory=Curvature)
     inner_rounds: int = 1
     aphe: AbstractAPHE = eqx.field(default_factory=APHESum)
     hessians: AbstractHessians = eqx.field(default_factory=ActiveHessians)
@@ -113,9 +117,17 @@ class AFBO(PolledAlgorithm):
     outer_staleness: int | None = 9
 
     def __check_init__(self):
-        local.check_fields(self, place="server", may_be_drawn=True, except_for=("local_lr",))
+        how = {"may_be_drawn": True, "may_be_auto": True}
+        local.check_fields(self, place="server", except_for=("local_lr",), **how)
         check.count("inner_rounds", self.inner_rounds)
-        if self.local_lr is None:
+        if is_auto(self.inner_lr) and isinstance(self.hessians, LocalHessians):
+            raise ValueError(
+                "inner_lr is found from the L of the hops, and LocalHessians has none. Give a "
+                "number, or use ActiveHessians."
+            )
+        if self.local_lr is None and is_auto(self.inner_lr):
+            pass  # all gradients of a job are then at the values received
+        elif self.local_lr is None:
             check_step_rule("local_lr, which is inner_lr if not given,", self.inner_lr, "job")
         elif isinstance(self.local_lr, float):
             check.not_negative("local_lr", self.local_lr)
@@ -131,7 +143,8 @@ class AFBO(PolledAlgorithm):
         """Raise unless the problem is bilevel and the settings fit the clients."""
         check_kind(self, problem, Bilevel)
         but = ("local_lr",)
-        local.check_fields(self, n_clients, place="server", may_be_drawn=True, except_for=but)
+        how = {"may_be_drawn": True, "may_be_auto": True}
+        local.check_fields(self, n_clients, place="server", except_for=but, **how)
         self._rules(n_clients, None).check(n_clients)
 
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> AFBOState:
@@ -148,6 +161,8 @@ class AFBO(PolledAlgorithm):
         """K inner steps, then an outer one."""
         x, y, L, g, h, inner, outer, (y_opt, x_opt, _) = state
         inner_key, outer_key = jax.random.split(key)
+        if isinstance(self.inner_lr, Curvature):
+            y_opt = _sized(y_opt, L)
         inner_rules = self._rules(fed.n_clients, self.inner_staleness)
         outer_rules = self._rules(fed.n_clients, self.outer_staleness)
 
@@ -198,6 +213,12 @@ class AFBO(PolledAlgorithm):
         return PollRules(self.results_needed(n_clients), first, staleness)
 
 
+def _sized(opt: AutoOpt, L: jax.Array) -> AutoOpt:
+    """Half the inverse of L; zero as long as L is not known."""
+    known = jnp.where(L > 0, L, jnp.ones_like(L))
+    return opt._replace(size=jnp.where(L > 0, 0.5 / known, jnp.zeros_like(L)))
+
+
 def inner_iterations(
     client: Client, x: Tree, y: Tree, *, problem: Bilevel, algorithm: AFBO
 ) -> Tree:
@@ -205,6 +226,7 @@ def inner_iterations(
     count_key, key = jax.random.split(client.key)
     steps = local.steps_of(client, algorithm.inner_steps, count_key)
     rule = algorithm.inner_lr if algorithm.local_lr is None else algorithm.local_lr
+    rule = 0.0 if is_auto(rule) else rule
 
     def gradient(y, key):
         sample = client.draw(problem.inner_split, algorithm.batch_size, key)

@@ -51,18 +51,24 @@ from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 
 from rookery import tree
 from rookery.algorithms.comfedl.weighting import AbstractWeighting, NormalisedWeights
 from rookery.algorithms.shared import local
+from rookery.algorithms.shared.auto import DoG, Sent
 from rookery.algorithms.shared.meta_hessian import AbstractHessian, ExactHessian, meta_gradient
 from rookery.algorithms.shared.model import check_server_rule, move_to_mean
 from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     check_keeping,
+    check_no_curvature,
+    direction_of,
     first_opt,
+    is_auto,
     kept_opt,
+    observed,
     step_rule,
 )
 from rookery.problem.composition import LocalComposition
@@ -70,7 +76,7 @@ from rookery.problem.constraints import projected, projection
 from rookery.problem.meta import Meta
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import SMALLER_STEP, SampledAlgorithm
-from rookery.program.federation import AbstractFederation, Client
+from rookery.program.federation import AbstractFederation, Client, Placed, Step
 from rookery.types import Count, Key, Problem, Sample, Tree
 
 Solved = SingleLevel | Meta | LocalComposition
@@ -122,7 +128,7 @@ class ComFedL(SampledAlgorithm):
     projects: ClassVar[bool] = True
 
     _: KW_ONLY
-    lr: StepRule = eqx.field(converter=step_rule)
+    lr: StepRule = eqx.field(converter=step_rule, default_factory=DoG)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     gamma: float | None = eqx.field(converter=number, default=None)
     weighting: AbstractWeighting | None = None
@@ -132,7 +138,8 @@ class ComFedL(SampledAlgorithm):
     server_lr: StepRule | None = eqx.field(converter=step_rule, default=None)
 
     def __check_init__(self):
-        local.check_fields(self, except_for=("server_lr",))
+        local.check_fields(self, except_for=("server_lr",), may_be_auto=True)
+        check_no_curvature("ComFedL", "lr", self.lr)
         check_server_rule(self.server_lr)
         check_keeping(self.name, self.clients, self.lr)
         if self.gamma is not None:
@@ -144,7 +151,7 @@ class ComFedL(SampledAlgorithm):
 
     def check(self, problem: Problem, n_clients: int) -> None:
         """Raise unless the problem, with or without gamma, is one of the four in the table."""
-        local.check_fields(self, n_clients, except_for=("server_lr",))
+        local.check_fields(self, n_clients, except_for=("server_lr",), may_be_auto=True)
         self.clients.check(n_clients)
         match problem:
             case SingleLevel() | LocalComposition() if self.hessian is not None:
@@ -194,6 +201,7 @@ class ComFedL(SampledAlgorithm):
         cohort = fed.sample(self.clients, who)
         w, opt = fed.broadcast(cohort, state.w), state.own_opt  # ------------ down  w
         if self.gamma is None:
+            opt = self._first_size(fed, composed_direction, (w,), state, settings)
             own, opt = local.map_steps(fed, cohort, opt, composed_steps, w, **settings)
             mean = fed.mean(own)  # ------------------------------------------ up    w
             return self._server_step(fed, problem, state._replace(own_opt=opt), mean)
@@ -203,6 +211,7 @@ class ComFedL(SampledAlgorithm):
 
         level, kept = self.weights.level(fed, cohort, losses, self.gamma, state.kept)
         level = fed.broadcast(cohort, level)  # ------------------------------ down  level, if any
+        opt = self._first_size(fed, weighted_direction, (w, level), state, settings)
         both, opt = local.map_steps(fed, cohort, opt, weighted_steps, w, level, **settings)
         mean, report = fed.mean(both)  # ------------------------------------- up    w, any report
         kept = self.weights.after(report, self.gamma, kept)
@@ -221,7 +230,27 @@ class ComFedL(SampledAlgorithm):
     def _server_step(self, fed, problem: Solved, state: ComFedLState, mean: Tree) -> ComFedLState:
         """The state after the server's step towards the mean of the clients' models."""
         w, opt = move_to_mean(self.server_lr, mean, state.opt, state.w, fed.round)
-        return state._replace(w=projected(problem, "w", w), opt=opt)
+        w, own = projected(problem, "w", w), state.own_opt
+        if isinstance(own, Sent):
+            own = observed(self.lr, direction_of(self.lr, own.opts, state.w, mean), own, w)
+        return state._replace(w=w, opt=opt, own_opt=own)
+
+    def _first_size(
+        self, fed, step: Step, values: tuple[Placed, ...], state: ComFedLState, settings: dict
+    ) -> Tree:
+        """The state of a rule that finds its size, which round 0 asks the clients' directions for.
+
+        Later rounds know the directions of the round before.
+        """
+        if not is_auto(self.lr):
+            return state.own_opt
+
+        def first(opt):
+            key = jax.random.fold_in(settings["key"], 2**32 - 1)
+            u_i = fed.map(step, *values, **{**settings, "key": key})
+            return observed(self.lr, fed.mean(u_i), opt, state.w)  # ---------- up    u
+
+        return fed.when(jnp.asarray(fed.round) == 0, first, state.own_opt)
 
     @property
     def weights(self) -> AbstractWeighting:
@@ -257,9 +286,7 @@ def composed_steps(
     """The client's model after local steps along its composed gradient, and its rule's state."""
 
     def direction(w, key):
-        if isinstance(problem, Meta):
-            return value_and_gradient(client, problem, algorithm, w, key)[1]
-        return problem.gradient(w, *algorithm.batches(client, problem, key))
+        return _composed(client, problem, algorithm, w, key)
 
     rule, steps = algorithm.lr, algorithm.local_steps
     how = {"project": projection(problem, "w"), "round": round, "opt": opt}
@@ -288,14 +315,53 @@ def weighted_steps(
         return first_loss(client, w, problem=problem, algorithm=algorithm)
 
     def direction(w, key):
-        value, gradient = value_and_gradient(client, problem, algorithm, w, key)
-        return tree.scale(weights.weight(value, level, gamma), gradient)
+        return _weighted(client, problem, algorithm, w, level, key)
 
     rule, steps = algorithm.lr, algorithm.local_steps
     report = weights.report(ask, level, gamma)
     how = {"project": projection(problem, "w"), "round": round, "opt": opt}
     own, opt = local.plain_steps(client, direction, w, rule, steps, client.key, **how)
     return (own, report), opt
+
+
+def composed_direction(
+    client: Client, w: Tree, *, problem: Meta | LocalComposition, algorithm: ComFedL
+) -> Tree:
+    """The client's direction u at the model that it was sent."""
+    return _composed(client, problem, algorithm, w, client.key)
+
+
+def weighted_direction(
+    client: Client,
+    w: Tree,
+    level: jax.Array | None,
+    *,
+    problem: SingleLevel | Meta,
+    algorithm: ComFedL,
+) -> Tree:
+    """The same with the client's weight."""
+    return _weighted(client, problem, algorithm, w, level, client.key)
+
+
+def _composed(
+    client: Client, problem: Meta | LocalComposition, algorithm: ComFedL, w: Tree, key: Key
+) -> Tree:
+    if isinstance(problem, Meta):
+        return value_and_gradient(client, problem, algorithm, w, key)[1]
+    return problem.gradient(w, *algorithm.batches(client, problem, key))
+
+
+def _weighted(
+    client: Client,
+    problem: SingleLevel | Meta,
+    algorithm: ComFedL,
+    w: Tree,
+    level: jax.Array | None,
+    key: Key,
+) -> Tree:
+    value, gradient = value_and_gradient(client, problem, algorithm, w, key)
+    assert algorithm.gamma is not None
+    return tree.scale(algorithm.weights.weight(value, level, algorithm.gamma), gradient)
 
 
 def value_and_gradient(

@@ -25,20 +25,25 @@ import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.shared import local
+from rookery.algorithms.shared.auto import Curvature, DoG, Sent
 from rookery.algorithms.shared.blocks import descend, evaluate
+from rookery.algorithms.shared.curvature import check_blocks, measured_blocks, with_damping
 from rookery.algorithms.shared.estimators import AbstractEstimator, PlainEstimator
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     StepRules,
+    all_observed,
     check_keeping,
+    check_not_mixed,
     check_step_rule,
     check_step_rules,
+    direction_of,
     each_rule,
+    inner_rules,
     kept_opts,
     opts_to_keep,
     starting_opts,
     step_rule,
-    step_rules,
 )
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.problem.constraints import all_projected
@@ -95,25 +100,28 @@ class AbstractLocalBlocks(SampledAlgorithm):
     projects: ClassVar[bool] = True
 
     _: KW_ONLY
-    outer_lr: StepRule = eqx.field(converter=step_rule)
-    inner_lr: StepRules = eqx.field(converter=step_rules)
+    outer_lr: StepRule = eqx.field(converter=step_rule, default_factory=DoG)
+    inner_lr: StepRules = eqx.field(converter=inner_rules, default_factory=Curvature)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     estimator: AbstractEstimator = eqx.field(default_factory=PlainEstimator)
     first_batch: int | None = None
     view: AbstractView | None = None
 
     def __check_init__(self):
-        check_step_rule("outer_lr", self.outer_lr, "local")
-        check_step_rules("inner_lr", self.inner_lr, place="local")
+        check_step_rule("outer_lr", self.outer_lr, "local", may_be_auto=True)
+        check_step_rules("inner_lr", self.inner_lr, place="local", may_be_auto=True)
         check_keeping(self.name, self.clients, self.outer_lr, self.inner_lr)
+        check_not_mixed(self.name, self.outer_lr, self.inner_lr)
         local.check_local_steps("local_steps", self.local_steps)
         if self.first_batch is not None:
             check.count("first_batch", self.first_batch)
 
     def check(self, problem: Problem, n_clients: int) -> None:
         """Raise unless the problem has blocks and the settings fit them and the clients."""
-        others = view_of(problem, self.view).n_blocks(problem) - 1
-        check_step_rules("inner_lr", self.inner_lr, others, "local")
+        view = view_of(problem, self.view)
+        others = view.n_blocks(problem) - 1
+        check_step_rules("inner_lr", self.inner_lr, others, "local", may_be_auto=True)
+        check_blocks("inner_lr", self.inner_lr, problem, view)
         local.check_local_steps("local_steps", self.local_steps, n_clients)
         self.clients.check(n_clients)
 
@@ -125,13 +133,15 @@ class AbstractLocalBlocks(SampledAlgorithm):
 
     def init(self, problem: Problem, *variables: Tree) -> LocalBlocksState:
         """The given variables, and what the view adds to them; no estimate yet."""
-        added = view_of(problem, self.view).added(problem, *variables)
+        view = view_of(problem, self.view)
+        added = view.added(problem, *variables)
         u = (*variables, *added)
         d = tree.zeros_like(u) if self.estimator.is_averaged else ()
-        own = kept_opts(each_rule(self.outer_lr, self.inner_lr, len(u)), u)
-        return LocalBlocksState(variables, added, d, self.first_opts(u), own)
+        rules = each_rule(self.outer_lr, self.inner_lr, len(u))
+        own = with_damping(view, rules, kept_opts(rules, u))
+        return LocalBlocksState(variables, added, d, self.first_opts(problem, u), own)
 
-    def first_opts(self, u: Blocks) -> tuple[Tree, ...]:
+    def first_opts(self, problem: Problem, u: Blocks) -> tuple[Tree, ...]:
         """The states of the server's rules before the first step; most methods have none."""
         return ()
 
@@ -150,9 +160,10 @@ class AbstractLocalBlocks(SampledAlgorithm):
         cohort = fed.sample(self.clients, who)
         u = (*state.variables, *state.added)
         d = self._first_estimate(fed, problem, cohort, u, state.d, sample_key)
+        own = self._sized(fed, problem, cohort, u, state.own_opts, key)
         at = fed.broadcast(cohort, (u, d))  # ------------------------------- down  u (and d)
         settings = {"problem": problem, "algorithm": self}
-        own, step = state.own_opts, local_block_steps
+        step = local_block_steps
         up, own = local.map_steps(fed, cohort, own, step, at, key=sample_key, **settings)
         with fed.outer():
             reply, d = fed.mean(up)  # -------------------------------------- up    reply (and d)
@@ -178,6 +189,41 @@ class AbstractLocalBlocks(SampledAlgorithm):
                 return fed.mean(d_i)  # ------------------------------------- up    s_i(u)
 
         return fed.when(jnp.asarray(fed.round) == 0, first, d)
+
+    def _sized(
+        self,
+        fed: AbstractFederation,
+        problem: Problem,
+        cohort: Cohort,
+        u: Blocks,
+        own: Tree,
+        key: Key,
+    ) -> Tree:
+        """The states of rules that find their size, measured if it is due.
+
+        The first size of :class:`DoG` needs a direction: round 0 asks for the maps at the start.
+        """
+        rules = each_rule(self.outer_lr, self.inner_lr, len(u))
+        how = {"clients": self.clients, "batch_size": self.batch_size}
+        measure_key, first_key = jax.random.fold_in(key, 2), jax.random.fold_in(key, 3)
+        own = measured_blocks(fed, problem, self.view, rules, own, u, measure_key, **how)
+        if not any(isinstance(rule, DoG) for rule in rules):
+            return own
+
+        def first(own: Tree) -> Tree:
+            at = fed.broadcast(cohort, u)  # -------------------------------- down  u
+            s_i = fed.map(first_maps, at, key=first_key, problem=problem, algorithm=self)
+            return all_observed(rules, fed.mean(s_i), own, u)  # ------------ up    s_i(u)
+
+        return fed.when(jnp.asarray(fed.round) == 0, first, own)
+
+    def after(self, own: Tree, u: Blocks, new: Blocks) -> Tree:
+        """The states after a round that moved u: the mean directions were (u - new) / size."""
+        if not isinstance(own, Sent):
+            return own
+        rules = each_rule(self.outer_lr, self.inner_lr, len(u))
+        along = tuple(map(direction_of, rules, own.opts, u, new))
+        return all_observed(rules, along, own, new)
 
     def inside(self, problem: Problem, u: Blocks) -> tuple[Blocks, Blocks]:
         """The problem's own variables in their sets, and the added blocks."""

@@ -27,12 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.shared.auto import (
-    AbstractAuto,
-    Sent,
-    inner_auto,
-    outer_auto,
-)
+from rookery.algorithms.shared.auto import AbstractAuto, Curvature, Sent, inner_auto, outer_auto
 from rookery.algorithms.shared.schedule import AbstractSchedule, number
 from rookery.program.memory import Memory, check_rule
 from rookery.program.participation import AbstractParticipation
@@ -268,6 +263,11 @@ def inner_rules(value: object) -> Any:  # of the type of the field that it conve
     return _each(inner_rule, value)
 
 
+def server_rules(value: object) -> Any:  # of the type of the field that it converts
+    """:func:`step_rules` where "auto" is None: the clients' rules, which the server takes too."""
+    return None if isinstance(value, str) and value == "auto" else step_rules(value)
+
+
 def _each(convert: Callable[[object], Any], value: object) -> Any:
     if isinstance(value, list | tuple) and not is_transformation(value):
         return tuple(map(convert, value))
@@ -403,6 +403,15 @@ def check_not_mixed(algorithm: str, *rules: StepRules) -> None:
         )
 
 
+def check_no_curvature(algorithm: str, name: str, rule: StepRules) -> None:
+    """Raise if a rule is :class:`Curvature` where there is no inner problem to measure."""
+    if any(isinstance(one, Curvature) for one in (rule if isinstance(rule, tuple) else (rule,))):
+        raise TypeError(
+            f'{name} of {algorithm} got Curvature, which measures an inner problem. Use "auto", '
+            "rk.parts.DoG() or a number."
+        )
+
+
 def each_rule(outer: StepRule, others: StepRules, n_blocks: int) -> tuple[StepRule, ...]:
     """The rules of x and of the other blocks, one for each."""
     return outer, *(others if isinstance(others, tuple) else (others,) * (n_blocks - 1))
@@ -494,6 +503,14 @@ def all_observed(
     if not isinstance(opts, Sent):
         return opts
     return Sent(tuple(map(observed, rules, directions, opts.opts, blocks)))
+
+
+def direction_of(rule: StepRule, opt: Tree, old: Tree, new: Tree) -> Tree:
+    """The mean direction of steps that led from ``old`` to ``new`` by a size that was sent."""
+    if not isinstance(rule, AbstractAuto):
+        return tree.zeros_like(old)
+    size = jnp.where(opt.size > 0, opt.size, jnp.ones_like(opt.size))
+    return tree.scale(1 / size, tree.sub(old, new))
 
 
 def size_of(rule: Size, round: Count, steps: Count = 1) -> Number:
