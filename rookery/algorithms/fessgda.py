@@ -79,7 +79,7 @@ class FESSGDA(AbstractLocalBlocks):
         check_kind(self, problem, Minimax)
         super().check(problem, n_clients)
 
-    def first_opts(self, u: Blocks) -> tuple[Tree, ...]:
+    def first_opts(self, problem: Problem, u: Blocks) -> tuple[Tree, ...]:
         """What the server keeps for itself: z, which starts at x."""
         return (u[0],)
 

@@ -513,8 +513,9 @@ def direction_of(rule: StepRule, opt: Tree, old: Tree, new: Tree) -> Tree:
     return tree.scale(1 / size, tree.sub(old, new))
 
 
-def size_of(rule: Size, round: Count, steps: Count = 1) -> Number:
-    """The size of one step, of a rule that is no optimiser."""
+def size_of(rule: Size | AbstractAuto, round: Count, steps: Count = 1) -> Number:
+    """The size of one step, of a rule that is neither an optimiser nor found during the run."""
+    assert not isinstance(rule, AbstractAuto), "algorithms that read sizes refuse it"
     if isinstance(rule, PerCall):
         return rule.lr / jnp.asarray(steps).astype(float)
     return rule(round) if isinstance(rule, AbstractSchedule) else rule
