@@ -104,7 +104,7 @@ def main():
     for name in sys.argv[1:] or ["FedNest", "FedMBO", "FedMSA", "SOBA"]:
         begin = time.process_time()
         algorithm = getattr(algorithms, name)()
-        done, error = errors(algorithm, zoos, rounds=400_000, every=10_000)
+        done, error = errors(algorithm, zoos, rounds=700_000, every=10_000)
         solved, spent = np.sum(error < 1e-8), time.process_time() - begin
         print(
             f"{name:10} {solved}/{len(zoos)} solved after {done} rounds, {spent:.0f} s", flush=True

@@ -13,16 +13,17 @@ Cost of a round: T times the inner part's exchanges, plus the outer part's.
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY
-from typing import Required, Unpack
+from typing import Literal, Unpack
 
 import jax
 
 from rookery import check
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.context import Context
+from rookery.algorithms.shared.curvature import is_measured, lipschitz_of, measured
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.server import ServerSGD, ServerStep
-from rookery.algorithms.shared.step_rule import StepRule, step_rule
+from rookery.algorithms.shared.step_rule import StepRule, inner_rule, step_rule
 from rookery.algorithms.shared.two_level import (
     AbstractHypergradient,
     AbstractInner,
@@ -70,27 +71,33 @@ class Nested(TwoLevelAlgorithm):
 
     def first_opts(self, x: Tree, y: Tree) -> Opts:
         """What the two parts carry from round to round."""
-        return Opts(self.inner.first_opt(y), self.outer.first_opt(x))
+        own = self.inner.first_opt(y), self.outer.first_opt(x)
+        return Opts(*own, self.outer.first_memory(y))
 
     def round(self, fed: AbstractFederation, problem: TwoLevel, state: State, key: Key) -> State:
         """T calls of the inner solver, then the outer step."""
         context = Context(fed, problem, self.clients, self.batch_size)
         inner_key, outer_key = jax.random.split(key)
+        opt, outer, rule = state.opts.inner, self.outer, self.inner.rule
+        if rule is not None and is_measured(rule):
+            measure_key = jax.random.fold_in(key, 2)  # 0 and 1 are those of the levels
+            opt = measured(context, rule, opt, state.x, state.y, measure_key)
+            outer = outer.with_lipschitz(lipschitz_of(opt))
 
         def inner_round(t, carry):
             y, opt = carry
             return self.inner(context, state.x, y, opt, jax.random.fold_in(inner_key, t))
 
-        y, opt = fed.repeat(self.inner_rounds, inner_round, (state.y, state.opts.inner))
+        y, opt = fed.repeat(self.inner_rounds, inner_round, (state.y, opt))
         state = state._replace(y=y, opts=state.opts._replace(inner=opt))
-        return self.outer(context, state, outer_key)
+        return outer(context, state, outer_key)
 
 
 class LocalRoundsSettings(TwoLevelSettings, total=False):
     """The settings of :func:`local_rounds`."""
 
-    outer_lr: Required[StepRule]
-    inner_lr: Required[StepRule]
+    outer_lr: StepRule | Literal["auto"]
+    inner_lr: StepRule | Literal["auto"]
     inner_rounds: int
     inner_steps: local.LocalSteps
     outer_steps: local.LocalSteps
@@ -103,15 +110,16 @@ def local_rounds(
     outer: Callable[..., AbstractOuter],
     /,
     *,
-    outer_lr: StepRule,
-    inner_lr: StepRule,
+    outer_lr: StepRule | Literal["auto"] = "auto",
+    inner_lr: StepRule | Literal["auto"] = "auto",
     inner_rounds: int = 1,
     inner_steps: local.LocalSteps = 1,
     outer_steps: local.LocalSteps = 1,
     **shared: Unpack[TwoLevelSettings],
 ) -> Nested:
     """T rounds of local inner steps, then one round of local outer steps, as ``label``."""
-    local.check_settings({"outer_lr": step_rule(outer_lr), "inner_lr": step_rule(inner_lr)})
+    rules = {"outer_lr": step_rule(outer_lr), "inner_lr": inner_rule(inner_lr)}
+    local.check_settings(rules, may_be_auto=True)
     local.check_settings({"inner_steps": inner_steps, "outer_steps": outer_steps})
     return Nested(
         label=label,
@@ -125,8 +133,8 @@ def local_rounds(
 class ServerStepsSettings(TwoLevelSettings, total=False):
     """The settings of :func:`server_steps`."""
 
-    outer_lr: StepRule
-    inner_lr: StepRule
+    outer_lr: StepRule | Literal["auto"]
+    inner_lr: StepRule | Literal["auto"]
     inner_rounds: int
 
 
@@ -136,14 +144,14 @@ def server_steps(
     adjoint: AbstractHypergradient,
     /,
     *,
-    outer_lr: StepRule = 0.01,
-    inner_lr: StepRule = 0.1,
+    outer_lr: StepRule | Literal["auto"] = 0.01,
+    inner_lr: StepRule | Literal["auto"] = 0.1,
     inner_rounds: int = 10,
     **shared: Unpack[TwoLevelSettings],
 ) -> Nested:
     """T steps of :class:`ServerSGD`, then one :class:`ServerStep`, as the algorithm ``label``."""
-    local.check_settings({"outer_lr": step_rule(outer_lr)}, place="server")
-    local.check_settings({"inner_lr": step_rule(inner_lr)}, place="server")
+    rules = {"outer_lr": step_rule(outer_lr), "inner_lr": inner_rule(inner_lr)}
+    local.check_settings(rules, place="server", may_be_auto=True)
     return Nested(
         label=label,
         inner=ServerSGD(lr=inner_lr),

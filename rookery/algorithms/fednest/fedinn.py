@@ -10,17 +10,19 @@ exchange for q and pays with a bias that grows with the number of local steps.
 from dataclasses import KW_ONLY
 from functools import partial
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.fednest.local_part import AbstractLocalPart
 from rookery.algorithms.shared import levels, local
+from rookery.algorithms.shared.auto import Curvature
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.local import LocalPlan, LocalSteps
 from rookery.algorithms.shared.server import inner_gradient
-from rookery.algorithms.shared.step_rule import StepRule
+from rookery.algorithms.shared.step_rule import StepRule, check_curvature, inner_rule
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import AbstractInner
 from rookery.problem.constraints import projected, projection
@@ -176,13 +178,20 @@ class FedInn(AbstractLocalPart, AbstractInner):
     """
 
     _: KW_ONLY
+    lr: StepRule = eqx.field(converter=inner_rule, default_factory=Curvature)
     anchor_batch: int | None = None
     dealt: bool = False
 
     def __check_init__(self):
+        check_curvature("FedInn.lr", self.lr)
         if self.anchor_batch is not None:
             check.count("anchor_batch", self.anchor_batch)
         check_dealt(self.dealt, self.anchor_batch)
+
+    @property
+    def rule(self):
+        """β."""
+        return self.lr
 
     def __call__(self, context, x, y, opt, key):
         """The inner variable y after one round, and what the clients keep."""
@@ -204,6 +213,17 @@ class FedInnSGD(AbstractLocalPart, AbstractInner):
     >>> FedInnSGD(lr=0.1, local_steps=[1, 2, 3]).local_steps
     (1, 2, 3)
     """
+
+    _: KW_ONLY
+    lr: StepRule = eqx.field(converter=inner_rule, default_factory=Curvature)
+
+    def __check_init__(self):
+        check_curvature("FedInnSGD.lr", self.lr)
+
+    @property
+    def rule(self):
+        """β."""
+        return self.lr
 
     def __call__(self, context, x, y, opt, key):
         """The inner variable y after one round, and what the clients keep."""

@@ -150,5 +150,8 @@ def FedNestSGD(
     >>> FedNestSGD(outer_lr=0.05, inner_lr=0.1).name
     'FedNestSGD'
     """
-    outer = partial(FedOut, adjoint=FedIHGPSum() if ihgp is None else ihgp)
+    if ihgp is None:
+        measures = is_measured(inner_rule(settings.get("inner_lr", "auto")))
+        ihgp = WarmSeries() if measures else FedIHGPSum()
+    outer = partial(FedOut, adjoint=ihgp)
     return local_rounds("FedNestSGD", FedInnSGD, outer, **settings)

@@ -4,6 +4,7 @@ h is the global hypergradient. Local steps correct the direct part f_x only; whe
 depend on x directly, every local step is h itself.
 """
 
+import dataclasses
 from dataclasses import KW_ONLY
 
 import equinox as eqx
@@ -84,10 +85,19 @@ class FedOut(AbstractLocalPart, AbstractOuter):
     def __call__(self, context, state, key):
         """The state with the x of one round."""
         who, adjoint_key, hyper_key, local_key = jax.random.split(key, 4)
-        v, L = self.adjoint.estimate(context, state, adjoint_key)
+        v, L, memory = self.adjoint.estimate_from(context, state, adjoint_key)
         keys, how = (who, hyper_key, local_key), {"lr": self.lr, "steps": self.local_steps}
         x, opt = fedout(context, state.x, state.y, v, state.opts.outer, keys, **how)
-        return state._replace(x=x, lipschitz=L, opts=state.opts._replace(outer=opt))
+        opts = state.opts._replace(outer=opt, adjoint=memory)
+        return state._replace(x=x, lipschitz=L, opts=opts)
+
+    def first_memory(self, y):
+        """What the adjoint remembers."""
+        return self.adjoint.first_memory(y)
+
+    def with_lipschitz(self, L):
+        """The part whose adjoint has a measured L."""
+        return dataclasses.replace(self, adjoint=self.adjoint.with_lipschitz(L))
 
     def check(self, problem, n_clients):
         """Numbers of local steps must fit the clients, and the adjoint the problem."""

@@ -23,12 +23,15 @@ from typing import Unpack
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 
 from rookery.algorithms.fednest.fedinn import FedInn, FedInnSGD, own_inner_steps
 from rookery.algorithms.fednest.local_part import AbstractLocalPart
 from rookery.algorithms.nested import LocalRoundsSettings, Nested, local_rounds
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import own_piece
+from rookery.algorithms.shared.auto import Sent
+from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.local import LocalPlan
 from rookery.algorithms.shared.local_adjoint import (
@@ -39,7 +42,10 @@ from rookery.algorithms.shared.local_adjoint import (
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     check_keeping,
+    direction_of,
+    is_auto,
     kept_opts,
+    observed,
     opts_to_keep,
     starting_opts,
     step_rule,
@@ -52,9 +58,9 @@ from rookery.algorithms.shared.two_level import (
     TwoLevelAlgorithm,
 )
 from rookery.problem.constraints import projected, projection
-from rookery.program.federation import AbstractFederation, Client
+from rookery.program.federation import AbstractFederation, Client, Placed
 from rookery.signature import expands
-from rookery.types import Count, Key, Tree
+from rookery.types import BatchSize, Count, Key, Tree
 
 
 class LFedOut(AbstractLocalPart, AbstractOuter):
@@ -81,12 +87,27 @@ class LFedOut(AbstractLocalPart, AbstractOuter):
         fed, cohort = context.fed, context.sample(who)
         x, y = fed.broadcast(cohort, state.x, state.y)  # -------------------- down  x, y
         how = {"key": local_key, "lr": self.lr, "steps": self.local_steps, "adjoint": self.adjoint}
-        opt = state.opts.outer
+        opt = self._first_size(context, x, y, state, local_key)
         x_i, opt = context.map_steps(cohort, opt, local_outer_steps, x, y, **how)
         with fed.outer():
             x = fed.mean(x_i)  # --------------------------------------------- up    x
         x = projected(context.problem, "x", x)
+        if isinstance(opt, Sent):
+            opt = observed(self.lr, direction_of(self.lr, opt.opts, state.x, x), opt, x)
         return state._replace(x=x, opts=state.opts._replace(outer=opt))
+
+    def _first_size(self, context: Context, x: Placed, y: Placed, state: State, key: Key) -> Tree:
+        """The state of a rule that finds its size; round 0 asks for the clients' directions."""
+        if not is_auto(self.lr):
+            return state.opts.outer
+        fed = context.fed
+
+        def first(opt):
+            how = {"key": jax.random.fold_in(key, 1), "adjoint": self.adjoint}
+            h = fed.mean(context.map(local_direction, x, y, **how))  # -------- up    h_i
+            return observed(self.lr, h, opt, state.x)
+
+        return fed.when(jnp.asarray(fed.round) == 0, first, state.opts.outer)
 
     def check(self, problem, n_clients):
         """Numbers of local steps must fit the clients."""
@@ -106,6 +127,24 @@ def local_outer_steps(
     """x_{i,ν+1} = x_{i,ν} - α_i h_i(x_{i,ν}, y)  with the client's own adjoint at x_{i,ν}."""
     at = LocalSystem(client, plan.problem, x, y, plan.batch_size)
     return own_outer_steps(at, plan, adjoint, client.key, round, opt)
+
+
+def local_direction(
+    client: Client,
+    x: Tree,
+    y: Tree,
+    *,
+    problem: TwoLevel,
+    batch_size: BatchSize,
+    adjoint: AbstractLocalAdjoint,
+) -> Tree:
+    """The client's own hypergradient at (x, y)."""
+    at, (adjoint_key, key) = (
+        LocalSystem(client, problem, x, y, batch_size),
+        jax.random.split(client.key),
+    )
+    first_key, piece_key = jax.random.split(key)
+    return own_piece(at, own_adjoint(at, adjoint, adjoint_key)(x, first_key), piece_key)
 
 
 def own_outer_steps(

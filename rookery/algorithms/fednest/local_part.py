@@ -5,6 +5,7 @@ from dataclasses import KW_ONLY
 import equinox as eqx
 
 from rookery.algorithms.shared import local
+from rookery.algorithms.shared.auto import DoG
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     check_step_rule,
@@ -25,11 +26,11 @@ class AbstractLocalPart(AbstractPart):
     """
 
     _: KW_ONLY
-    lr: StepRule = eqx.field(converter=step_rule)
+    lr: StepRule = eqx.field(converter=step_rule, default_factory=DoG)
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
 
     def __check_init__(self):
-        check_step_rule(f"{type(self).__name__}.lr", self.lr, "local")
+        check_step_rule(f"{type(self).__name__}.lr", self.lr, "local", may_be_auto=True)
         self.check_steps()
 
     def first_opt(self, start: Tree, /) -> Tree:

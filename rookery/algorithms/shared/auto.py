@@ -1,7 +1,7 @@
 """Step rules that find their size themselves: by curvature for inner, by distance for outer steps.
 
     Curvature   1 / L,  L the largest eigenvalue of the inner Hessian of any client, measured
-    DoG         (distance from the start) / sqrt(Σ |h|²)
+    DoG         (distance from the start) / sqrt(Σ sqrt(k) |h|²)
 
 Both are one number. The server finds it, and steps that clients take get it with the message that
 starts them, so it is billed. What the server remembers of a rule is :class:`AutoOpt`; :class:`Sent`
@@ -128,20 +128,22 @@ class DoGMemory(NamedTuple):
 
 
 class DoG(AbstractAuto):
-    """Distance over gradients: steps of size  r / sqrt(Σ |h|²),  r the distance from the start.
+    """Distance over gradients: size  r / sqrt(Σ k^p |h_k|²),  r the distance from the start.
 
     M. Ivgi, O. Hinder, Y. Carmon. DoG is SGD's best friend: a parameter-free dynamic step size
-    schedule. ICML 2023, arXiv:2302.12022. The sum runs over all directions so far, so the size
-    falls with noise like 1 / sqrt(rounds) and stays where directions vanish.
+    schedule. ICML 2023, arXiv:2302.12022. The sum runs over all directions h_1, h_2 .. so far: the
+    size falls as long as they are noise, and stays where they vanish.
 
-    Departure from the paper: r grows at most by the factor  1 + growth / k  in step k. In nested
-    problems y and v lag behind x, and too large a step makes all of them swing further and further.
-    The distance would grow with the swings, and the size with it; so held, the sum wins, and the
-    size falls until the swings do.
+    Two departures from the paper are for nested problems, where y and v lag behind x, and too large
+    a step makes all of them swing further and further. The paper's distance would grow with the
+    swings, and the size with it. Here r grows at most by the factor  1 + growth / k  in step k, so
+    the sum wins, and the size falls until the swings do. And p is 1/2, not 0: the size falls like
+    1 / k^(3/4) and not like 1 / k^(1/2) while swings or noise last.
 
     Args:
         first: the first step, as a fraction of 1 + |x|.
         growth: by how much r may grow, see above.
+        power: p; the paper's is 0.
 
     >>> import rookery as rk
     >>> rk.FedNest().outer_lr == rk.parts.DoG()
@@ -151,10 +153,12 @@ class DoG(AbstractAuto):
     _: KW_ONLY
     first: float = eqx.field(converter=number, default=0.01)
     growth: float = eqx.field(converter=number, default=2.0)
+    power: float = eqx.field(converter=number, default=0.5)
 
     def __check_init__(self):
         check.positive("DoG.first", self.first)
         check.positive("DoG.growth", self.growth)
+        check.not_negative("DoG.power", self.power)
 
     def first_opt(self, w):
         """The start, and no gradient yet."""
@@ -171,7 +175,8 @@ class DoG(AbstractAuto):
         first = tree.scale(self.first, 1 + tree.norm(start)).astype(r.dtype)
         most = r * (1 + jnp.asarray(self.growth, r.dtype) / (k + 1).astype(r.dtype))
         r = jnp.where(k == 0, first, jnp.maximum(r, jnp.minimum(far, most)))
-        total = total + tree.dot(direction, direction).astype(r.dtype)
+        counts = (k + 1).astype(r.dtype) ** jnp.asarray(self.power, r.dtype)
+        total = total + counts * tree.dot(direction, direction).astype(r.dtype)
         size = r / jnp.sqrt(jnp.where(total > 0, total, jnp.ones_like(total)))
         return AutoOpt(size, (), DoGMemory(start, r, total, k + 1))
 

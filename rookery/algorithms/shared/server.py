@@ -1,17 +1,22 @@
 """Steps that the server takes, along means of what the clients send."""
 
+import dataclasses
 from dataclasses import KW_ONLY
 
 import equinox as eqx
 import jax
 
 from rookery.algorithms.shared import levels
+from rookery.algorithms.shared.auto import Curvature, DoG
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.step_rule import (
     StepRule,
+    check_curvature,
+    check_no_curvature,
     check_step_rule,
     first_opt,
+    inner_rule,
     move,
     step_rule,
 )
@@ -49,10 +54,16 @@ class ServerSGD(AbstractInner):
     """
 
     _: KW_ONLY
-    lr: StepRule = eqx.field(converter=step_rule)
+    lr: StepRule = eqx.field(converter=inner_rule, default_factory=Curvature)
 
     def __check_init__(self):
-        check_step_rule("ServerSGD.lr", self.lr)
+        check_step_rule("ServerSGD.lr", self.lr, may_be_auto=True)
+        check_curvature("ServerSGD.lr", self.lr)
+
+    @property
+    def rule(self):
+        """β."""
+        return self.lr
 
     def first_opt(self, y):
         """The optimiser's state, if there is one."""
@@ -85,11 +96,12 @@ class ServerStep(AbstractOuter):
     """
 
     _: KW_ONLY
-    lr: StepRule = eqx.field(converter=step_rule)
+    lr: StepRule = eqx.field(converter=step_rule, default_factory=DoG)
     hypergradient: AbstractHypergradient
 
     def __check_init__(self):
-        check_step_rule("ServerStep.lr", self.lr)
+        check_step_rule("ServerStep.lr", self.lr, may_be_auto=True)
+        check_no_curvature("ServerStep", "lr", self.lr)
 
     def first_opt(self, x):
         """The optimiser's state, if there is one."""
@@ -97,10 +109,19 @@ class ServerStep(AbstractOuter):
 
     def __call__(self, context, state, key):
         """The state with the x of one step."""
-        h, L = self.hypergradient(context, state, key)
+        h, L, memory = self.hypergradient.from_memory(context, state, key)
         x, opt = move(self.lr, h, state.opts.outer, state.x, context.fed.round)
         x = projected(context.problem, "x", x)
-        return state._replace(x=x, lipschitz=L, opts=state.opts._replace(outer=opt))
+        opts = state.opts._replace(outer=opt, adjoint=memory)
+        return state._replace(x=x, lipschitz=L, opts=opts)
+
+    def first_memory(self, y):
+        """What the estimator remembers."""
+        return self.hypergradient.first_memory(y)
+
+    def with_lipschitz(self, L):
+        """The part whose estimator has a measured L."""
+        return dataclasses.replace(self, hypergradient=self.hypergradient.with_lipschitz(L))
 
     def check(self, problem, n_clients):
         """The estimator must fit."""

@@ -412,6 +412,15 @@ def check_no_curvature(algorithm: str, name: str, rule: StepRules) -> None:
         )
 
 
+def check_curvature(name: str, rule: StepRule) -> None:
+    """Raise if a rule of an inner variable finds its size otherwise than by :class:`Curvature`."""
+    if isinstance(rule, AbstractAuto) and not isinstance(rule, Curvature):
+        raise TypeError(
+            f"{name} got {type(rule).__name__}, which is for outer steps: the directions of inner "
+            'steps shrink within a round. Use "auto", rk.parts.Curvature() or a number.'
+        )
+
+
 def each_rule(outer: StepRule, others: StepRules, n_blocks: int) -> tuple[StepRule, ...]:
     """The rules of x and of the other blocks, one for each."""
     return outer, *(others if isinstance(others, tuple) else (others,) * (n_blocks - 1))

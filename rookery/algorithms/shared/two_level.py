@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from rookery import tree
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel, check_two_levels
+from rookery.algorithms.shared.step_rule import StepRule
 from rookery.problem import validation
 from rookery.problem.composition import Composition
 from rookery.program.algorithm import SampledAlgorithm
@@ -138,6 +139,11 @@ class AbstractPart(eqx.Module):
 
 class AbstractInner(AbstractPart):
     """A way to improve y at fixed x, called T times a round."""
+
+    @property
+    def rule(self) -> StepRule | None:
+        """The step rule of y, if it is one for which L may be measured; None if not."""
+        return None
 
     @abc.abstractmethod
     def __call__(
