@@ -42,7 +42,7 @@ def by_sgd(module: Any, sgd: Callable[[float], Any], refused: set[str], name: st
             try:
                 module = replace(module, **{field: rule})
             except TypeError as error:
-                assert "optimiser" in str(error) or "must be a number, got Optimiser" in str(error)
+                assert "optimiser" in str(error) or f"{field} must be a number, got" in str(error)
                 refused.add(f"{name}.{field}")
     return module
 
