@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "remote": BASE
     | {"engines", "program", "clients", "remote", "runner.describe", "runner.run_record"},
     "report": {"report", "runner.history", "runner.run_record"},
+    "doctor": BASE | {"problem", "clients", "program", "algorithms", "engines", "runner", "doctor"},
     "tracking": {"tracking", "runner.tracker"},
     "tasks": BASE | {"models", "problem", "clients", "runner", "tasks"},
 }

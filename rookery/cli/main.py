@@ -20,6 +20,7 @@ from rookery.cli import flare
 from rookery.clients import datasets
 from rookery.experiment import config, execution, registry
 from rookery.experiment.costs import trace_costs
+from rookery.experiment.examination import examine
 from rookery.experiment.task_loader import TaskLoader
 from rookery.experiment.tuning_file import tuning_path, write_choices
 from rookery.remote.study import JobFailed
@@ -265,6 +266,33 @@ def data(
     if out is not None:
         description.save(out)
         console.print(f"The picture: {out}", markup=False)
+
+
+@app.command(name="doctor")
+def doctor(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    experiment: Path | None = None,
+    data: Path | None = None,
+    overrides: Overrides = (),
+) -> None:
+    """Say what is wrong with runs and what to change: steps, series, noise, drift, roll-backs.
+
+    It measures at the runs' checkpoints, on the clients' rows. Nothing is added to the rounds.
+
+    Example: rookery doctor runs/fednest_fig2a --experiment experiments/fednest_fig2a
+
+    Args:
+        runs: run directories, or folders of them.
+        experiment: the file that they were run with, or its folder; by default the settings in the
+            report beside the runs.
+        data: folder with data files; by default $ROOKERY_DATA, then the user's cache.
+        overrides: settings that replaced the file's when it was run.
+    """
+    if not runs:
+        raise ValueError("name at least one run directory.")
+    console = Console()
+    for diagnosis in examine(runs, TaskLoader(data), experiment, sum(overrides, ())):
+        console.print(str(diagnosis), markup=False, highlight=False)
 
 
 @app.command(name="report")

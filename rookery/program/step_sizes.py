@@ -2,8 +2,9 @@
 
 Step sizes are found by their names: ``lr``, ``..._lr`` and the ``learning_rate`` of an optimiser,
 in the algorithm and in its parts. 1/L is the step of a series, so a ``lipschitz`` that was given as
-a number is divided by the factor; one that is estimated stays as measured. A step rule that holds
-no number of its own, such as a function of the round, has a method ``with_smaller_steps``.
+a number is divided by the factor, and so is the ``safety`` of one that is estimated. A step rule
+that holds no number of its own, such as a function of the round, has a method
+``with_smaller_steps``. Of a rule that finds its sizes during the run, the ``first`` is multiplied.
 """
 
 from collections.abc import Mapping
@@ -81,7 +82,10 @@ def _scaled_field(name: str, value: Tree, factor: float) -> Tree:
     if isinstance(value, Shrinkable):
         return value.with_smaller_steps(factor)
     if isinstance(value, eqx.Module):
-        return _scaled_module(value, factor)
+        new = _scaled_module(value, factor)
+        if is_step_size(name) and isinstance(first := getattr(value, "first", None), float):
+            new = eqx.tree_at(lambda rule: rule.first, new, first * factor)
+        return new
     if isinstance(value, tuple | list):
         new = [_scaled_field(name, each, factor) for each in value]
         is_same = all(a is b for a, b in zip(new, value, strict=True))
@@ -92,6 +96,6 @@ def _scaled_field(name: str, value: Tree, factor: float) -> Tree:
     if isinstance(value, float | jax.Array):
         if is_step_size(name):
             return value * factor
-        if name == "lipschitz":
+        if name in ("lipschitz", "safety"):
             return value / factor
     return value

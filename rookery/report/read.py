@@ -48,7 +48,7 @@ def read_runs(directories: Iterable[Path], console: Console | None = None) -> Co
     settings: dict[str, dict[str, object]] = {}
     versions: dict[str, str] = {}
     empty: list[Path] = []
-    for path in _run_directories(directories):
+    for path in run_directories(directories):
         content = read_config(path)
         history, broken = HistoryFile(path / "history.jsonl").read()
         if broken:
@@ -105,7 +105,8 @@ def _results(directories: list[Path]) -> dict:
     return _read_json(directories[0] / RESULTS)
 
 
-def _run_directories(directories: Iterable[Path]) -> list[Path]:
+def run_directories(directories: Iterable[Path]) -> list[Path]:
+    """All run directories in some folders, numbers in names counting as numbers."""
     found = []
     for directory in directories:
         inside = [path.parent for path in directory.rglob("config.json")]

@@ -23,7 +23,7 @@ KEPT = 2
 
 # before the names of arrays of the best solution, of the state that the guard would go back to, and
 # of the variables at its last check; no name of a state begins so
-_BEST, _GOOD, _BEFORE = "best:", "good:", "before:"
+_BEST, _GOOD, _BEFORE, _TOP = "best:", "good:", "before:", "top:"
 
 
 @dataclass(frozen=True)
@@ -122,19 +122,23 @@ def _load(path: Path, like: Tree, solution: tuple[Tree, ...]) -> Checkpoint:
         types |= {name: types[other] for name, other in same.items()}
         good = _tree(arrays, types, like, _GOOD)
         before = _tree(arrays, types, solution, _BEFORE)
-        watched = Watch.of_note(note["guard"], good, before)
+        has_top = note["guard"]["top"] is not None
+        top = _tree(arrays, types, like, _TOP) if has_top else None
+        watched = Watch.of_note(note["guard"], good, before, top)
     return Checkpoint(note["round"], state, Ledger(**note["ledger"]), note["rows"], best, watched)
 
 
 def _leaves_of(watched: Watch) -> list[tuple[str, jax.Array]]:
     trees = {_GOOD: watched.good.state, _BEFORE: watched.before.state}
+    if watched.top is not None:
+        trees[_TOP] = watched.top.state
     return [(p + name, leaf) for p, tree in trees.items() for name, leaf in _named_leaves(tree)]
 
 
 def _tree(arrays: dict[str, np.ndarray], types: dict[str, str], like: Tree, prefix: str) -> Tree:
     """The arrays whose names begin with a prefix, in the structure of ``like``."""
     expected = [(prefix + name, leaf) for name, leaf in _named_leaves(like)]
-    prefixes = (_BEST, _GOOD, _BEFORE)
+    prefixes = (_BEST, _GOOD, _BEFORE, _TOP)
     own = {n for n in arrays if (n.startswith(prefix) if prefix else not n.startswith(prefixes))}
     if own != {name for name, _ in expected}:
         raise ValueError(f"it holds {sorted(own)}, which is not this algorithm's state")

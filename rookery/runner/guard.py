@@ -9,7 +9,7 @@ does in its first round, or in every tenth, fits the state.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
@@ -39,7 +39,7 @@ class Guard:
     - a round leaves a value that is not finite, or an entry exceeds ``growth_limit``;
     - the way that a variable goes between two checks has grown from check to check to more than
       ``growth`` times what it was, and beyond the variable's own norm;
-    - a loss is more than ``growth`` times as large as ever before;
+    - a measured loss is more than ``growth`` times as large as ever before;
     - for ``patience`` evaluations in a row, and at the last one at once, the metric has lost 80 %
       of its progress, or is worse than at the start by more than its size; with ``drop``, also if
       it is worse than its best by more than that.
@@ -63,7 +63,8 @@ class Guard:
 
     Args:
         factor: on all step sizes at each roll-back; below 1. A run that comes back to the same
-            state again has made no headway, and its steps shrink by the factor squared.
+            state again has made no headway, and its steps shrink by the factor squared. The third
+            time it starts over, with the steps of its last start times the factor.
         times: how many roll-backs a run has. If it breaks down once more, it returns to its last
             good state and stops.
         growth: how many times a step or a loss may grow.
@@ -139,6 +140,16 @@ class Guard:
             return None if goal is None or name not in row else (name, goal)
         return _first_known({name: known.get(name) for name in row})
 
+    def losses(self, known: Mapping[str, Goal], row: Mapping[str, float]) -> dict[str, float]:
+        """All numbers of a row of which less is better."""
+        chosen = None if self.metric is None else self.watched(known, row)
+        goals = {} if chosen is None else dict([chosen])
+        return {
+            name: value
+            for name, value in row.items()
+            if (goals.get(name) or _known(name, known.get(name))) == "min"
+        }
+
 
 GUARD = Guard()
 """The guard of a run that names none."""
@@ -182,10 +193,12 @@ class Watch:
         rollbacks: all returns so far.
         first: the metric at the start; like ``best`` turned such that more is better.
         best: the best so far.
-        largest: the largest size of the metric so far.
+        largest: per loss, its largest size so far.
         bad: how many evaluations in a row were too bad.
         steps: per variable, how far it went up to the last check.
         bases: per variable, the step from which it has grown ever since; None if it does not grow.
+        top: the best state of an earlier attempt, if the run has started over since.
+        top_score: the metric there.
         ended: why the run was given up, if it was.
     """
 
@@ -194,10 +207,12 @@ class Watch:
     rollbacks: list[RollBack] = field(default_factory=list)
     first: float | None = None
     best: float | None = None
-    largest: float = 0.0
+    largest: dict[str, float] = field(default_factory=dict)
     bad: int = 0
     steps: list[float | None] = field(default_factory=list)
     bases: list[float | None] = field(default_factory=list)
+    top: Good | None = None
+    top_score: float | None = None
     ended: str = ""
 
     @property
@@ -217,16 +232,19 @@ class Watch:
         return note | {
             "rollbacks": rollbacks,
             "good": [self.good.round, self.good.age],
+            "top": None if self.top is None else [self.top.round, self.top.age],
             "before": self.before.round,
         }
 
     @classmethod
-    def of_note(cls, note: Mapping[str, Any], good: Tree, before: Tree) -> "Watch":
+    def of_note(cls, note: Mapping[str, Any], good: Tree, before: Tree, top: Tree) -> "Watch":
         """The watch that a note was made of, with its arrays."""
+        place = note["top"]
         return cls(
             Good(note["good"][0], good, note["good"][1]),
             Good(note["before"], before),
             [RollBack(**one) for one in note["rollbacks"]],
+            top=None if place is None else Good(place[0], top, place[1]),
             **{name: note[name] for name in _NOTED},
         )
 
@@ -277,27 +295,50 @@ class Watch:
         if self.first is None or self.best is None:
             if math.isfinite(value):
                 self.first = self.best = score
-                self.largest, self.good = abs(value), self._now(round, state)
+                self.good = self._now(round, state)
             return ""
         if not math.isfinite(value):
             return f"{name} is no longer finite"
         best = self.best if goal == "max" else -self.best
-        if goal == "min" and value > guard.growth * self.largest > 0:
-            return (
-                f"{name} is {value:.4g}, more than {guard.growth:g} times as large as ever before "
-                f"({self.largest:.4g})"
-            )
         wrong = self._too_bad(guard, score)
         if wrong:
             self.bad += 1
             if self.bad < guard.patience and not is_last:
                 return ""
             return f"{name} is {value:.4g} after a best of {best:.4g}: {wrong}"
-        self.bad, self.largest = 0, max(self.largest, abs(value))
+        self.bad = 0
         if score > self.best:
             self.best = score
             if self._is_headway(guard):
                 self.good = self._now(round, state)
+        if is_last and self.top is not None and self.top_score is not None:
+            allowed = LOST * (self.top_score - self.first) if guard.drop is None else guard.drop
+            if self.top_score - score > allowed:
+                self.good = self.top
+                return f"{name} is {value:.4g}, and was better before the run started over"
+        return ""
+
+    def start_over_if_stuck(self, start: Callable[[], Tree]) -> None:
+        """Distrust a good state that has led to a breakdown twice: the start is the next one."""
+        last = [one.to for one in self.rollbacks[-2:]]
+        if self.good.age == 0 or last != [self.good.round] * 2:
+            return
+        if self.best is not None and (self.top_score is None or self.best > self.top_score):
+            self.top, self.top_score = self.good, self.best
+        self.good, self.best = Good(0, start()), self.first
+
+    def check_losses(self, guard: Guard, losses: Mapping[str, float]) -> str:
+        """Look for a loss that has jumped; returns what is wrong, if anything."""
+        for name, value in losses.items():
+            before = self.largest.get(name, 0.0)
+            if value > guard.growth * before > 0:
+                return (
+                    f"{name} is {value:.4g}, more than {guard.growth:g} times as large as ever "
+                    f"before ({before:.4g})"
+                )
+        for name, value in losses.items():
+            if math.isfinite(value):
+                self.largest[name] = max(self.largest.get(name, 0.0), abs(value))
         return ""
 
     def roll_back(
@@ -305,9 +346,13 @@ class Watch:
     ) -> RollBack:
         """Note a return to the good state, whose variables are ``solution``."""
         is_again = bool(self.rollbacks) and self.rollbacks[-1].to == self.good.round
-        shrink = guard.factor**2 if is_again else guard.factor
+        before = self.factor
+        if self.good.age == 0:  # what failed later may be the fault of the state, not of the steps
+            starts = [one.factor for one in self.rollbacks if one.to == self.good.round]
+            before = starts[-1] if starts else 1.0
+        factor = before * (guard.factor**2 if is_again else guard.factor)
         lost = round - self.good.age
-        one = RollBack(round, self.good.round, reason, self.factor * shrink, lost)
+        one = RollBack(round, self.good.round, reason, factor, lost)
         self.rollbacks.append(one)
         self.forget(round, solution)
         return one
@@ -346,7 +391,7 @@ class Watch:
 
 
 _BY_NAME: dict[str, Goal] = {"accuracy": "max", "loss": "min"}
-_NOTED = ("first", "best", "largest", "bad", "steps", "bases", "ended")
+_NOTED = ("first", "best", "largest", "bad", "steps", "bases", "top_score", "ended")
 
 
 def _split(text: str) -> tuple[str, Goal | None]:

@@ -252,6 +252,7 @@ class RunState:
     has_budget: bool = False
     guard: Guard | None = None
     known_goals: Mapping[str, Goal] = field(default_factory=dict)
+    start_state: Callable[[], Tree] = lambda: None
     watched: Watch | None = None
     """What the guard has seen, or had seen before a guard was left out."""
     status: str = "running"
@@ -373,6 +374,9 @@ class RunState:
     def check_metric(self, row: Mapping[str, float], is_last: bool) -> str:
         """What the guard finds wrong with an evaluation, if anything."""
         assert self.guard is not None and self.watched is not None
+        losses = self.guard.losses(self.known_goals, row)
+        if jumped := self.watched.check_losses(self.guard, losses):
+            return jumped
         metric = self.guard.watched(self.known_goals, row)
         if metric is None:
             return ""
@@ -386,6 +390,8 @@ class RunState:
         """Return to the last good state with smaller steps; stop there if it is once too often."""
         assert self.guard is not None and self.watched is not None
         watched, guard = self.watched, self.guard
+        if not is_last:
+            watched.start_over_if_stuck(self.start_state)
         self.state, self.is_lent = watched.good.state, True
         solution = self.run.algorithm.solution(self.state)
         if len(watched.rollbacks) < guard.times or is_last:

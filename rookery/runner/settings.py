@@ -21,6 +21,7 @@ from rookery.runner.metrics import AbstractEvaluation
 from rookery.runner.run_record import RunRecord
 from rookery.runner.run_state import Callback, Run, RunState
 from rookery.runner.stop import AbstractRule, Budget, any_of
+from rookery.types import Tree
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,14 @@ class SweepSettings:
         # of a population on disk, what clients remember is in host memory
         host = jax.local_devices(backend="cpu")[0] if population.is_on_disk else None
         with record.locked(), jax.default_device(host):
-            state = first_state(
-                run.algorithm, self.program.problem, population.n_clients, run.start
-            )
+
+            def start_state() -> Tree:
+                with jax.default_device(host):
+                    return first_state(
+                        run.algorithm, self.program.problem, population.n_clients, run.start
+                    )
+
+            state = start_state()
             record.open(run.name, self.configuration(run), self.overwrite)
             checkpoints = record.checkpoints(state, run.algorithm.solution(state))
             found = {checkpoint.round: checkpoint for checkpoint in checkpoints}
@@ -139,6 +145,7 @@ class SweepSettings:
                 growth_limit=self.growth_limit,
                 has_budget=self.has_budget,
                 guard=self.guard,
+                start_state=start_state,
                 known_goals={k: v for e in self.evaluate for k, v in e.goals().items()},
             )
             self._end_again(opened, rows)

@@ -159,7 +159,8 @@ def watch(values, goal, **settings):
     seen = Watch(Good(0, None), Good(0, ()))
     for i, value in enumerate(values):
         is_last = i == len(values) - 1
-        said = seen.check_metric(Guard(**settings), ("m", goal), value, i, i, is_last=is_last)
+        said = seen.check_losses(Guard(**settings), {"m": value} if goal == "min" else {})
+        said = said or seen.check_metric(Guard(**settings), ("m", goal), value, i, i, is_last)
         if said:
             return i, said, seen.good.round
     return None, "", seen.good.round
