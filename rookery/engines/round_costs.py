@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, UInt32
+from jaxtyping import Array, Bool, Float, Integer, UInt32
 
 from rookery import uint64
 from rookery.program.ledger import LEDGER_FIELDS, Ledger
@@ -39,25 +39,30 @@ class RoundCosts(NamedTuple):
         """How many exchanges there were."""
         return self.counters.low[0]
 
-    def sent(self, nbytes: int, to: Bool[Array, " n"]) -> "RoundCosts":
-        """``nbytes`` bytes more have gone down to each of the clients where ``to`` is true."""
-        times = jnp.sum(to, dtype=jnp.uint32)
-        more = uint64.products((0, 0, nbytes, 0, 0, 0), times, to.shape[0])
+    def sent(self, nbytes: int, times: Integer[Array, ""], most: int) -> "RoundCosts":
+        """``nbytes`` bytes more have gone down to each of some clients.
+
+        Args:
+            nbytes: bytes to one of them.
+            times: how many clients there are.
+            most: a bound on that, known when tracing.
+        """
+        more = uint64.products((0, 0, nbytes, 0, 0, 0), times, most)
         return self._replace(counters=uint64.plus(self.counters, more))
 
     def replied(
-        self, nbytes: int, who: Bool[Array, " n"], seconds: Float[Array, ""]
+        self, nbytes: int, times: Integer[Array, ""], most: int, seconds: Float[Array, ""]
     ) -> "RoundCosts":
-        """One exchange has ended: the clients where ``who`` is true sent ``nbytes`` bytes each.
+        """One exchange has ended: some clients sent ``nbytes`` bytes each.
 
         Args:
             nbytes: bytes of one reply.
-            who: which clients replied.
+            times: how many clients replied.
+            most: a bound on that, known when tracing.
             seconds: since the round began.
         """
-        times = jnp.sum(who, dtype=jnp.uint32)
         one = uint64.products((1, 0, 0, 0, 0, 0), jnp.uint32(1), 1)
-        more = uint64.products((0, 2, 0, nbytes, 0, 0), times, who.shape[0])
+        more = uint64.products((0, 2, 0, nbytes, 0, 0), times, most)
         more = uint64.plus(more, one)
         return RoundCosts(uint64.plus(self.counters, more), seconds)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from rookery.engines.masked_loop import visit_some, written
+from rookery.engines.client_list import list_of, visit_some, written
 from rookery.types import Tree
 
 CLIENTS = "clients"
@@ -146,7 +146,7 @@ class ByClient(AbstractSpread):
             own = jax.tree.map(lambda a: a[at], slots)
             return written(table, at, active, jax.vmap(one)(own))
 
-        mine = visit_some(self._position(ids)[1], width, visit, empty)
+        mine = visit_some(list_of(self._position(ids)[1], width), width, visit, empty)
         return _as_numbers(lambda a: lax.psum(a, CLIENTS), mine)
 
     def read(self, table, ids, n_clients):

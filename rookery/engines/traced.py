@@ -1,12 +1,14 @@
 """The words, traced: a cohort is a vmap, loops are lax loops, costs are arrays in the carry.
 
-In a poll, only comparisons of times touch every client. Computing results and copying rows loops
-over the affected clients alone (:mod:`rookery.engines.masked_loop`).
+In a poll, only one pass over the times touches every client (:mod:`rookery.engines.waiting`).
+Computing results and copying rows loops over lists of the affected clients
+(:mod:`rookery.engines.client_list`).
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +17,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rookery import tree
 from rookery.clients.local_client import LocalClient
-from rookery.engines import client_groups, masked_loop
+from rookery.engines import client_groups, client_list
 from rookery.engines.client_groups import computed_and_summed, group_size
+from rookery.engines.client_list import ClientList, list_of, visit_some, weighted_sum, written
 from rookery.engines.engine import Program
-from rookery.engines.masked_loop import visit_some, weighted_sum, written
 from rookery.engines.round_costs import RoundCosts
 from rookery.engines.spread import AbstractSpread, OneDevice
-from rookery.engines.waiting import end_of_wait, kth_smallest
+from rookery.engines.waiting import Pick, Timeline, Times
 from rookery.program.aggregate import Mean
-from rookery.program.async_trace import AsyncTrace
 from rookery.program.delays import Clock
 from rookery.program.federation import (
     NO_SETTINGS,
@@ -38,7 +39,6 @@ from rookery.program.federation import (
 from rookery.program.memory import Memory, check_recall, rows_to_keep
 from rookery.program.participation import Cohort
 from rookery.program.polling import (
-    SIMULTANEOUS,
     InFlight,
     PollResult,
     PollRules,
@@ -83,6 +83,7 @@ class TracedFederation(AbstractFederation):
         self._clients_at_once = clients_at_once
         self._spread = spread
         self._usual: int | None = None  # how many clients a set to ask has, as far as polls tell
+        self._lists: dict[int, tuple[jax.Array, _Listed]] = {}  # id of a mask -> it and its clients
         self._holders: dict[int, jax.Array] = {}  # cached value -> which clients hold it
         self._pending: dict[int, jax.Array] = {}  # cohort -> bytes sent since its last reply
 
@@ -140,8 +141,10 @@ class TracedFederation(AbstractFederation):
             value, notes = carry
             self._take(notes)
             holders, pending = tuple(self._holders), tuple(self._pending)
+            lists = dict(self._lists)
             value = body(i, value)
-            # what was cached or drawn inside the body ends with it
+            # what was cached, drawn or listed inside the body ends with it
+            self._lists = lists
             self._holders = {token: self._holders[token] for token in holders}
             self._pending = {token: self._pending[token] for token in pending}
             return value, self._notes()
@@ -163,73 +166,42 @@ class TracedFederation(AbstractFederation):
         """An exact simulation of the events, from one arrival to the next."""
         plain = plain_values(values)
         check_poll(jobs, self.n_clients, plain, rules, self.aggregate)
-        width = masked_loop.width(self.n_clients, self._clients_at_once, rules.wait_for)
+        width = client_list.width(self.n_clients, self._clients_at_once, rules.wait_for)
         self._usual = rules.wait_for
-        everyone, now = jnp.arange(self.n_clients, dtype=jnp.int32), self.costs.seconds
 
         # newly idle clients: when will they be available, and how long will they take?
-        jobs = _draw(self._clock, jobs, width)
+        idle = self._listed(jobs.has_arrived).clients
+        jobs = _draw(self._clock, jobs, idle, width)
 
         # when does the server stop waiting?
-        needed = rules.needed(jobs.polls)
-        nbytes_up = tree.nbytes(jobs.results) // self.n_clients
-        nbytes = self._unsent(values) + nbytes_up
-        lasts = jobs.seconds + self._clock.transfer_seconds(everyone, nbytes)
-        start = jnp.where(jobs.is_idle, jnp.maximum(jobs.start, now), jobs.start)
-        seconds = jnp.where(jobs.is_idle, lasts, jobs.seconds)
-        version = jnp.where(jobs.is_idle, jobs.polls, jobs.version)
-        finish = start + seconds
-        slack = SIMULTANEOUS * jnp.finfo(finish.dtype).eps * jnp.maximum(jnp.abs(start), seconds)
-        due = finish - slack
+        nbytes_up, began = tree.nbytes(jobs.results) // self.n_clients, self.costs.seconds
 
-        is_old = jnp.zeros(self.n_clients, bool)
-        if rules.staleness is not None:
-            is_old = jobs.polls - version >= rules.staleness
+        def times_of(jobs: InFlight, pick: Pick) -> Times:
+            everyone = jnp.arange(self.n_clients, dtype=jnp.int32)
+            nbytes = self._unsent(values, pick) + nbytes_up
+            transfer = self._clock.transfer_seconds(pick(everyone), nbytes)
+            return Times.of(*map(pick, (jobs.start, jobs.seconds, jobs.is_idle)), began, transfer)
 
-        def must_wait(time):
-            too_few = jnp.sum(due <= time, dtype=jnp.int32) < needed
-            if rules.staleness is None:
-                return too_few
-            return too_few | jnp.any(is_old & (start - slack <= time) & (due > time))
+        timeline = Timeline(self.n_clients, partial(times_of, jobs), rules.wait_for)
+        now = _end_of_wait(timeline, jobs, rules, began)
 
-        earliest = _time_of_enough(due, rules, jobs.polls)
-        if rules.staleness is not None:
-            waited_for = is_old & (start - slack <= now)
-            earliest = jnp.maximum(earliest, jnp.max(jnp.where(waited_for, due, now)))
-        now = end_of_wait(now, finish, due, earliest, must_wait)
-        is_in = due <= now
+        # the clients that begin by then receive the values
+        begin = timeline.begun_by(now, room=idle)
+        jobs = _begin(jobs, plain, begin, key, width, times_of)
 
-        # the clients that have begun by then receive the values
-        begins = jobs.is_idle & (start - slack <= now)
-        self._send_to(begins, values)
-        jobs = _begin(jobs, plain, begins, key, width, seconds)
-        began, trace = _noted(jobs, is_in, width, start, finish, now, version)
-        jobs = replace(
-            jobs,
-            start=began,
-            is_idle=is_in | (jobs.is_idle & ~begins),
-            has_arrived=is_in,
-            polls=jobs.polls + 1,
-            trace=trace,
-        )
-
-        # the results
-        age = jobs.polls - 1 - version
-        results, total, change = self._deliver(jobs, step, age, rules, settings, width)
-        self.costs = self.costs.replied(nbytes_up, is_in, now)
-        return PollResult(
-            jobs=replace(jobs, results=results),
-            arrivals=jnp.sum(is_in, dtype=jnp.int32),
-            weight=jnp.sum(jnp.where(is_in, self.weights, 0.0)),
-            sum=total,
-            change=change,
-            stalest=jnp.max(jnp.where(is_in, age, 0)),
-        )
+        # the results that arrive by then; a job has the same times once it has begun, and XLA would
+        # have to copy those before
+        arrive = timeline.due_by(now, room=begin, times=partial(times_of, jobs))
+        self._send_to(begin, values, width)
+        result = self._deliver(jobs, step, arrive, now, rules, settings, width)
+        self.costs = self.costs.replied(nbytes_up, arrive.count, self.n_clients, now)
+        return result
 
     def ask(self, who, step, *values, key, settings=NO_SETTINGS) -> Tree:
         """A loop over the set, some clients at a time."""
         plain = plain_values(values)
         check_ask(self.n_clients, plain, self.aggregate)
+        clients, weight = self._listed(who)
 
         def one(id):
             client = self._client(id, client_key(key, id, None))
@@ -237,85 +209,140 @@ class TracedFederation(AbstractFederation):
 
         shape = jax.eval_shape(one, jax.ShapeDtypeStruct((), jnp.int32))[0]
         nbytes_up = tree.nbytes(shape)
-        nbytes = self._unsent(values) + nbytes_up
         exchange = self.costs.exchanges
 
         def visit(ids, active, carry):
             total, slowest, costs = carry
             replies, work = self._compute(one, ids, ids)
+            nbytes = self._unsent(values, lambda a: a[ids]) + nbytes_up
             lasts = self._clock.exchange_seconds(
-                self.kind, self.round, exchange, ids, active, nbytes[ids]
+                self.kind, self.round, exchange, ids, active, nbytes
             )
-            total = tree.add(total, weighted_sum(self.weights, ids, active, replies))
+            total = tree.add(total, weighted_sum(self.weights[ids], active, replies))
             return total, jnp.maximum(slowest, lasts), costs.worked(active, work)
 
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shape)
-        width = masked_loop.width(self.n_clients, self._clients_at_once, self._usual)
+        width = client_list.width(self.n_clients, self._clients_at_once, self._usual)
         carry = (zeros, jnp.zeros(()), self.costs)
-        total, slowest, self.costs = visit_some(who, width, visit, carry)
-        self._send_to(who, values)
-        self.costs = self.costs.replied(nbytes_up, who, self.costs.seconds + slowest)
-        return tree.scale(1 / jnp.sum(jnp.where(who, self.weights, 0.0)), total)
+        total, slowest, self.costs = visit_some(clients, width, visit, carry)
+        self._send_to(clients, values, width)
+        self.costs = self.costs.replied(
+            nbytes_up, clients.count, self.n_clients, self.costs.seconds + slowest
+        )
+        return tree.scale(1 / weight, total)
 
     def _deliver(
         self,
         jobs: InFlight,
         step: Step,
-        age: Int[Array, " clients"],
+        arrive: ClientList,
+        now: Float[Array, ""],
         rules: PollRules,
         settings: Settings,
         width: int,
-    ) -> tuple[Tree, Tree, Tree]:
-        """The new table of results, and the two sums of a :class:`PollResult`."""
-        counts = self.weights
-        if rules.discount is not None:
-            counts = counts * rules.discount(age)
+    ) -> PollResult:
+        """What the poll has brought: the results that arrive now."""
 
         def one(id):
             client = self._client(id, quick(jax.random.wrap_key_data(jobs.keys[id])))
             values = jax.tree.map(lambda a: a[id], jobs.values)
             return step(client, *values, **settings), client.work
 
+        def note(ids, active, carry):
+            """What depends on the latest results and on when the jobs began."""
+            change, stalest, start, is_idle, has_arrived, trace = carry
+            before = jax.tree.map(lambda a: a[ids], jobs.results)
+            change = tree.sub(change, weighted_sum(self.weights[ids], active, before))
+            began, version = start[ids], jobs.version[ids]
+            stalest = jnp.maximum(stalest, jnp.max(jnp.where(active, jobs.polls - version, 0)))
+            trace = trace.add(
+                active,
+                client=ids,
+                began=jobs.began + began,
+                ended=jobs.began + (began + jobs.seconds[ids]),
+                taken=jobs.began + now,
+                version=version,
+                used_in=jobs.polls,
+            )
+            rows = jnp.where(active, now, began), active, active
+            tables = written((start, is_idle, has_arrived), ids, active, rows)
+            return change, stalest, *tables, trace
+
         def visit(ids, active, carry):
             results, total, change, costs = carry
             replies, work = self._compute(one, ids, ids)
             check_result(jobs, replies)
             results = written(results, ids, active, replies)
-            total = tree.add(total, weighted_sum(counts, ids, active, replies))
-            change = tree.add(change, weighted_sum(self.weights, ids, active, replies))
+            weights = counts = self.weights[ids]
+            if rules.discount is not None:
+                counts = weights * rules.discount(jobs.polls - jobs.version[ids])
+            total = tree.add(total, weighted_sum(counts, active, replies))
+            change = tree.add(change, weighted_sum(weights, active, replies))
             return results, total, change, costs.worked(active, work)
 
-        def look_up(ids, active, change):
-            before = jax.tree.map(lambda a: a[ids], jobs.results)
-            return tree.sub(change, weighted_sum(self.weights, ids, active, before))
-
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), jobs.results)
-        # XLA would copy the whole table if one loop read and wrote it, or if nothing made the loop
+        nobody, none = jnp.zeros(self.n_clients, bool), jnp.zeros((), jnp.int32)
+        carry = (zeros, none, jobs.start, jobs.is_idle, nobody, jobs.trace)
+        # XLA would copy all results if one loop read and wrote them, or if nothing made the loop
         # that reads come before the one that writes
-        change = visit_some(jobs.has_arrived, width, look_up, zeros)
+        change, stalest, start, is_idle, has_arrived, trace = visit_some(arrive, width, note, carry)
         carry = (jobs.results, zeros, change, self.costs)
-        results, total, change, self.costs = visit_some(jobs.has_arrived, width, visit, carry)
-        return results, total, change
+        results, total, change, self.costs = visit_some(arrive, width, visit, carry)
+        after = replace(
+            jobs,
+            results=results,
+            start=start,
+            is_idle=is_idle,
+            has_arrived=has_arrived,
+            polls=jobs.polls + 1,
+            trace=trace,
+        )
+        weight = jnp.sum(jnp.where(has_arrived, self.weights, 0.0))
+        return PollResult(after, arrive.count, weight, total, change, stalest)
 
-    def _unsent(self, values: tuple[Tree | Cached, ...]) -> Float[Array, " clients"]:
-        """Bytes of the values that each client does not hold."""
-        nbytes = jnp.zeros(self.n_clients)
+    def _listed(self, who: Bool[Array, " clients"]) -> "_Listed":
+        """The clients of a mask; a mask that is used again is not searched again."""
+        known = self._lists.get(id(who))
+        if known is not None:
+            return known[1]
+        found = _Listed(
+            list_of(who, self._usual or client_list.WIDTH),
+            jnp.sum(jnp.where(who, self.weights, 0.0)),
+        )
+        self._lists[id(who)] = who, found  # as long as the mask is here, no other has its id
+        return found
+
+    def _unsent(self, values: tuple[Tree | Cached, ...], pick: Pick) -> Float[Array, " clients"]:
+        """Bytes of the values that each of some clients does not hold."""
+        nbytes = pick(jnp.zeros(self.n_clients))
         for value in values:
             if isinstance(value, Cached):
-                nbytes = nbytes + jnp.where(self._holding(value), 0.0, tree.nbytes(value.value))
+                holders = pick(self._holding(value))
+                nbytes = nbytes + jnp.where(holders, 0.0, tree.nbytes(value.value))
             else:
                 nbytes = nbytes + nbytes_of(value)
         return nbytes
 
-    def _send_to(self, who: Bool[Array, " clients"], values: tuple[Tree | Cached, ...]) -> None:
-        """Bill the values going down to the clients of a mask."""
+    def _send_to(self, clients: ClientList, values: tuple[Tree | Cached, ...], width: int) -> None:
+        """Bill the values going down to some clients."""
         for value, plain in zip(values, plain_values(values), strict=True):
-            to = who
             if isinstance(value, Cached):
-                holders = self._holding(value)
-                to = who & ~holders
-                self._holders[value.token] = holders | who
-            self.costs = self.costs.sent(nbytes_of(plain), to)
+                receivers = self._send_cached(clients, value, width)
+            else:
+                receivers = clients.count
+            self.costs = self.costs.sent(nbytes_of(plain), receivers, self.n_clients)
+
+    def _send_cached(self, clients: ClientList, value: Cached, width: int) -> Int[Array, ""]:
+        """Note that the clients of a list hold a value, and return how many did not."""
+
+        def visit(ids, active, carry):
+            holders, count = carry
+            lacks = active & ~holders[ids]
+            return written(holders, ids, lacks, lacks), count + jnp.sum(lacks, dtype=jnp.int32)
+
+        carry = (self._holding(value), jnp.zeros((), jnp.int32))
+        self._holders[value.token], count = visit_some(clients, width, visit, carry)
+        return count
 
     # ---- what an engine implements besides
 
@@ -336,7 +363,7 @@ class TracedFederation(AbstractFederation):
         else:
             slots, nbytes = cohort.distinct, tree.nbytes(value)
         self._new_cohort(cohort)
-        self.costs = self.costs.sent(nbytes, slots)
+        self.costs = self.costs.sent(nbytes, jnp.sum(slots, dtype=jnp.uint32), len(cohort))
         self._pending[cohort.token] = self._pending[cohort.token] + jnp.where(slots, nbytes, 0.0)
         return value.value if isinstance(value, Cached) else value
 
@@ -352,7 +379,8 @@ class TracedFederation(AbstractFederation):
             cohort.active,
             self._pending[cohort.token] + nbytes,
         )
-        self.costs = self.costs.replied(nbytes, cohort.active, self.costs.seconds + seconds)
+        replies = jnp.sum(cohort.active, dtype=jnp.uint32)
+        self.costs = self.costs.replied(nbytes, replies, len(cohort), self.costs.seconds + seconds)
         self._pending[cohort.token] = jnp.zeros(len(cohort))
         return rows, cohort
 
@@ -372,77 +400,91 @@ class TracedFederation(AbstractFederation):
         return self._holders[cached.token]
 
 
-def _time_of_enough(
-    due: Float[Array, " clients"], rules: PollRules, polls: Int[Array, ""]
+class _Listed(NamedTuple):
+    """The clients of a mask, and the sum of their weights."""
+
+    clients: ClientList
+    weight: Float[Array, ""]
+
+
+def _end_of_wait(
+    timeline: Timeline, jobs: InFlight, rules: PollRules, now: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """When enough results have arrived."""
-    usual = partial(kth_smallest, k=rules.wait_for)
-    if rules.first_wait_for is None:
-        return usual(due)
-    return lax.cond(polls == 0, partial(kth_smallest, k=rules.first_wait_for), usual, due)
+    """When the server stops waiting: enough results are there, and no job at work is too old."""
+    usual, first = rules.wait_for, rules.first_wait_for
+    if first is None or first == usual:
+        enough = timeline.kth_due(usual)
+    else:
+        enough = lax.cond(
+            jobs.polls == 0, lambda: timeline.kth_due(first), lambda: timeline.kth_due(usual)
+        )
+    if rules.staleness is None:
+        return timeline.end_of_wait(now, enough, lambda time: time < enough)
+
+    def is_too_old(times, time):
+        """Which jobs are at work by then, and may not be staler."""
+        age = jnp.where(times.is_idle, 0, jobs.polls - jobs.version)
+        return (age >= rules.staleness) & (times.ready <= time)
+
+    def must_wait(time):
+        times = timeline.all()
+        return (time < enough) | jnp.any(is_too_old(times, time) & (times.due > time))
+
+    times = timeline.all()
+    oldest = jnp.max(jnp.where(is_too_old(times, now), times.due, now))
+    return timeline.end_of_wait(now, jnp.maximum(enough, oldest), must_wait)
 
 
-def _draw(clock: Clock, jobs: InFlight, width: int) -> InFlight:
+def _draw(clock: Clock, jobs: InFlight, clients: ClientList, width: int) -> InFlight:
     """The jobs with the time at which newly idle clients can begin, and their next delay."""
 
     def visit(ids, active, carry):
-        def one(id):
-            ready = jobs.start[id]
+        def one(id, ready):
             here = jobs.began + ready
             comes, delay = clock.job(jobs.kind, id, jobs.begun[id], here)
             return ready + (comes - here), delay
 
-        return written(carry, ids, active, jax.vmap(one)(ids))
+        return written(carry, ids, active, jax.vmap(one)(ids, carry[0][ids]))
 
-    start, seconds = visit_some(jobs.has_arrived, width, visit, (jobs.start, jobs.seconds))
+    start, seconds = visit_some(clients, width, visit, (jobs.start, jobs.seconds))
     return replace(jobs, start=start, seconds=seconds)
 
 
 def _begin(
     jobs: InFlight,
     values: tuple[Tree, ...],
-    begins: Bool[Array, " clients"],
+    clients: ClientList,
     key: Key,
     width: int,
-    seconds: Float[Array, " clients"],
+    times_of: Callable[[InFlight, Pick], Times],
 ) -> InFlight:
     """The jobs once those that begin have copies of the values, and keys and times of their own."""
 
     def visit(ids, active, carry):
-        def one(id):
-            number = jobs.begun[id]
-            data = jax.random.key_data(job_key(key, id, number))
-            return received(values, id), data, seconds[id], jobs.polls, number + 1
+        _, _, start, seconds, is_idle, _, begun = carry
+        number = begun[ids]
+        current = replace(jobs, start=start, seconds=seconds, is_idle=is_idle)
+        times = times_of(current, lambda a: a[ids])
 
-        return written(carry, ids, active, jax.vmap(one)(ids))
+        def one(id, number):
+            return received(values, id), jax.random.key_data(job_key(key, id, number))
 
-    tables = (jobs.values, jobs.keys, jobs.seconds, jobs.version, jobs.begun)
-    held, keys, lasts, version, begun = visit_some(begins, width, visit, tables)
-    return replace(jobs, values=held, keys=keys, seconds=lasts, version=version, begun=begun)
+        held, keys = jax.vmap(one)(ids, number)
+        version = jnp.broadcast_to(jobs.polls, ids.shape)
+        rows = held, keys, times.start, times.seconds, ~active, version, number + 1
+        return written(carry, ids, active, rows)
 
-
-def _noted(
-    jobs: InFlight,
-    is_in: Bool[Array, " clients"],
-    width: int,
-    start: Float[Array, " clients"],
-    finish: Float[Array, " clients"],
-    now: Float[Array, ""],
-    version: Int[Array, " clients"],
-) -> tuple[Float[Array, " clients"], AsyncTrace]:
-    """The starts, now for the clients whose jobs have arrived, and the trace with these jobs."""
-
-    def visit(ids, active, carry):
-        new, trace = carry
-        trace = trace.add(
-            active,
-            client=ids,
-            began=jobs.began + start[ids],
-            ended=jobs.began + finish[ids],
-            taken=jobs.began + now,
-            version=version[ids],
-            used_in=jobs.polls,
-        )
-        return written(new, ids, active, jnp.broadcast_to(now, ids.shape)), trace
-
-    return visit_some(is_in, width, visit, (start, jobs.trace))
+    tables = (
+        jobs.values, jobs.keys, jobs.start, jobs.seconds, jobs.is_idle, jobs.version, jobs.begun
+    )  # fmt: skip
+    held, keys, start, seconds, is_idle, version, begun = visit_some(clients, width, visit, tables)
+    return replace(
+        jobs,
+        values=held,
+        keys=keys,
+        start=start,
+        seconds=seconds,
+        is_idle=is_idle,
+        version=version,
+        begun=begun,
+    )

@@ -1,89 +1,228 @@
-"""When a server that polls stops waiting, without a walk from one arrival to the next.
+"""When a server that polls stops waiting, and who has begun and arrived by then.
 
 The rule itself is :func:`rookery.program.polling.timetable`: from one event to the next, until
 enough results are there and no job at work is too old. Results closer than a few rounding errors
 are one event, so an event is the earliest finish of a job that the event before did not take in.
-With many jobs the walk is long. It may begin at any event that it would visit; this module finds
-one at or shortly before its end.
+
+A walk over all events is long, and each of its steps would look at every job. So one pass over the
+jobs finds when the first of each block begins and is due (:mod:`rookery.engines.blocks`). Every
+search after that reads the few blocks where something happens in time. And the walk begins at or
+shortly before its end: it may begin at any event that it would visit.
 """
 
-import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from rookery.engines.masked_loop import by_row, row_of
+from rookery.engines.blocks import (
+    SIDE,
+    blocks_at_once,
+    by_block,
+    clients_of,
+    n_blocks,
+    smallest,
+)
+from rookery.engines.client_list import ClientList, list_by_blocks
+from rookery.program.polling import SIMULTANEOUS
+from rookery.types import Tree
 
-FEW = 1024
-"""Up to this many results are taken out one by one; more are found by sorting."""
+Pick = Callable[[jax.Array], jax.Array]
+"""From an array with a row for each client to the rows of some of them."""
 
 
-def end_of_wait(
-    now: Float[Array, ""],
-    finish: Float[Array, " clients"],
-    due: Float[Array, " clients"],
-    earliest: Float[Array, ""],
-    must_wait: Callable[[jax.Array], Bool[Array, ""]],
-) -> Float[Array, ""]:
-    """The first event at which the server need not wait, ``now`` included.
+class Times(NamedTuple):
+    """When jobs begin and end, in seconds since the round began.
+
+    Attributes:
+        start: when the job began, or will begin if nothing else happens.
+        seconds: how long it lasts.
+        finish: when it ends.
+        due: from when on an event takes the result in; a few rounding errors before ``finish``.
+        ready: from when on an event lets it begin; a few rounding errors before ``start``.
+        is_idle: whether it is yet to begin.
+    """
+
+    start: Float[Array, " jobs"]
+    seconds: Float[Array, " jobs"]
+    finish: Float[Array, " jobs"]
+    due: Float[Array, " jobs"]
+    ready: Float[Array, " jobs"]
+    is_idle: Bool[Array, " jobs"]
+
+    @classmethod
+    def of(
+        cls,
+        start: Float[Array, " jobs"],
+        seconds: Float[Array, " jobs"],
+        is_idle: Bool[Array, " jobs"],
+        now: Float[Array, ""],
+        transfer: Float[Array, " jobs"],
+    ) -> "Times":
+        """Those of jobs at a poll that begins now.
+
+        Args:
+            start: when the job began, or from when it could begin.
+            seconds: how long it lasts, without the transfer if it is yet to begin.
+            is_idle: whether it is yet to begin.
+            now: when the poll begins.
+            transfer: how long it takes to move what a job of this poll receives and sends.
+        """
+        start = jnp.where(is_idle, jnp.maximum(start, now), start)
+        seconds = jnp.where(is_idle, seconds + transfer, seconds)
+        finish = start + seconds
+        slack = SIMULTANEOUS * jnp.finfo(finish.dtype).eps * jnp.maximum(jnp.abs(start), seconds)
+        return cls(start, seconds, finish, finish - slack, start - slack, is_idle)
+
+
+class Timeline:
+    """The times of all jobs.
 
     Args:
-        now: when the server begins to wait.
-        finish: when each job ends.
-        due: from when on an event takes the job in; a few rounding errors before ``finish``.
-        earliest: a time before which the server certainly waits.
-        must_wait: whether it has to wait at a time.
+        n_clients: how many jobs there are.
+        times: of the jobs that a :data:`Pick` picks.
+        usual: how many jobs usually begin or end during a poll.
     """
-    inf = jnp.array(jnp.inf, finish.dtype)
 
-    def next_event(time):
-        return jnp.min(jnp.where(due > time, finish, inf))
+    def __init__(self, n_clients: int, times: Callable[[Pick], Times], usual: int):
+        self._n = n_clients
+        self._times = times
+        self._usual = usual
+        self._first_due = by_block(self.all().due, jnp.min)
 
-    def is_within_event(time):
-        """Whether a job that ends later would be taken in by an event at this time."""
-        return (time > now) & jnp.any((finish > time) & (due <= time) & (due > now))
+    def all(self) -> Times:
+        """The times of all clients' jobs."""
+        return self._times(lambda values: values)
 
-    def last_finish_before(time):
-        return jnp.maximum(now, jnp.max(jnp.where((finish < time) & (due > now), finish, -inf)))
+    def of(self, ids: Int[Array, "..."]) -> Times:
+        """The times of some clients' jobs."""
+        return self._times(lambda values: values[ids])
 
-    # all jobs that end by ``time`` are taken in by then, and no other job is: the event after that
-    # is an event of the walk, whatever came before
-    before = lax.while_loop(is_within_event, last_finish_before, last_finish_before(earliest))
-    close = jnp.min(jnp.where((finish > before) & (due > now), finish, inf))
-    return lax.while_loop(must_wait, next_event, jnp.where(earliest <= now, now, close))
+    def begun_by(self, time: Float[Array, ""], room: ClientList | None) -> ClientList:
+        """The clients that were idle and have begun by then; ``room`` is written over."""
 
+        def ready(times):
+            return jnp.where(times.is_idle, times.ready, jnp.inf)
 
-def kth_smallest(values: Float[Array, " n"], k: int) -> Float[Array, ""]:
-    """The k-th smallest of some values, counted from one.
+        def are_in(ids):
+            return ready(self.of(ids)) <= time
 
-    >>> float(kth_smallest(jnp.array([3.0, 1.0, 2.0]), 2))
-    2.0
-    """
-    (n,) = values.shape
-    if k == n:
-        return jnp.max(values)
-    if k > FEW:
-        return jnp.sort(values)[k - 1]
-    # a sqrt n x sqrt n table, and the least value in each row that is not taken: a turn of the loop
-    # costs O(sqrt n), and writes nothing that it reads, or XLA would copy the table
-    side = math.isqrt(n - 1) + 1
-    columns = jnp.arange(side, dtype=jnp.int32)
+        have_any = by_block(ready(self.all()), jnp.min) <= time
+        return list_by_blocks(self._n, have_any, are_in, self._usual, room)
 
-    def take(_, carry):
-        least, last, _ = carry  # ``last``: in each row, where the value taken last is if one equals
-        at = jnp.argmin(least).astype(jnp.int32)
-        value, (begin, row) = least[at], row_of(values, at, side)
-        index = begin + columns
-        is_own = index >= at * side
-        place = jnp.min(jnp.where(is_own & (row == value) & (index > last[at]), index, n))
-        is_left = is_own & ((row > value) | ((row == value) & (index > place)))
-        following = jnp.min(jnp.where(is_left, row, jnp.inf))
-        last = last.at[at].set(jnp.where(following == value, place, -1))
-        return least.at[at].set(following), last, value
+    def due_by(
+        self,
+        time: Float[Array, ""],
+        room: ClientList | None,
+        times: Callable[[Pick], Times] | None = None,
+    ) -> ClientList:
+        """The clients whose results have arrived by then.
 
-    least = by_row(values, side, jnp.min)
-    start = (least, jnp.full(least.shape, -1, jnp.int32), values[0])
-    return lax.fori_loop(0, k, take, start)[2]
+        Args:
+            time: until when.
+            room: a list that is written over.
+            times: the same times, if they are now found elsewhere.
+        """
+        times = times or self._times
+
+        def are_in(ids):
+            return times(lambda values: values[ids]).due <= time
+
+        return list_by_blocks(self._n, self._first_due <= time, are_in, self._usual, room)
+
+    def end_of_wait(
+        self,
+        now: Float[Array, ""],
+        earliest: Float[Array, ""],
+        must_wait: Callable[[jax.Array], Bool[Array, ""]],
+    ) -> Float[Array, ""]:
+        """The first event at which the server need not wait, ``now`` included.
+
+        Args:
+            now: when the server begins to wait.
+            earliest: a time before which the server certainly waits: now, or when some job is due.
+            must_wait: whether it has to wait at a time.
+        """
+        inf = jnp.array(jnp.inf, now.dtype)
+
+        def step_back(carry):
+            """From a time to the last finish before it, and the first finish after that."""
+            _, time, _ = carry
+
+            def look(times, found):
+                before, after, due = found
+                is_left = times.due > now
+                is_before = times.finish < time
+                earlier = jnp.where(is_left & is_before, times.finish, -inf)
+                later = jnp.where(is_left & ~is_before, times.finish, inf)
+                due_then = jnp.where(is_left & ~is_before, times.due, inf)
+                return (
+                    jnp.maximum(before, jnp.max(earlier)),
+                    jnp.minimum(after, jnp.min(later)),
+                    jnp.minimum(due, jnp.min(due_then)),
+                )
+
+            before, after, due = self._look_while(
+                lambda first_due, found: first_due < found[1], look, (now, inf, inf)
+            )
+            # whether an event at that time would take in a job that ends later
+            is_within_event = (before > now) & (due <= before)
+            return is_within_event, before, after
+
+        # all jobs that end by then are taken in by then, and no other job is: the event after that
+        # is an event of the walk, whatever came before
+        start = (earliest > now, earliest, inf)
+        _, _, close = lax.while_loop(lambda carry: carry[0], step_back, start)
+
+        def next_event(time):
+            def look(times, found):
+                return jnp.minimum(found, jnp.min(jnp.where(times.due > time, times.finish, inf)))
+
+            return self._look_while(lambda first_due, found: first_due < found, look, inf)
+
+        return lax.while_loop(must_wait, next_event, jnp.where(earliest <= now, now, close))
+
+    def kth_due(self, k: int) -> Float[Array, ""]:
+        """When the k-th result is due, counted from one."""
+        if k == self._n:
+            return jnp.max(self.all().due)
+        if k * SIDE >= self._n:
+            return jnp.sort(self.all().due)[k - 1]
+        # each is in a block whose first is due by then, and there are at most k such blocks
+        times, are_clients = self._of_blocks(smallest(self._first_due, k)[1])
+        due = jnp.where(are_clients, times.due, jnp.inf)
+        return jnp.max(smallest(due, k)[0])  # [-1] would make XLA sort all
+
+    def _of_blocks(self, blocks: Int[Array, " some"]) -> tuple[Times, Bool[Array, " jobs"]]:
+        """The times of the jobs of some blocks, and which of them there are."""
+        ids, are_clients = clients_of(blocks, self._n)
+        return self.of(ids), are_clients
+
+    def _look_while(
+        self,
+        goes_on: Callable[[jax.Array, Tree], jax.Array],
+        look: Callable[[Times, Tree], Tree],
+        found: Tree,
+    ) -> Tree:
+        """Apply ``found = look(times, found)`` to jobs, in the order in which blocks are due.
+
+        Args:
+            goes_on: whether to look at a block, from when its first is due and what was found.
+            look: may see some jobs twice, and more than it has to.
+            found: the first value.
+        """
+        size = blocks_at_once(self._n, self._usual)
+        if size == n_blocks(self._n):
+            return look(self.all(), found)
+
+        def once(carry):
+            left, _, found = carry
+            first, blocks = smallest(left, size)
+            found = look(self._of_blocks(blocks)[0], found)
+            return left.at[blocks].set(jnp.inf), jnp.max(first), found
+
+        start = (self._first_due, jnp.min(self._first_due), found)
+        return lax.while_loop(lambda carry: goes_on(*carry[1:]), once, start)[2]

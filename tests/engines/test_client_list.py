@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rookery.engines.masked_loop import visit_some
+from rookery.engines.client_list import list_of, visit_some
 
 
-# one client, less than a row of the table, whole rows, a row that is not full; narrow and wide
-@pytest.mark.parametrize(("n", "width"), [(1, 1), (5, 32), (16, 3), (103, 1), (103, 32)])
+# one client, less than a block, whole blocks, a block that is not full, many; narrow and wide
+@pytest.mark.parametrize(("n", "width"), [(1, 1), (5, 32), (64, 3), (103, 1), (1003, 32)])
 def test_every_selected_client_is_visited_once_in_order(n, width):
     def visit(ids, active, carry):
         seen, order, turn = carry
@@ -19,7 +19,7 @@ def test_every_selected_client_is_visited_once_in_order(n, width):
         return seen.at[jnp.where(active, ids, n)].add(1, mode="drop"), order, turn + 1
 
     empty = (jnp.zeros(n, jnp.int32), jnp.full(n, -1, jnp.int32), jnp.int32(0))
-    run = jax.jit(lambda who: visit_some(who, width, visit, empty))
+    run = jax.jit(lambda who: visit_some(list_of(who, usual=2), width, visit, empty))
     draws = np.random.default_rng(n)
     for fraction in (0.0, 0.1, 0.5, 1.0):
         who = draws.random(n) < fraction
