@@ -27,19 +27,19 @@ class ClientList(NamedTuple):
     """Some clients, in ascending order.
 
     Attributes:
-        ids: of the clients; from ``count`` on other clients, or the same again.
-        count: how many there are.
+        ids: of the clients; from ``size`` on other clients, or the same again.
+        size: how many there are.
     """
 
     ids: Int[Array, " at_least_all"]
-    count: Int[Array, ""]
+    size: Int[Array, ""]
 
 
 def list_of(who: Bool[Array, " clients"], usual: int) -> ClientList:
     """The clients of a mask.
 
     >>> clients = list_of(jnp.array([False, True, False, True]), usual=2)
-    >>> clients.ids[:2].tolist(), int(clients.count)
+    >>> clients.ids[:2].tolist(), int(clients.size)
     ([1, 3], 2)
 
     Args:
@@ -127,10 +127,10 @@ def visit_some(
 
     def once(turn, carry):
         at = turn * width + slots
-        active = at < clients.count
+        active = at < clients.size
         return visit(jnp.where(active, clients.ids[jnp.minimum(at, n - 1)], 0), active, carry)
 
-    return lax.fori_loop(0, -(-clients.count // width), once, carry)
+    return lax.fori_loop(0, -(-clients.size // width), once, carry)
 
 
 def written(

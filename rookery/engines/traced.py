@@ -175,12 +175,16 @@ class TracedFederation(AbstractFederation):
 
         # when does the server stop waiting?
         nbytes_up, began = tree.nbytes(jobs.results) // self.n_clients, self.costs.seconds
+        with_transfer = None
+        if self._clock.bandwidth is not None:
+            everyone = jnp.arange(self.n_clients, dtype=jnp.int32)
+            nbytes = self._unsent(values, lambda a: a) + nbytes_up
+            with_transfer = jobs.seconds + self._clock.transfer_seconds(everyone, nbytes)
 
         def times_of(jobs: InFlight, pick: Pick) -> Times:
-            everyone = jnp.arange(self.n_clients, dtype=jnp.int32)
-            nbytes = self._unsent(values, pick) + nbytes_up
-            transfer = self._clock.transfer_seconds(pick(everyone), nbytes)
-            return Times.of(*map(pick, (jobs.start, jobs.seconds, jobs.is_idle)), began, transfer)
+            start, seconds, is_idle = map(pick, (jobs.start, jobs.seconds, jobs.is_idle))
+            lasts = seconds if with_transfer is None else pick(with_transfer)
+            return Times.of(start, jnp.where(is_idle, lasts, seconds), is_idle, began)
 
         timeline = Timeline(self.n_clients, partial(times_of, jobs), rules.wait_for)
         now = _end_of_wait(timeline, jobs, rules, began)
@@ -194,7 +198,7 @@ class TracedFederation(AbstractFederation):
         arrive = timeline.due_by(now, room=begin, times=partial(times_of, jobs))
         self._send_to(begin, values, width)
         result = self._deliver(jobs, step, arrive, now, rules, settings, width)
-        self.costs = self.costs.replied(nbytes_up, arrive.count, self.n_clients, now)
+        self.costs = self.costs.replied(nbytes_up, arrive.size, self.n_clients, now)
         return result
 
     def ask(self, who, step, *values, key, settings=NO_SETTINGS) -> Tree:
@@ -227,7 +231,7 @@ class TracedFederation(AbstractFederation):
         total, slowest, self.costs = visit_some(clients, width, visit, carry)
         self._send_to(clients, values, width)
         self.costs = self.costs.replied(
-            nbytes_up, clients.count, self.n_clients, self.costs.seconds + slowest
+            nbytes_up, clients.size, self.n_clients, self.costs.seconds + slowest
         )
         return tree.scale(1 / weight, total)
 
@@ -298,7 +302,7 @@ class TracedFederation(AbstractFederation):
             trace=trace,
         )
         weight = jnp.sum(jnp.where(has_arrived, self.weights, 0.0))
-        return PollResult(after, arrive.count, weight, total, change, stalest)
+        return PollResult(after, arrive.size, weight, total, change, stalest)
 
     def _listed(self, who: Bool[Array, " clients"]) -> "_Listed":
         """The clients of a mask; a mask that is used again is not searched again."""
@@ -329,7 +333,7 @@ class TracedFederation(AbstractFederation):
             if isinstance(value, Cached):
                 receivers = self._send_cached(clients, value, width)
             else:
-                receivers = clients.count
+                receivers = clients.size
             self.costs = self.costs.sent(nbytes_of(plain), receivers, self.n_clients)
 
     def _send_cached(self, clients: ClientList, value: Cached, width: int) -> Int[Array, ""]:
@@ -418,13 +422,14 @@ def _end_of_wait(
         enough = lax.cond(
             jobs.polls == 0, lambda: timeline.kth_due(first), lambda: timeline.kth_due(usual)
         )
-    if rules.staleness is None:
+    bound = rules.staleness
+    if bound is None:
         return timeline.end_of_wait(now, enough, lambda time: time < enough)
 
     def is_too_old(times, time):
         """Which jobs are at work by then, and may not be staler."""
         age = jnp.where(times.is_idle, 0, jobs.polls - jobs.version)
-        return (age >= rules.staleness) & (times.ready <= time)
+        return (age >= bound) & (times.ready <= time)
 
     def must_wait(time):
         times = timeline.all()
@@ -471,7 +476,7 @@ def _begin(
 
         held, keys = jax.vmap(one)(ids, number)
         version = jnp.broadcast_to(jobs.polls, ids.shape)
-        rows = held, keys, times.start, times.seconds, ~active, version, number + 1
+        rows = held, keys, times.start, times.seconds, times.is_idle & ~active, version, number + 1
         return written(carry, ids, active, rows)
 
     tables = (

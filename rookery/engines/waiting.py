@@ -5,9 +5,9 @@ enough results are there and no job at work is too old. Results closer than a fe
 are one event, so an event is the earliest finish of a job that the event before did not take in.
 
 A walk over all events is long, and each of its steps would look at every job. So one pass over the
-jobs finds when the first of each block begins and is due (:mod:`rookery.engines.blocks`). Every
-search after that reads the few blocks where something happens in time. And the walk begins at or
-shortly before its end: it may begin at any event that it would visit.
+jobs finds the first event of each block (:mod:`rookery.engines.blocks`). Every search after that
+reads the few blocks where something happens in time. And the walk begins at or shortly before its
+end: it may begin at any event that it would visit.
 """
 
 from collections.abc import Callable
@@ -60,19 +60,16 @@ class Times(NamedTuple):
         seconds: Float[Array, " jobs"],
         is_idle: Bool[Array, " jobs"],
         now: Float[Array, ""],
-        transfer: Float[Array, " jobs"],
     ) -> "Times":
         """Those of jobs at a poll that begins now.
 
         Args:
             start: when the job began, or from when it could begin.
-            seconds: how long it lasts, without the transfer if it is yet to begin.
+            seconds: how long it lasts.
             is_idle: whether it is yet to begin.
             now: when the poll begins.
-            transfer: how long it takes to move what a job of this poll receives and sends.
         """
         start = jnp.where(is_idle, jnp.maximum(start, now), start)
-        seconds = jnp.where(is_idle, seconds + transfer, seconds)
         finish = start + seconds
         slack = SIMULTANEOUS * jnp.finfo(finish.dtype).eps * jnp.maximum(jnp.abs(start), seconds)
         return cls(start, seconds, finish, finish - slack, start - slack, is_idle)
@@ -91,7 +88,7 @@ class Timeline:
         self._n = n_clients
         self._times = times
         self._usual = usual
-        self._first_due = by_block(self.all().due, jnp.min)
+        self._first = by_block(_first_event(self.all()), jnp.min)
 
     def all(self) -> Times:
         """The times of all clients' jobs."""
@@ -104,14 +101,11 @@ class Timeline:
     def begun_by(self, time: Float[Array, ""], room: ClientList | None) -> ClientList:
         """The clients that were idle and have begun by then; ``room`` is written over."""
 
-        def ready(times):
-            return jnp.where(times.is_idle, times.ready, jnp.inf)
-
         def are_in(ids):
-            return ready(self.of(ids)) <= time
+            times = self.of(ids)
+            return times.is_idle & (times.ready <= time)
 
-        have_any = by_block(ready(self.all()), jnp.min) <= time
-        return list_by_blocks(self._n, have_any, are_in, self._usual, room)
+        return list_by_blocks(self._n, self._first <= time, are_in, self._usual, room)
 
     def due_by(
         self,
@@ -131,7 +125,7 @@ class Timeline:
         def are_in(ids):
             return times(lambda values: values[ids]).due <= time
 
-        return list_by_blocks(self._n, self._first_due <= time, are_in, self._usual, room)
+        return list_by_blocks(self._n, self._first <= time, are_in, self._usual, room)
 
     def end_of_wait(
         self,
@@ -166,7 +160,7 @@ class Timeline:
                 )
 
             before, after, due = self._look_while(
-                lambda first_due, found: first_due < found[1], look, (now, inf, inf)
+                lambda first, found: first < found[1], look, (now, inf, inf)
             )
             # whether an event at that time would take in a job that ends later
             is_within_event = (before > now) & (due <= before)
@@ -181,7 +175,7 @@ class Timeline:
             def look(times, found):
                 return jnp.minimum(found, jnp.min(jnp.where(times.due > time, times.finish, inf)))
 
-            return self._look_while(lambda first_due, found: first_due < found, look, inf)
+            return self._look_while(lambda first, found: first < found, look, inf)
 
         return lax.while_loop(must_wait, next_event, jnp.where(earliest <= now, now, close))
 
@@ -191,15 +185,16 @@ class Timeline:
             return jnp.max(self.all().due)
         if k * SIDE >= self._n:
             return jnp.sort(self.all().due)[k - 1]
-        # each is in a block whose first is due by then, and there are at most k such blocks
-        times, are_clients = self._of_blocks(smallest(self._first_due, k)[1])
-        due = jnp.where(are_clients, times.due, jnp.inf)
-        return jnp.max(smallest(due, k)[0])  # [-1] would make XLA sort all
 
-    def _of_blocks(self, blocks: Int[Array, " some"]) -> tuple[Times, Bool[Array, " jobs"]]:
-        """The times of the jobs of some blocks, and which of them there are."""
-        ids, are_clients = clients_of(blocks, self._n)
-        return self.of(ids), are_clients
+        def look(times, found):
+            return smallest(jnp.append(found, times.due), k)[0]
+
+        least = self._look_while(
+            lambda first, least: first < jnp.max(least),
+            look,
+            jnp.full(k, jnp.inf, self._first.dtype),
+        )
+        return jnp.max(least)
 
     def _look_while(
         self,
@@ -207,11 +202,11 @@ class Timeline:
         look: Callable[[Times, Tree], Tree],
         found: Tree,
     ) -> Tree:
-        """Apply ``found = look(times, found)`` to jobs, in the order in which blocks are due.
+        """Apply ``found = look(times, found)`` to jobs, in the order of their blocks' first events.
 
         Args:
-            goes_on: whether to look at a block, from when its first is due and what was found.
-            look: may see some jobs twice, and more than it has to.
+            goes_on: whether to look at a block, from its first event and what was found.
+            look: may see more jobs than it has to; those that are no clients never end.
             found: the first value.
         """
         size = blocks_at_once(self._n, self._usual)
@@ -221,8 +216,22 @@ class Timeline:
         def once(carry):
             left, _, found = carry
             first, blocks = smallest(left, size)
-            found = look(self._of_blocks(blocks)[0], found)
+            ids, are_clients = clients_of(blocks, self._n)
+            is_new = are_clients & jnp.repeat(first < jnp.inf, SIDE)  # none is looked at twice
+            times = self.of(ids)
+            due = jnp.where(is_new, times.due, jnp.inf)
+            finish = jnp.where(is_new, times.finish, jnp.inf)
+            found = look(times._replace(due=due, finish=finish), found)
             return left.at[blocks].set(jnp.inf), jnp.max(first), found
 
-        start = (self._first_due, jnp.min(self._first_due), found)
+        start = (self._first, jnp.min(self._first), found)
         return lax.while_loop(lambda carry: goes_on(*carry[1:]), once, start)[2]
+
+
+def _first_event(times: Times) -> Float[Array, " jobs"]:
+    """Shortly before something happens to a job: it begins, or it is due if it has begun.
+
+    XLA may round the times in the pass over all jobs otherwise than those of a few.
+    """
+    slack = times.finish - times.due
+    return jnp.where(times.is_idle, times.ready, times.due) - slack

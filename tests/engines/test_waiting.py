@@ -13,7 +13,7 @@ def timeline(finish, due, usual):
 
     def times(pick):
         ends, known = pick(finish), pick(due)
-        return Times(ends, ends, ends, known, ends, ends > 0)
+        return Times(ends, ends, ends, known, known, ends > 0)
 
     return Timeline(finish.shape[0], times, usual)
 
@@ -37,16 +37,16 @@ def test_the_wait_ends_where_the_walk_does(slack, n):
         enough = jnp.sort(due)[needed - 1]
         found = timeline(finish, due, 2).end_of_wait(now, enough, lambda time: time < enough)
         arrived = timeline(finish, due, 2).due_by(found, room=None)
-        return found, arrived.ids, arrived.count
+        return found, arrived.ids, arrived.size
 
     for trial in range(100):
         finish = rng.uniform(-1, 2, n).round(1 if trial % 2 else 6)
         due = finish - slack * rng.uniform(0, 1, n)
         needed = int(rng.integers(1, n + 1))
         expected = walk(0.0, finish, due, needed)
-        found, ids, count = end(jnp.zeros(()), finish, due, jnp.int32(needed))
+        found, ids, size = end(jnp.zeros(()), finish, due, jnp.int32(needed))
         assert found == expected
-        np.testing.assert_array_equal(ids[:count], np.flatnonzero(due <= expected))
+        np.testing.assert_array_equal(ids[:size], np.flatnonzero(due <= expected))
 
 
 @pytest.mark.parametrize("k", [1, 2, 7, 300, 999, 1000])
