@@ -22,6 +22,9 @@ from rookery.types import Tree
 
 GROWING = 1.2
 """A step this many times as long as the one before is growing: a series that contracts has none."""
+MATTERS = 0.1
+"""A step shorter than this share of the variable's norm does no harm; one that goes on growing by
+the factor above comes to a sixth of it."""
 LOST = 0.8
 """A metric has collapsed if it has lost this share of its progress ..."""
 PROGRESS = 1 / 3
@@ -38,7 +41,7 @@ class Guard:
 
     - a round leaves a value that is not finite, or an entry exceeds ``growth_limit``;
     - the way that a variable goes between two checks has grown from check to check to more than
-      ``growth`` times what it was, and beyond the variable's own norm;
+      ``growth`` times the longest before, and beyond a tenth of the variable's norm;
     - a measured loss is more than ``growth`` times as large as ever before;
     - for ``patience`` evaluations in a row, and at the last one at once, the metric has lost 80 %
       of its progress, or is worse than at the start by more than its size; with ``drop``, also if
@@ -196,7 +199,8 @@ class Watch:
         largest: per loss, its largest size so far.
         bad: how many evaluations in a row were too bad.
         steps: per variable, how far it went up to the last check.
-        bases: per variable, the step from which it has grown ever since; None if it does not grow.
+        longest: per variable, the longest step before the last one began to grow.
+        bases: the same while it grows; None if it does not.
         top: the best state of an earlier attempt, if the run has started over since.
         top_score: the metric there.
         ended: why the run was given up, if it was.
@@ -210,6 +214,7 @@ class Watch:
     largest: dict[str, float] = field(default_factory=dict)
     bad: int = 0
     steps: list[float | None] = field(default_factory=list)
+    longest: list[float] = field(default_factory=list)
     bases: list[float | None] = field(default_factory=list)
     top: Good | None = None
     top_score: float | None = None
@@ -264,10 +269,11 @@ class Watch:
             last = old[i] if old else None
             if not last or length < GROWING * last:
                 self._set_base(i, None)
+                self._longest(i, length)
                 continue
-            base = self._base(i) or last
+            base = self._base(i) or self._longest(i, last)
             self._set_base(i, base)
-            if length > guard.growth * base and length > _norm(before[i]):
+            if length > guard.growth * base and length > MATTERS * _norm(before[i]):
                 reasons.append(
                     f"the step of {name} has grown to {length:.3g}, more than {guard.growth:g} "
                     f"times {base:.3g}"
@@ -359,7 +365,7 @@ class Watch:
 
     def forget(self, round: int, solution: tuple[Tree, ...]) -> None:
         """Start to watch anew from the good state."""
-        self.steps, self.bases, self.bad = [], [], 0
+        self.steps, self.bases, self.longest, self.bad = [], [], [], 0
         self.before = Good(round, solution)
 
     def _now(self, round: int, state: Tree) -> Good:
@@ -382,6 +388,13 @@ class Watch:
             return "it is far worse than at the start"
         return ""
 
+    def _longest(self, i: int, length: float) -> float:
+        """The longest step of a variable so far, this one included."""
+        n = len(cast(tuple[Tree, ...], self.before.state))
+        self.longest = self.longest or [0.0] * n
+        self.longest[i] = max(self.longest[i], length)
+        return self.longest[i]
+
     def _base(self, i: int) -> float | None:
         return self.bases[i] if self.bases else None
 
@@ -391,7 +404,7 @@ class Watch:
 
 
 _BY_NAME: dict[str, Goal] = {"accuracy": "max", "loss": "min"}
-_NOTED = ("first", "best", "largest", "bad", "steps", "bases", "top_score", "ended")
+_NOTED = ("first", "best", "largest", "bad", "steps", "longest", "bases", "top_score", "ended")
 
 
 def _split(text: str) -> tuple[str, Goal | None]:

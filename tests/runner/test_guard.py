@@ -241,3 +241,13 @@ def test_what_an_algorithm_does_in_its_first_round_it_does_again():
     )
     assert result.rollbacks[0].to == 0 and result.rollbacks[0].round % 10
     np.testing.assert_allclose(result.solution[0], zoo.solution()[0], rtol=0.01)
+
+
+def test_a_variable_that_swings_without_end_does_not_break_down():
+    """Steps of a cosine pass through nothing and grow again, but never beyond what they were."""
+    seen, guard = Watch(Good(0, None), Good(0, (np.ones(1),))), Guard()
+    for k in range(1, 400):
+        w = (np.array([np.cos(0.0507 * k)]),)
+        assert seen.check_variables(guard, k, k, w, ("w",)) == ""
+    said = [seen.check_variables(guard, k, k, (np.array([2.0**k]),), ("w",)) for k in range(12)]
+    assert any(said)
