@@ -18,16 +18,22 @@ SCALAR = rk.zoo.scalar_bilevel()  # the clients' inner Hessians are 1 and 3
 NOISY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
 
 
-def test_dog_is_distance_over_gradients_whose_distance_grows_slowly():
-    rule, w = rk.parts.DoG(first=0.1, growth=2.0), jnp.array([3.0, 4.0])
+def test_dog_is_distance_over_gradients_within_bounds():
+    rule, w = rk.parts.DoG(first=0.1, most=0.08, growth=1.0, power=0.5), jnp.array([3.0, 4.0])
     rng = np.random.default_rng(0)
-    opt, start, total, r = first_opt(rule, w), np.asarray(w), 0.0, 0.6  # 0.1 (1 + 5)
-    for k in range(6):
+    opt, start, total, r = first_opt(rule, w), np.asarray(w), 0.0, 0.0
+    capped = 0
+    for k in range(8):
         g, before = rng.normal(size=2), np.asarray(w)
         w, opt = move(rule, jnp.asarray(g), opt, w, k)
         total += np.sqrt(k + 1) * (g @ g)
-        r = max(r, min(np.linalg.norm(before - start), r * (1 + 2 / (k + 1)))) if k else r
-        np.testing.assert_allclose(w, before - r / np.sqrt(total) * g, rtol=1e-12)
+        entry = (1 + np.sqrt(np.mean(before**2))) / np.abs(g).max()
+        grown = max(r, min(np.linalg.norm(before - start), r * (1 + 1 / (k + 1))))
+        r = grown if k else 0.1 * entry * np.linalg.norm(g)
+        size = min(r / np.sqrt(total), 0.08 * entry)
+        capped += size < r / np.sqrt(total)
+        np.testing.assert_allclose(w, before - size * g, rtol=1e-12)
+    assert 0 < capped < 8
 
 
 def test_the_measured_size_is_one_over_the_largest_curvature_of_any_client():

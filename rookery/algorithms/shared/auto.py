@@ -9,8 +9,9 @@ marks those of local rules, of which a size goes down with every call.
 """
 
 import abc
+import dataclasses
 from dataclasses import KW_ONLY
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -47,7 +48,24 @@ class Sent(NamedTuple):
 
 
 class AbstractAuto(eqx.Module):
-    """A rule whose size is found during the run."""
+    """A rule whose size is found during the run.
+
+    Args:
+        scale: factor on the size that was found; a guard makes it smaller.
+    """
+
+    scale: float = eqx.field(converter=number, default=1.0, kw_only=True)
+
+    def __check_init__(self):
+        check.positive(f"{type(self).__name__}.scale", self.scale)
+
+    def with_smaller_steps(self, factor: float) -> Self:
+        """The rule with all its steps multiplied by a factor."""
+        return dataclasses.replace(self, scale=self.scale * factor)
+
+    def size(self, opt: AutoOpt) -> jax.Array:
+        """Of a step, with the factor."""
+        return opt.size * jnp.asarray(self.scale, opt.size.dtype)
 
     @abc.abstractmethod
     def first_opt(self, w: Tree) -> AutoOpt:
@@ -62,7 +80,7 @@ class AbstractAuto(eqx.Module):
     ) -> tuple[Tree, AutoOpt]:
         """One of ``steps`` equal steps. A client, which has no memory, takes the size as sent."""
         opt = self.observed(direction, opt, w)
-        size = opt.size / jnp.asarray(steps).astype(opt.size.dtype)
+        size = self.size(opt) / jnp.asarray(steps).astype(opt.size.dtype)
         if jax.tree.leaves(opt.damping):
             direction = tree.axpy(opt.damping, w, direction)
         return tree.axpy(-size, direction, w), opt
@@ -84,7 +102,7 @@ class Curvature(AbstractAuto):
 
     Args:
         safety: factor on the measured L, which power iteration approaches from below.
-        every: rounds from one measurement to the next; the first is in round 0.
+        every: rounds from one measurement to the next; the first ``every`` rounds measure each.
         iterations: Hessian-vector products per client and measurement.
 
     >>> import rookery as rk
@@ -94,7 +112,7 @@ class Curvature(AbstractAuto):
 
     _: KW_ONLY
     safety: float = eqx.field(converter=number, default=1.1)
-    every: int = 10
+    every: int = 5
     iterations: int = 20
 
     def __check_init__(self):
@@ -141,7 +159,9 @@ class DoG(AbstractAuto):
     1 / k^(3/4) and not like 1 / k^(1/2) while swings or noise last.
 
     Args:
-        first: the first step, as a fraction of 1 + |x|.
+        first: how far the first step moves the entry of x that it moves most, as a fraction of one
+            plus the root mean square of all entries.
+        most: the same for the later steps, which never move an entry further.
         growth: by how much r may grow, see above.
         power: p; the paper's is 0.
 
@@ -152,11 +172,13 @@ class DoG(AbstractAuto):
 
     _: KW_ONLY
     first: float = eqx.field(converter=number, default=0.01)
-    growth: float = eqx.field(converter=number, default=2.0)
+    most: float = eqx.field(converter=number, default=0.05)
+    growth: float = eqx.field(converter=number, default=1.0)
     power: float = eqx.field(converter=number, default=0.5)
 
     def __check_init__(self):
         check.positive("DoG.first", self.first)
+        check.positive("DoG.most", self.most)
         check.positive("DoG.growth", self.growth)
         check.not_negative("DoG.power", self.power)
 
@@ -171,13 +193,19 @@ class DoG(AbstractAuto):
         if not isinstance(opt.memory, DoGMemory):
             return opt
         start, r, total, k = opt.memory
-        far = tree.norm(tree.sub(w, start)).astype(r.dtype)
-        first = tree.scale(self.first, 1 + tree.norm(start)).astype(r.dtype)
-        most = r * (1 + jnp.asarray(self.growth, r.dtype) / (k + 1).astype(r.dtype))
+        dtype = r.dtype
+        squares = tree.dot(direction, direction).astype(dtype)
+        steepest = _largest_entry(direction).astype(dtype)
+        scale = 1 + tree.norm(w).astype(dtype) / jnp.sqrt(jnp.asarray(tree.size(w), dtype))
+        # a step of size  s / steepest  moves the entry that it moves most by s
+        per_entry = scale / jnp.where(steepest > 0, steepest, jnp.ones_like(steepest))
+        first = jnp.asarray(self.first, dtype) * per_entry * jnp.sqrt(squares)
+        far = tree.norm(tree.sub(w, start)).astype(dtype)
+        most = r * (1 + jnp.asarray(self.growth, dtype) / (k + 1).astype(dtype))
         r = jnp.where(k == 0, first, jnp.maximum(r, jnp.minimum(far, most)))
-        counts = (k + 1).astype(r.dtype) ** jnp.asarray(self.power, r.dtype)
-        total = total + counts * tree.dot(direction, direction).astype(r.dtype)
+        total = total + (k + 1).astype(dtype) ** jnp.asarray(self.power, dtype) * squares
         size = r / jnp.sqrt(jnp.where(total > 0, total, jnp.ones_like(total)))
+        size = jnp.minimum(size, jnp.asarray(self.most, dtype) * per_entry)
         return AutoOpt(size, (), DoGMemory(start, r, total, k + 1))
 
 
@@ -189,6 +217,12 @@ def inner_auto(value: object) -> object:
 def outer_auto(value: object) -> object:
     """Field converter: "auto" of any other variable is :class:`DoG`."""
     return DoG() if isinstance(value, str) and value == "auto" else value
+
+
+def _largest_entry(a: Tree) -> jax.Array:
+    """The largest absolute value of any entry."""
+    each = [jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(a)]
+    return jnp.max(jnp.stack([one.astype(each[0].dtype) for one in each]))
 
 
 def _zero(w: Tree) -> jax.Array:

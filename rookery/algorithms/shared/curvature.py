@@ -74,8 +74,9 @@ def at_least(opt: Tree, L: jax.Array) -> Tree:
 
 
 def is_due(rule: Curvature, round: Count) -> jax.Array:
-    """Whether L is measured in a round."""
-    return jnp.asarray(round) % rule.every == 0
+    """Whether L is measured in a round; x moves most at the beginning."""
+    round = jnp.asarray(round)
+    return (round % rule.every == 0) | (round < rule.every)
 
 
 def inner_curvature(

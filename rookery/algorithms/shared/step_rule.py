@@ -518,8 +518,8 @@ def direction_of(rule: StepRule, opt: Tree, old: Tree, new: Tree) -> Tree:
     """The mean direction of steps that led from ``old`` to ``new`` by a size that was sent."""
     if not isinstance(rule, AbstractAuto):
         return tree.zeros_like(old)
-    size = jnp.where(opt.size > 0, opt.size, jnp.ones_like(opt.size))
-    return tree.scale(1 / size, tree.sub(old, new))
+    size = rule.size(opt)
+    return tree.scale(1 / jnp.where(size > 0, size, jnp.ones_like(size)), tree.sub(old, new))
 
 
 def size_of(rule: Size | AbstractAuto, round: Count, steps: Count = 1) -> Number:
