@@ -131,6 +131,7 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 **PARTIAL,
             ),
         ),
+        "steps not given": (TINY, rk.FedNest(inner_steps=2, **PARTIAL)),
     },
     "FedNestSGD": {
         "unequal local steps": (
@@ -211,6 +212,7 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 **PARTIAL,
             ),
         ),
+        "steps not given": (TINY, rk.FedMBO(**PARTIAL)),
     },
     "AFBO": {
         "active, random local iterations": (
@@ -240,6 +242,7 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 batch_size=2,
             ),
         ),
+        "steps not given": (TINY, rk.AFBO(batch_size=2)),
     },
     "AFLBilevel": {
         "one product, nobody is waited for": (
@@ -420,6 +423,7 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 **PARTIAL,
             ),
         ),
+        "steps not given": (TINY, rk.FedMSA(local_steps=2, **PARTIAL)),
     },
     "STSA": {"minimax": (SADDLE, rk.STSA(outer_lr=0.05, inner_lr=0.1, **PARTIAL))},
     "SOBA": {"bilevel": (TINY, rk.SOBA(outer_lr=0.05, inner_lr=0.1, **PARTIAL))},
@@ -434,7 +438,8 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 inner_radius=(math.inf, 0.5),
                 **PARTIAL,
             ),
-        )
+        ),
+        "steps not given": (TINY, SimFBO(local_steps=2, **PARTIAL)),
     },
     "ShroFBO": {
         "unequal local steps": (
@@ -673,6 +678,7 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 lr=0.1, local_steps=1, gamma=2.0, weighting=rk.parts.PrintedWeights(3.0), clients=2
             ),
         ),
+        "steps not given": (ROBUST, rk.ComFedL(local_steps=2, **PARTIAL)),
     },
 }
 
