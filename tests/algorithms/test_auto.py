@@ -1,6 +1,10 @@
 """Steps that find their size: against closed forms, NumPy, and problems that are indefinite."""
 
+import runpy
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +18,9 @@ from rookery.algorithms.shared.curvature import measured
 from rookery.algorithms.shared.step_rule import first_opt, inner_rule, move, step_rule
 from rookery.algorithms.shared.two_level import NestedState, Opts
 
+FILE = Path(__file__).parents[2] / "experiments" / "untuned" / "quadratics.py"
+untuned: Any = SimpleNamespace(**runpy.run_path(str(FILE)))
 SCALAR = rk.zoo.scalar_bilevel()  # the clients' inner Hessians are 1 and 3
-NOISY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
 
 
 def test_dog_is_distance_over_gradients_within_bounds():
@@ -99,3 +104,11 @@ def test_auto_is_curvature_inside_and_distance_outside():
     assert inner_rule("auto") == rk.parts.Curvature() and step_rule("auto") == rk.parts.DoG()
     assert rk.FedNest().adjoint == rk.parts.WarmSeries()
     assert rk.FedNest(inner_lr=0.1, outer_lr=0.1).adjoint == rk.parts.FedIHGPSum()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [rk.FedNest, rk.FedMBO, rk.FedMSA])
+def test_nothing_given_solves_quadratics_of_all_conditions_and_scales(kind):
+    zoos = untuned.quadratics()
+    _, errors = untuned.errors(kind(), zoos, rounds=700_000, every=20_000)
+    assert np.all(errors < 1e-8), np.argsort(-errors)[:3]
