@@ -1,7 +1,7 @@
 """The compiled engine: many rounds, and many runs of one structure, are one XLA call."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import equinox as eqx
@@ -14,17 +14,17 @@ from rookery.clients.population import Population
 from rookery.engines import compile_cache, program_store
 from rookery.engines.code_key import CodeKey
 from rookery.engines.devices import BY_CLIENT, REPLICATED, Device, Devices, chosen
-from rookery.engines.engine import AbstractEngine, AbstractRunner, Event, Program, Progress
+from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
 from rookery.engines.program_count import note_program
 from rookery.engines.program_count import programs_compiled as programs_compiled
 from rookery.engines.round_costs import RoundCosts, ledgers
 from rookery.engines.rounds import many_rounds, many_rounds_of_lanes
 from rookery.engines.sharded import ShardedRunner
-from rookery.engines.streamed import MOST_ROUNDS, StreamedRunner
+from rookery.engines.streamed import MOST_ROUNDS, InMemoryRunner, StreamedRunner
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.ledger import Ledger
 from rookery.program.polling import has_row_per_client
-from rookery.types import Key, Tree
+from rookery.types import Tree
 
 
 class Compiled(AbstractEngine):
@@ -125,7 +125,7 @@ def _named(devices: Devices) -> Device | None:
     return next(d for d in devices if d.process_index == jax.process_index())
 
 
-class _CompiledRunner(AbstractRunner):
+class _CompiledRunner(InMemoryRunner):
     """Runs whose algorithms differ in array leaves only share one program."""
 
     def __init__(
@@ -156,21 +156,7 @@ class _CompiledRunner(AbstractRunner):
         population = jax.device_put(population, self._device)
         self._program = replace(self._program, population=population)
 
-    def follow(self, note: Callable[[int, Event], None]) -> None:
-        """Nothing: simulated clients do not fail."""
-
-    def close(self) -> None:
-        """Nothing is held outside this process."""
-
-    def advance(
-        self,
-        states: Sequence[Tree],
-        keys: Sequence[Key],
-        first: int,
-        n: Sequence[int],
-        *,
-        may_reuse: bool = False,
-    ) -> list[Progress]:
+    def advance(self, states, keys, first, n, *, may_reuse=False) -> list[Progress]:
         lanes, left = range(len(states)), list(n)
         current, key = self._start(states, left, may_reuse), _joined(list(keys))
         ended, is_finite = list(states), [True for _ in lanes]

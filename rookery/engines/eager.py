@@ -1,13 +1,13 @@
 """The eager engine: plain Python loops that define what a program means, and check it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from rookery import tree, uint64
 from rookery.clients.local_client import LocalClient
-from rookery.engines.engine import AbstractEngine, AbstractRunner, Event, Program, Progress
+from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
 from rookery.program.accounting import AbstractMeteredFederation
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.federation import (
@@ -170,21 +170,7 @@ class _EagerRunner(AbstractRunner):
         self._program = Program(program.problem, population, program.clock, program.aggregate)
         self._algorithms = [numbers_to_arrays(a) for a in algorithms]
 
-    def follow(self, note: Callable[[int, Event], None]) -> None:
-        """Nothing: simulated clients do not fail."""
-
-    def close(self) -> None:
-        """Nothing is held outside this process."""
-
-    def advance(
-        self,
-        states: Sequence[Tree],
-        keys: Sequence[Key],
-        first: int,
-        n: Sequence[int],
-        *,
-        may_reuse: bool = False,
-    ) -> list[Progress]:
+    def advance(self, states, keys, first, n, *, may_reuse=False) -> list[Progress]:
         runs = zip(self._algorithms, states, keys, n, strict=True)
         return [self._one(algorithm, state, key, first, n) for algorithm, state, key, n in runs]
 

@@ -73,13 +73,11 @@ class Stopped(RuntimeError):
 class AbstractRunner(abc.ABC):
     """A batch of runs, prepared on an engine."""
 
-    @abc.abstractmethod
-    def follow(self, note: Callable[[int, Event], None]) -> None:
+    def follow(self, note: Callable[[int, Event], None]) -> None:  # noqa: B027, most have no events
         """Call ``note(run, event)`` as soon as a client fails; simulated clients never do."""
 
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Release what is held outside this process, if anything is."""
+    def close(self) -> None:  # noqa: B027, most hold nothing
+        """Release what is held outside this process; nothing, unless a runner says otherwise."""
 
     def agreed(self, number: float) -> float:
         """A number that all processes of the run must have in common: that of the first."""

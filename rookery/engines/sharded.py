@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from rookery.engines.client_blocks import block_size, divided
 from rookery.engines.code_key import CodeKey
 from rookery.engines.devices import Device
-from rookery.engines.engine import AbstractRunner, Event, Program, Progress
+from rookery.engines.engine import AbstractRunner, Program, Progress
 from rookery.engines.program_count import note_program
 from rookery.engines.round_costs import RoundCosts, ledgers
 from rookery.engines.rounds import many_runs
@@ -21,7 +21,7 @@ from rookery.engines.spread import CLIENTS, AbstractSpread, AnyDevice, ByClient
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.ledger import Ledger
 from rookery.program.memory import Memory
-from rookery.types import Key, Tree
+from rookery.types import Tree
 
 RUNS = "runs"
 """The axis of a mesh along which the runs of a sweep are divided."""
@@ -75,27 +75,13 @@ class ShardedRunner(AbstractRunner):
         self._clients_at_once, self._capacity = clients_at_once, capacity
         self._last: tuple[list[Tree], Tree] | None = None  # states handed out, and on the devices
 
-    def follow(self, note: Callable[[int, Event], None]) -> None:
-        """Nothing: simulated clients do not fail."""
-
-    def close(self) -> None:
-        """Nothing is held outside this process."""
-
     def agreed(self, number: float) -> float:
         """The number of the first process."""
         if self._is_alone:
             return number
         return float(multihost_utils.broadcast_one_to_all(np.float32(number)))
 
-    def advance(
-        self,
-        states: Sequence[Tree],
-        keys: Sequence[Key],
-        first: int,
-        n: Sequence[int],
-        *,
-        may_reuse: bool = False,
-    ) -> list[Progress]:
+    def advance(self, states, keys, first, n, *, may_reuse=False) -> list[Progress]:
         """Rounds of all runs; the padding of the last group runs none."""
         self._check_agreement(first, n)
         stacked = self._on_devices(states)

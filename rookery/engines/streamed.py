@@ -6,10 +6,10 @@ reads the rows of the next one. What clients remember is in host memory; the row
 clients go to the device and come back.
 """
 
-from collections.abc import Callable, Sequence
+import abc
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 import equinox as eqx
 import jax
@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool
 
 from rookery.clients.population import Population
 from rookery.engines.code_key import CodeKey
-from rookery.engines.engine import AbstractRunner, Event, Program, Progress
+from rookery.engines.engine import AbstractRunner, Program, Progress
 from rookery.engines.scout import NotScoutable, depends_on_unknown, visited_clients
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.ledger import Ledger
@@ -30,24 +30,12 @@ MOST_ROUNDS = 100
 """Of a window: a run that ends sooner should not read rows for many rounds more."""
 
 
-class InMemoryRunner(Protocol):
+class InMemoryRunner(AbstractRunner):
     """A runner whose population can be exchanged between two calls."""
 
+    @abc.abstractmethod
     def use(self, population: Population) -> None:
         """Compute with this population from now on."""
-        ...
-
-    def advance(
-        self,
-        states: Sequence[Tree],
-        keys: Sequence[Key],
-        first: int,
-        n: Sequence[int],
-        *,
-        may_reuse: bool = False,
-    ) -> list[Progress]:
-        """As :meth:`AbstractRunner.advance`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -96,22 +84,11 @@ class StreamedRunner(AbstractRunner):
         self._next: tuple[int, Future[_Window]] | None = None
         self._reader = ThreadPoolExecutor(1, "rows")
 
-    def follow(self, note: Callable[[int, Event], None]) -> None:
-        """Nothing: simulated clients do not fail."""
-
     def close(self) -> None:
         """End the thread that reads."""
         self._reader.shutdown(cancel_futures=True)
 
-    def advance(
-        self,
-        states: Sequence[Tree],
-        keys: Sequence[Key],
-        first: int,
-        n: Sequence[int],
-        *,
-        may_reuse: bool = False,
-    ) -> list[Progress]:
+    def advance(self, states, keys, first, n, *, may_reuse=False) -> list[Progress]:
         """Run rounds, one window after another; see :meth:`AbstractRunner.advance`.
 
         With ``may_reuse`` the memories of the given states are overwritten.

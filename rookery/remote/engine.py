@@ -94,15 +94,7 @@ class RemoteRunner(AbstractRunner):
             self._opened[1].port.close()
             self._opened, self._last = None, None
 
-    def advance(
-        self,
-        states: Sequence[Tree],
-        keys: Sequence[Key],
-        first: int,
-        n: Sequence[int],
-        *,
-        may_reuse: bool = False,
-    ) -> list[Progress]:
+    def advance(self, states, keys, first, n, *, may_reuse=False) -> list[Progress]:
         """Run one round after another; collects the clients' memories at the end."""
         (state,), (key,), (count,) = states, keys, n
         if self._opened is None:

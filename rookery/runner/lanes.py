@@ -7,7 +7,7 @@ import jax
 
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Event, Program, Progress
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
-from rookery.types import Key, Tree
+from rookery.types import Tree
 
 
 def structure(algorithm: AbstractAlgorithm, start: Tree) -> Hashable:
@@ -18,7 +18,7 @@ def structure(algorithm: AbstractAlgorithm, start: Tree) -> Hashable:
     return tuple(shapes), tree, tuple(leaves)
 
 
-class Lanes:
+class Lanes(AbstractRunner):
     """Runs in step, some of which continue with another algorithm from an earlier round.
 
     Those have a runner of their own, so that the other runs compute what they would without them.
@@ -70,15 +70,7 @@ class Lanes:
         runner = self._common or next(iter(self._alone.values()))[0]
         return runner.agreed(number)
 
-    def advance(
-        self,
-        states: Sequence[Tree],
-        keys: Sequence[Key],
-        first: int,
-        n: Sequence[int],
-        *,
-        may_reuse: bool = False,
-    ) -> list[Progress]:
+    def advance(self, states, keys, first, n, *, may_reuse=False) -> list[Progress]:
         """As :meth:`rookery.engines.engine.AbstractRunner.advance`, in rounds of the run."""
         together = [0 if i in self._alone else count for i, count in enumerate(n)]
         done = [Progress(state, [], True) for state in states]
