@@ -55,8 +55,24 @@ def run_experiment(
         curves=[curve_of_results(label, own, experiment.seeds) for label, own in results.items()],
         settings={c.label: {**c.tables, "run": experiment.run} for c in experiment.curves},
         versions=versions(),
-        notes=experiment.claim,
+        notes=" ".join(filter(None, [experiment.claim, rollback_notes(results)])),
     )
+
+
+def rollback_notes(results: Mapping[str, Sequence[Result]]) -> str:
+    """Which runs the guard took back, in a sentence for the report; empty if none.
+
+    >>> rollback_notes({"FedNest": []})
+    ''
+    """
+    taken_back = [
+        f"{label} seed {one.run.seed} ({len(one.rollbacks)} times, steps times "
+        f"{one.step_factor:.3g})"
+        for label, own in results.items()
+        for one in own
+        if one.rollbacks
+    ]
+    return f"Taken back by the guard: {', '.join(taken_back)}." if taken_back else ""
 
 
 def curve_of_results(label: str, results: Sequence[Result], seeds: list[int]) -> Curve:
