@@ -102,7 +102,7 @@ def port(monkeypatch):
 def exchange(calls, clients, wait_for=0.4):
     """What has come by client, without waiting for the deadline once all have answered."""
     got = {}
-    for client, arrival in calls.exchange("step", [(c, b"x") for c in clients], wait_for):
+    for client, arrival in calls.exchange("step", [(c, [b"x"]) for c in clients], wait_for):
         got[client] = arrival
         if len(got) == len(clients):
             break
@@ -155,7 +155,7 @@ def test_an_error_at_a_site_is_told_and_the_site_stays(port):
 
 def test_without_time_messages_are_sent_and_replies_come_later(port):
     calls, _, _ = port
-    list(calls.exchange("step", [(0, b"x"), (0, b"y")], 0.0))
+    list(calls.exchange("step", [(0, [b"x"]), (0, [b"y"])], 0.0))
     time.sleep(0.2)
     assert list(calls.exchange("step", [], 0.0)) == [(0, b"0:x"), (0, b"0:y")]
 
