@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from rookery import check, tree
 from rookery.algorithms.shared.auto import Curvature, DoG
 from rookery.algorithms.shared.context import Context
-from rookery.algorithms.shared.curvature import at_least, is_measured, lipschitz_of, measured
+from rookery.algorithms.shared.curvature import at_least, is_measured, measured_for
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.lipschitz import NeumannSettings, lipschitz
 from rookery.algorithms.shared.server import mean_inner_gradient
@@ -106,11 +106,8 @@ class FedMBO(TwoLevelAlgorithm):
         context = Context(fed, problem, self.clients, self.batch_size)
         inner_key, outer_key = jax.random.split(key)
         y_opt, x_opt, _ = state.opts
-        estimator = self.estimator
-        if is_measured(self.inner_lr):
-            measure_key = jax.random.fold_in(key, 2)  # 0 and 1 are those of the levels
-            y_opt = measured(context, self.inner_lr, y_opt, state.x, state.y, measure_key)
-            estimator = estimator.with_lipschitz(lipschitz_of(y_opt))
+        of_rule = self.inner_lr, y_opt, self.estimator
+        y_opt, estimator = measured_for(context, *of_rule, state, key)
 
         def inner_step(t, carry):
             y, opt = carry
@@ -120,8 +117,7 @@ class FedMBO(TwoLevelAlgorithm):
 
         y, y_opt = fed.repeat(self.inner_rounds, inner_step, (state.y, y_opt))  # y^{k+1}
         h, L, memory = estimator.from_memory(context, state._replace(y=y), outer_key)  # PHE
-        if is_measured(self.inner_lr):
-            y_opt = at_least(y_opt, L)
+        y_opt = at_least(self.inner_lr, y_opt, L)
         x, x_opt = move(self.outer_lr, h, x_opt, state.x, fed.round)  # ------ x^{k+1}
         x = projected(problem, "x", x)
         return state._replace(x=x, y=y, lipschitz=L, opts=Opts(y_opt, x_opt, memory))

@@ -20,7 +20,7 @@ import jax
 from rookery import check
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.context import Context
-from rookery.algorithms.shared.curvature import is_measured, lipschitz_of, measured
+from rookery.algorithms.shared.curvature import measured_for
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.server import ServerSGD, ServerStep
 from rookery.algorithms.shared.step_rule import StepRule, inner_rule, step_rule
@@ -78,11 +78,8 @@ class Nested(TwoLevelAlgorithm):
         """T calls of the inner solver, then the outer step."""
         context = Context(fed, problem, self.clients, self.batch_size)
         inner_key, outer_key = jax.random.split(key)
-        opt, outer, rule = state.opts.inner, self.outer, self.inner.rule
-        if rule is not None and is_measured(rule):
-            measure_key = jax.random.fold_in(key, 2)  # 0 and 1 are those of the levels
-            opt = measured(context, rule, opt, state.x, state.y, measure_key)
-            outer = outer.with_lipschitz(lipschitz_of(opt))
+        of_rule = self.inner.rule, state.opts.inner, self.outer
+        opt, outer = measured_for(context, *of_rule, state, key)
 
         def inner_round(t, carry):
             y, opt = carry

@@ -195,7 +195,33 @@ class LocalClient:
         self.work = uint64.plus(self.work, more)
 
 
-class _Drawn:
+class _Batch:
+    """Some rows of a client, with weights that sum to one."""
+
+    _client: LocalClient
+    _rows: Tree
+    _weights: Float[Array, " rows"]
+    _key: Key
+    size: Int[Array, ""]
+
+    def average(self, fn: Fn, /) -> Tree:
+        return fn(self._rows, self._weights)
+
+    def average_with_keys(self, fn: KeyedFn, /) -> Tree:
+        slots = jnp.arange(self._weights.shape[0], dtype=jnp.uint32)
+        return fn(self._rows, self._weights, keys_for(self._key, ROW_KEYS, slots))
+
+    def batch(self) -> Sample:
+        def charge(gradients: int, hessian_vectors: int) -> None:
+            self._client.charge(self.size, gradients, hessian_vectors)
+
+        return OneBatch(Batch(self._rows, self._weights), self._key, charge)
+
+    def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
+        self._client.charge(self.size, gradients, hessian_vectors)
+
+
+class _Drawn(_Batch):
     """A mini-batch; its rows are gathered once, however many functions are averaged over them."""
 
     def __init__(
@@ -211,28 +237,12 @@ class _Drawn:
         self._slots, self._key = size, key
         self._rows = rows(index)
 
-    def average(self, fn: Fn, /) -> Tree:
-        return fn(self._rows, self._weights)
-
-    def average_with_keys(self, fn: KeyedFn, /) -> Tree:
-        slots = jnp.arange(self._slots, dtype=jnp.uint32)
-        return fn(self._rows, self._weights, keys_for(self._key, ROW_KEYS, slots))
-
     def pairs(self) -> Sample:
         charge = self._client.charge
         return DrawnPairs(self._gather, self._count, self._slots, self._key, charge)
 
-    def batch(self) -> Sample:
-        def charge(gradients: int, hessian_vectors: int) -> None:
-            self._client.charge(self.size, gradients, hessian_vectors)
 
-        return OneBatch(Batch(self._rows, self._weights), self._key, charge)
-
-    def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
-        self._client.charge(self.size, gradients, hessian_vectors)
-
-
-class _Dealt:
+class _Dealt(_Batch):
     """One batch of a deal: the rows that count, each once."""
 
     def __init__(self, client: LocalClient, rows: Tree, counts: Bool[Array, " rows"], key: Key):
@@ -241,13 +251,6 @@ class _Dealt:
         self._weights = jnp.where(counts, 1.0, 0.0) / whole
         self._client, self._rows, self._key = client, rows, key
 
-    def average(self, fn: Fn, /) -> Tree:
-        return fn(self._rows, self._weights)
-
-    def average_with_keys(self, fn: KeyedFn, /) -> Tree:
-        slots = jnp.arange(self._weights.shape[0], dtype=jnp.uint32)
-        return fn(self._rows, self._weights, keys_for(self._key, ROW_KEYS, slots))
-
     def pairs(self) -> Sample:
         def rows(position: Int[Array, " rows"]) -> Tree:
             return jax.tree.map(lambda a: a[position], self._rows)
@@ -255,15 +258,6 @@ class _Dealt:
         slots, one = self._weights.shape[0], jnp.ones_like(self.size)
         count = jnp.maximum(self.size, one)
         return DrawnPairs(rows, count, slots, self._key, self._client.charge)
-
-    def batch(self) -> Sample:
-        def charge(gradients: int, hessian_vectors: int) -> None:
-            self._client.charge(self.size, gradients, hessian_vectors)
-
-        return OneBatch(Batch(self._rows, self._weights), self._key, charge)
-
-    def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
-        self._client.charge(self.size, gradients, hessian_vectors)
 
 
 class _Whole:

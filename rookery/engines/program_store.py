@@ -11,6 +11,7 @@ The files lie among those of :mod:`rookery.engines.compile_cache`, are pruned wi
 machine code: like any cache of programs, the directory must be writable by its owner only.
 """
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -97,7 +98,9 @@ def _made(fn: Callable[[Tree, Tree], Tree], inputs: Tree, constants: Tree, path:
     try:
         content = serialize(compiled)[0]
     except (ValueError, NotImplementedError, pickle.PicklingError, TypeError):
-        return compiled  # JAX cannot write this one
+        # JAX refuses some programs (on a backend that cannot serialise, or with constants that are
+        # arguments) by the first two, pickle by the others: the next process compiles this one
+        return compiled
     _write(path, content)
     return compiled
 
@@ -111,21 +114,20 @@ def _read(path: Path, n_kept: int, n_donated: int, n_returned: int) -> Program |
         program = deserialize_and_load(content, arguments, returned)
     except FileNotFoundError:
         return None
-    except Exception:
-        path.unlink(missing_ok=True)
+    except Exception:  # a damaged file may raise anything: compile, and write it again
         return None
-    os.utime(path)  # the oldest files are deleted first
+    with contextlib.suppress(OSError):  # another process has deleted it, or owns it
+        os.utime(path)  # the oldest files are deleted first
     return program
 
 
 def _write(path: Path, content: bytes) -> None:
     """All of the file or nothing, whatever other processes do."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        Path(file.name).replace(path)
-    except OSError:
-        return  # the directory is full or gone: the next process compiles again
+    with contextlib.suppress(OSError):  # full, read-only or gone: the next process compiles again
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            part = Path(folder, path.name)
+            part.write_bytes(content)
+            part.replace(path)
 
 
 def _path(name: str, kept: Tree, donated: Tree) -> Path | None:

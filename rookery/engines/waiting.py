@@ -34,6 +34,9 @@ Pick = Callable[[jax.Array], jax.Array]
 """From an array with a row for each client to the rows of some of them."""
 
 
+Seconds = Float[Array, " jobs"]
+
+
 class Times(NamedTuple):
     """When jobs begin and end, in seconds since the round began.
 
@@ -46,18 +49,18 @@ class Times(NamedTuple):
         is_idle: whether it is yet to begin.
     """
 
-    start: Float[Array, " jobs"]
-    seconds: Float[Array, " jobs"]
-    finish: Float[Array, " jobs"]
-    due: Float[Array, " jobs"]
-    ready: Float[Array, " jobs"]
+    start: Seconds
+    seconds: Seconds
+    finish: Seconds
+    due: Seconds
+    ready: Seconds
     is_idle: Bool[Array, " jobs"]
 
     @classmethod
     def of(
         cls,
-        start: Float[Array, " jobs"],
-        seconds: Float[Array, " jobs"],
+        start: Seconds,
+        seconds: Seconds,
         is_idle: Bool[Array, " jobs"],
         now: Float[Array, ""],
     ) -> "Times":

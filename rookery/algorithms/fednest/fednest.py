@@ -40,7 +40,7 @@ from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import AbstractAdjoint
 from rookery.algorithms.shared.auto import Curvature, DoG
 from rookery.algorithms.shared.context import Context
-from rookery.algorithms.shared.curvature import at_least, is_measured, lipschitz_of, measured
+from rookery.algorithms.shared.curvature import at_least, is_measured, measured_for
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.step_rule import (
     StepRule,
@@ -120,11 +120,8 @@ class FedNest(TwoLevelAlgorithm):
         inner = {"lr": self.inner_lr, "steps": self.inner_steps, **anchor}
         outer = {"lr": self.outer_lr, "steps": self.outer_steps}
         inner_opt, outer_opt, _ = state.opts
-        ihgp = self.adjoint
-        if is_measured(self.inner_lr):
-            measure_key = jax.random.fold_in(key, 2)  # 0 and 1 are those of the levels
-            inner_opt = measured(context, self.inner_lr, inner_opt, state.x, state.y, measure_key)
-            ihgp = ihgp.with_lipschitz(lipschitz_of(inner_opt))
+        of_rule = self.inner_lr, inner_opt, self.adjoint
+        inner_opt, ihgp = measured_for(context, *of_rule, state, key)
 
         def inner_round(t, carry):
             (y, opt), t_key = carry, jax.random.fold_in(inner_key, t)
@@ -132,8 +129,7 @@ class FedNest(TwoLevelAlgorithm):
 
         y, inner_opt = fed.repeat(self.inner_rounds, inner_round, (state.y, inner_opt))  # y^{k+1}
         v, L, memory = ihgp.estimate_from(context, state._replace(y=y), ihgp_key)  # FedIHGP
-        if is_measured(self.inner_lr):
-            inner_opt = at_least(inner_opt, L)
+        inner_opt = at_least(self.inner_lr, inner_opt, L)
         keys = (who, hyper_key, local_key)
         x, outer_opt = fedout(context, state.x, y, v, outer_opt, keys, **outer)  # x^{k+1}
         return state._replace(x=x, y=y, lipschitz=L, opts=Opts(inner_opt, outer_opt, memory))

@@ -71,10 +71,11 @@ def descend(
         return moved, opts
     x, *others = moved
     radii = radius if isinstance(radius, tuple) else (radius,) * len(others)
-    return (x, *(_within(r, block) for r, block in zip(radii, others, strict=True))), opts
+    return (x, *(within(r, block) for r, block in zip(radii, others, strict=True))), opts
 
 
-def _within(radius: Number, block: Tree) -> Tree:
+def within(radius: Number, block: Tree) -> Tree:
+    """A block, pulled back to the ball of a radius if it is outside."""
     norm = tree.norm(block)
     largest = jnp.asarray(radius).astype(norm.dtype)
     return tree.scale(jnp.where(norm > largest, largest / norm, jnp.ones_like(norm)), block)

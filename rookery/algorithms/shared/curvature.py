@@ -5,6 +5,7 @@ adjoint v. Where the inner variable of a composition follows a value, L is 1 and
 """
 
 from collections.abc import Callable
+from typing import Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.penalty_view import PenaltyView
 from rookery.algorithms.shared.step_rule import StepRule, StepRules
+from rookery.algorithms.shared.two_level import State
 from rookery.algorithms.shared.views import (
     AbstractLayersView,
     AbstractView,
@@ -42,6 +44,36 @@ def is_measured(rule: StepRules | None) -> bool:
     return any(isinstance(one, Curvature) for one in each)
 
 
+class HasSeries(Protocol):
+    """A part that estimates the adjoint by a series, which needs an L."""
+
+    def with_lipschitz(self, L: jax.Array) -> Self:
+        """The part with an L that was measured elsewhere; an L that was given stays."""
+        ...
+
+
+Part = TypeVar("Part", bound=HasSeries)
+
+
+def measured_for(
+    context: Context, rule: StepRule | None, opt: Tree, part: Part, state: State, key: Key
+) -> tuple[Tree, Part]:
+    """The state of an inner rule with the size for this round, and the part with the same L.
+
+    Args:
+        context: of the round.
+        rule: of the inner steps; unless it measures L, nothing changes.
+        opt: the rule's state.
+        part: estimates the adjoint.
+        state: with the iterates.
+        key: of the round; the keys of its two levels are split off the same.
+    """
+    if not isinstance(rule, Curvature):
+        return opt, part
+    opt = measured(context, rule, opt, state.x, state.y, jax.random.fold_in(key, 2))
+    return opt, part.with_lipschitz(lipschitz_of(opt))
+
+
 def measured(context: Context, rule: StepRule, opt: Tree, x: Tree, y: Tree, key: Key) -> Tree:
     """The state of an inner rule with the size for this round; other rules stay as they are."""
     if not isinstance(rule, Curvature):
@@ -66,10 +98,12 @@ def lipschitz_of(opt: Tree) -> jax.Array:
     return 1 / (opt.opts if isinstance(opt, Sent) else opt).size
 
 
-def at_least(opt: Tree, L: jax.Array) -> Tree:
-    """A measured state whose L was found to be too small, by a product with some other vector."""
+def at_least(rule: StepRule, opt: Tree, L: jax.Array) -> Tree:
+    """The state of an inner rule, if it measures L, once a product has shown that L is larger."""
+    if not isinstance(rule, Curvature):
+        return opt
     if isinstance(opt, Sent):
-        return Sent(at_least(opt.opts, L))
+        return Sent(at_least(rule, opt.opts, L))
     return opt._replace(size=jnp.minimum(opt.size, (1 / L).astype(opt.size.dtype)))
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.shared.adjoint import AbstractAdjoint
+from rookery.algorithms.shared.blocks import within
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.curvature import damping_for
 from rookery.algorithms.shared.lipschitz import NeumannSettings, lipschitz
@@ -101,10 +102,3 @@ class WarmSeries(NeumannSettings, AbstractAdjoint):
         start = warm.v, 0.9 * warm.damping, L
         v, damping, L = system.repeat(self.terms, hop, start)
         return Warm(v, damping), L
-
-
-def within(radius, v: Tree) -> Tree:
-    """A vector pulled back to the ball of a radius."""
-    norm = tree.norm(v)
-    most = jnp.asarray(radius).astype(norm.dtype)
-    return tree.scale(jnp.where(norm > most, most / norm, jnp.ones_like(norm)), v)
