@@ -33,15 +33,14 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.shared.block_steps import AbstractBlockSteps
+from rookery.algorithms.shared.block_steps import AbstractBilevelSteps
 from rookery.algorithms.shared.blocks import evaluate
 from rookery.algorithms.shared.estimators import PAGE
 from rookery.algorithms.shared.schedule import number
-from rookery.algorithms.shared.step_rule import check_step_rules
 from rookery.algorithms.shared.views import Blocks
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.constraints import projected
-from rookery.program.algorithm import check_kind, with_settings_of
+from rookery.program.algorithm import with_settings_of
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory, PerClient, check_rule
 from rookery.types import Count, Key, Tree
@@ -66,7 +65,7 @@ class Kept(NamedTuple):
     is_made: jax.Array
 
 
-class BRFedBi(AbstractBlockSteps):
+class BRFedBi(AbstractBilevelSteps):
     """SOBA with a robust rule for each variable, and estimates that clients keep.
 
     Args:
@@ -87,7 +86,6 @@ class BRFedBi(AbstractBlockSteps):
     cached: bool = False
 
     def __check_init__(self):
-        check_step_rules("inner_lr", self.inner_lr, n_blocks=2, may_be_auto=True)
         check.decay("momentum", self.momentum)
         if self.page is not None and self.momentum > 0:
             raise ValueError(
@@ -100,11 +98,6 @@ class BRFedBi(AbstractBlockSteps):
     def is_kept(self) -> bool:
         """Whether clients keep their estimates."""
         return self.page is not None or self.momentum != 0
-
-    def check(self, problem: Bilevel, n_clients: int) -> None:
-        """Raise unless the problem is bilevel and a cohort can be drawn."""
-        check_kind(self, problem, Bilevel)
-        self.clients.check(n_clients)
 
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> BRFedBiState:
         """The given variables, and v = 0; nobody has sent anything."""
@@ -139,10 +132,6 @@ class BRFedBi(AbstractBlockSteps):
         opts = self.measured(fed, problem, state.opts, blocks, key)
         (x, y, v), opts = self.step(d, opts, blocks, fed.round)
         return BRFedBiState(projected(problem, "x", x), y, v, own, cache, opts)
-
-    def solution(self, state: BRFedBiState) -> tuple[Tree, ...]:
-        """(x, y)."""
-        return state.x, state.y
 
 
 @with_settings_of(BRFedBi, without=("page",))

@@ -33,14 +33,13 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.shared.block_steps import AbstractBlockSteps
+from rookery.algorithms.shared.block_steps import AbstractBilevelSteps
 from rookery.algorithms.shared.schedule import number
-from rookery.algorithms.shared.step_rule import check_step_rules
 from rookery.algorithms.shared.views import Blocks
 from rookery.algorithms.soba import directions
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.constraints import projected
-from rookery.program.algorithm import check_kind, with_settings_of
+from rookery.program.algorithm import with_settings_of
 from rookery.program.codec import AbstractCodec
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory, check_rule
@@ -58,7 +57,7 @@ class CSOBAState(NamedTuple):
     opts: tuple[Tree, ...]
 
 
-class CSOBA(AbstractBlockSteps):
+class CSOBA(AbstractBilevelSteps):
     """SOBA with compressed directions.
 
     Args:
@@ -79,15 +78,9 @@ class CSOBA(AbstractBlockSteps):
     error_feedback: bool = False
 
     def __check_init__(self):
-        check_step_rules("inner_lr", self.inner_lr, n_blocks=2, may_be_auto=True)
         check.decay("momentum", self.momentum)
         if self.error_feedback:
             check_rule("error_feedback=True", self.clients)
-
-    def check(self, problem: Bilevel, n_clients: int) -> None:
-        """Raise unless the problem is bilevel and a cohort can be drawn."""
-        check_kind(self, problem, Bilevel)
-        self.clients.check(n_clients)
 
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> CSOBAState:
         """The given variables, and v = 0; the server knows no direction."""
@@ -119,10 +112,6 @@ class CSOBA(AbstractBlockSteps):
         opts = self.measured(fed, problem, state.opts, blocks, key)
         (x, y, v), opts = self.step(d, opts, blocks, fed.round)
         return CSOBAState(projected(problem, "x", x), y, v, d, kept, opts)
-
-    def solution(self, state: CSOBAState) -> tuple[Tree, ...]:
-        """(x, y)."""
-        return state.x, state.y
 
 
 @with_settings_of(CSOBA, without=("error_feedback",))

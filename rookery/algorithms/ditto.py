@@ -20,21 +20,19 @@ alternates one step of each on the same batch; here the two runs of steps are ap
 """
 
 from dataclasses import KW_ONLY
-from typing import ClassVar
 
 import equinox as eqx
 import jax
 
 from rookery import check, tree
 from rookery.algorithms.shared import local
-from rookery.algorithms.shared.model import ModelState, gradient_steps, move_to_mean
+from rookery.algorithms.shared.model import gradient_steps
 from rookery.algorithms.shared.own_models import AbstractOwnModels
-from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.step_rule import StepRule, step_rule
 from rookery.problem.constraints import projected, projection
 from rookery.problem.single_level import SingleLevel
-from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Count, Key, Tree
+from rookery.program.federation import Client
+from rookery.types import Count, Tree
 
 
 class Ditto(AbstractOwnModels):
@@ -50,10 +48,7 @@ class Ditto(AbstractOwnModels):
     0.5
     """
 
-    kind: ClassVar[type] = SingleLevel
-
     _: KW_ONLY
-    mu: float = eqx.field(converter=number)
     own_lr: StepRule = eqx.field(converter=step_rule)
     own_steps: int = 1
 
@@ -61,32 +56,17 @@ class Ditto(AbstractOwnModels):
         check.not_negative("mu", self.mu)
         check.count("own_steps", self.own_steps)
 
-    def round(
-        self, fed: AbstractFederation, problem: SingleLevel, state: ModelState, key: Key
-    ) -> ModelState:
-        """One exchange of FedAvg, and steps of the own models."""
-        who, local_key = jax.random.split(key)
-        cohort = fed.sample(self.clients, who)
-        w, v = fed.broadcast(cohort, state.w), fed.recall(cohort, state.own)  # down  w
-        settings = {"problem": problem, "algorithm": self, "round": fed.round}
-        w_i, v = fed.map(both_steps, w, v, key=local_key, **settings)
-        mean = fed.mean(w_i)  # ---------------------------------------------- up    w_i
-        new, opt = move_to_mean(self.server_lr, mean, state.opt, state.w, fed.round)
-        own = fed.keep(state.own, v)
-        return state._replace(w=projected(problem, "w", new), opt=opt, own=own)
+    def train(
+        self, client: Client, w: Tree, own: Tree, *, problem: SingleLevel, round: Count
+    ) -> tuple[Tree, Tree]:
+        """FedAvg's steps of a copy of the global model, and steps of the own model, v."""
+        w_i, _ = gradient_steps(client, w, problem=problem, algorithm=self, round=round)
 
+        def gradient(v, key):
+            sample = client.draw(problem.split, self.batch_size, key)
+            return tree.axpy(self.mu, tree.sub(v, w), problem.gradient(v, sample))
 
-def both_steps(
-    client: Client, w: Tree, v: Tree, *, problem: SingleLevel, algorithm: Ditto, round: Count
-) -> tuple[Tree, Tree]:
-    """The client's copy of the global model, and its own model, after their steps."""
-    w_i, _ = gradient_steps(client, w, problem=problem, algorithm=algorithm, round=round)
-
-    def gradient(v, key):
-        sample = client.draw(problem.split, algorithm.batch_size, key)
-        return tree.axpy(algorithm.mu, tree.sub(v, w), problem.gradient(v, sample))
-
-    key = jax.random.fold_in(client.key, 1 << 20)  # no step of the global model has it
-    how = {"project": projection(problem, "w"), "round": round}
-    v, _ = local.plain_steps(client, gradient, v, algorithm.own_lr, algorithm.own_steps, key, **how)
-    return w_i, projected(problem, "w", v)
+        key = jax.random.fold_in(client.key, 1 << 20)  # no step of the global model has it
+        how = {"project": projection(problem, "w"), "round": round}
+        v, _ = local.plain_steps(client, gradient, own, self.own_lr, self.own_steps, key, **how)
+        return w_i, projected(problem, "w", v)

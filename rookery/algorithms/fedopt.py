@@ -72,6 +72,28 @@ def local_settings(
     return LocalSettings(lr=lr, local_steps=local_steps, clients=clients, batch_size=batch_size)
 
 
+class AdaptiveSettings(LocalSettings, total=False):
+    """Those, and the numbers of the server's moments in FedAdam and FedYogi."""
+
+    b1: float
+    b2: float
+    tau: float
+    bias_correction: bool
+
+
+@expands(local_settings)
+def adaptive_settings(
+    *,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    tau: float = 1e-3,
+    bias_correction: bool = False,
+    **settings: Unpack[LocalSettings],
+) -> tuple[tuple[float, float, float, bool], LocalSettings]:
+    """The numbers of the moments, in the order of :func:`server_rule`, and the other settings."""
+    return (b1, b2, tau, bias_correction), local_settings(**settings)
+
+
 @expands(local_settings)
 def FedAvgM(
     *,
@@ -112,16 +134,8 @@ def FedAdagrad(
     return FedAvg(label="FedAdagrad", server_lr=rule, **local_settings(**settings))
 
 
-@expands(local_settings)
-def FedAdam(
-    *,
-    server_lr: float | AbstractSchedule,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    tau: float = 1e-3,
-    bias_correction: bool = False,
-    **settings: Unpack[LocalSettings],
-) -> FedAvg:
+@expands(adaptive_settings)
+def FedAdam(*, server_lr: float | AbstractSchedule, **settings: Unpack[AdaptiveSettings]) -> FedAvg:
     """FedAvg whose server steps by Adam; the paper's has no bias correction.
 
     The other settings are those of :class:`FedAvg`.
@@ -129,20 +143,13 @@ def FedAdam(
     >>> FedAdam(lr=0.1, server_lr=0.01, clients=10, bias_correction=True).name
     'FedAdam'
     """
-    rule = server_rule("adam", server_lr, b1, b2, tau, bias_correction)
-    return FedAvg(label="FedAdam", server_lr=rule, **local_settings(**settings))
+    moments, others = adaptive_settings(**settings)
+    rule = server_rule("adam", server_lr, *moments)
+    return FedAvg(label="FedAdam", server_lr=rule, **others)
 
 
-@expands(local_settings)
-def FedYogi(
-    *,
-    server_lr: float | AbstractSchedule,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    tau: float = 1e-3,
-    bias_correction: bool = False,
-    **settings: Unpack[LocalSettings],
-) -> FedAvg:
+@expands(adaptive_settings)
+def FedYogi(*, server_lr: float | AbstractSchedule, **settings: Unpack[AdaptiveSettings]) -> FedAvg:
     """FedAvg whose server steps by Yogi: v falls by no more than (1 - b2) Δ² a round.
 
     The other settings are those of :class:`FedAvg`.
@@ -150,8 +157,9 @@ def FedYogi(
     >>> FedYogi(lr=0.1, server_lr=0.01, batch_size=32).name
     'FedYogi'
     """
-    rule = server_rule("yogi", server_lr, b1, b2, tau, bias_correction)
-    return FedAvg(label="FedYogi", server_lr=rule, **local_settings(**settings))
+    moments, others = adaptive_settings(**settings)
+    rule = server_rule("yogi", server_lr, *moments)
+    return FedAvg(label="FedYogi", server_lr=rule, **others)
 
 
 def server_rule(

@@ -23,21 +23,19 @@ steps, and only the sampled clients train. A client's inner steps start where it
 """
 
 from dataclasses import KW_ONLY
-from typing import ClassVar
 
 import equinox as eqx
 import jax
 
 from rookery import check, tree
 from rookery.algorithms.shared import local
-from rookery.algorithms.shared.model import ModelState, move_to_mean
 from rookery.algorithms.shared.own_models import AbstractOwnModels
 from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.step_rule import check_number, first_opt, move
 from rookery.problem.constraints import projected
 from rookery.problem.single_level import SingleLevel
-from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Count, Key, Tree
+from rookery.program.federation import Client
+from rookery.types import Count, Tree
 
 
 class PFedMe(AbstractOwnModels):
@@ -53,10 +51,7 @@ class PFedMe(AbstractOwnModels):
     5
     """
 
-    kind: ClassVar[type] = SingleLevel
-
     _: KW_ONLY
-    mu: float = eqx.field(converter=number)
     inner_lr: float = eqx.field(converter=number)
     inner_steps: int = 5
 
@@ -65,47 +60,26 @@ class PFedMe(AbstractOwnModels):
         check_number("PFedMe", "inner_lr", self.inner_lr, "It solves a problem on one batch.")
         check.count("inner_steps", self.inner_steps)
 
-    def round(
-        self, fed: AbstractFederation, problem: SingleLevel, state: ModelState, key: Key
-    ) -> ModelState:
-        """One exchange: local rounds of the own models, and a step to the mean of the w_i."""
-        who, local_key = jax.random.split(key)
-        cohort = fed.sample(self.clients, who)
-        w, theta = fed.broadcast(cohort, state.w), fed.recall(cohort, state.own)  # down  w
-        settings = {"problem": problem, "algorithm": self, "round": fed.round}
-        w_i, theta = fed.map(moreau_steps, w, theta, key=local_key, **settings)
-        mean = fed.mean(w_i)  # ---------------------------------------------- up    w_i
-        new, opt = move_to_mean(self.server_lr, mean, state.opt, state.w, fed.round)
-        own = fed.keep(state.own, theta)
-        return state._replace(w=projected(problem, "w", new), opt=opt, own=own)
+    def train(
+        self, client: Client, w: Tree, own: Tree, *, problem: SingleLevel, round: Count
+    ) -> tuple[Tree, Tree]:
+        """w_i and θ_i after R local rounds: steps of θ_i, then one of w_i towards it."""
+        R = local.steps_of(client, self.local_steps)
 
+        def local_round(r, carry):
+            w_i, theta, opt = carry
+            key = jax.random.fold_in(client.key, r)
+            sample = client.draw(problem.split, self.batch_size, key)
 
-def moreau_steps(
-    client: Client,
-    w: Tree,
-    theta: Tree,
-    *,
-    problem: SingleLevel,
-    algorithm: PFedMe,
-    round: Count,
-) -> tuple[Tree, Tree]:
-    """w_i and θ_i after R local rounds."""
-    R, mu = local.steps_of(client, algorithm.local_steps), algorithm.mu
+            def inner(_, theta):
+                g = tree.axpy(self.mu, tree.sub(theta, w_i), problem.gradient(theta, sample))
+                return projected(problem, "w", tree.axpy(-self.inner_lr, g, theta))
 
-    def local_round(r, carry):
-        w_i, theta, opt = carry
-        key = jax.random.fold_in(client.key, r)
-        sample = client.draw(problem.split, algorithm.batch_size, key)
+            theta = client.repeat(self.inner_steps, inner, theta)
+            pull = tree.scale(self.mu, tree.sub(w_i, theta))  # the gradient of the envelope
+            w_i, opt = move(self.lr, pull, opt, w_i, round, R)
+            return w_i, theta, opt
 
-        def inner(_, theta):
-            g = tree.axpy(mu, tree.sub(theta, w_i), problem.gradient(theta, sample))
-            return projected(problem, "w", tree.axpy(-algorithm.inner_lr, g, theta))
-
-        theta = client.repeat(algorithm.inner_steps, inner, theta)
-        pull = tree.scale(mu, tree.sub(w_i, theta))  # the gradient of the envelope
-        w_i, opt = move(algorithm.lr, pull, opt, w_i, round, R)
-        return w_i, theta, opt
-
-    first = w, theta, first_opt(algorithm.lr, w)
-    w_i, theta, _ = client.repeat(R, local_round, first)
-    return w_i, theta
+        first = w, own, first_opt(self.lr, w)
+        w_i, theta, _ = client.repeat(R, local_round, first)
+        return w_i, theta

@@ -21,9 +21,8 @@ from typing import NamedTuple
 import jax
 
 from rookery import tree
-from rookery.algorithms.shared.block_steps import AbstractBlockSteps
+from rookery.algorithms.shared.block_steps import AbstractBilevelSteps
 from rookery.algorithms.shared.blocks import draw_levels
-from rookery.algorithms.shared.step_rule import check_step_rules
 from rookery.algorithms.shared.views import Blocks
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.constraints import projected
@@ -40,7 +39,7 @@ class SOBAState(NamedTuple):
     opts: tuple[Tree, ...] = ((), (), ())
 
 
-class SOBA(AbstractBlockSteps):
+class SOBA(AbstractBilevelSteps):
     """One step of x, y and v at once, along the means of the clients' directions.
 
     Args:
@@ -50,15 +49,6 @@ class SOBA(AbstractBlockSteps):
     >>> SOBA(outer_lr=0.05, inner_lr=(0.1, 0.05), batch_size=8).inner_lr
     (0.1, 0.05)
     """
-
-    def __check_init__(self):
-        check_step_rules("inner_lr", self.inner_lr, n_blocks=2, may_be_auto=True)
-
-    def check(self, problem: Bilevel, n_clients: int) -> None:
-        """Raise unless the problem is bilevel and a cohort can be drawn."""
-        if not isinstance(problem, Bilevel):
-            raise TypeError(f"SOBA solves Bilevel problems, got {type(problem).__name__}.")
-        self.clients.check(n_clients)
 
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> SOBAState:
         """The given variables, and v = 0; no optimiser has taken a step."""
@@ -80,10 +70,6 @@ class SOBA(AbstractBlockSteps):
         opts = self.measured(fed, problem, state.opts, blocks, key)
         (x, y, v), opts = self.step(d, opts, blocks, fed.round)
         return SOBAState(projected(problem, "x", x), y, v, opts)
-
-    def solution(self, state: SOBAState) -> tuple[Tree, ...]:
-        """(x, y)."""
-        return state.x, state.y
 
 
 def directions(client: Client, at: Blocks, *, problem: Bilevel, batch_size: BatchSize) -> Blocks:

@@ -16,7 +16,6 @@ Departure from the paper: one sample serves all maps of a step, where STSA draws
 maps of bilevel problems draw outer and inner rows independently.
 """
 
-from collections.abc import Callable
 from dataclasses import KW_ONLY
 from typing import NamedTuple
 
@@ -24,8 +23,7 @@ import jax
 
 from rookery.algorithms.shared.block_steps import AbstractBlockSteps
 from rookery.algorithms.shared.blocks import evaluate
-from rookery.algorithms.shared.curvature import check_blocks
-from rookery.algorithms.shared.step_rule import check_step_rules
+from rookery.algorithms.shared.on_view import AbstractOnView
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.problem.constraints import all_projected
 from rookery.program.federation import AbstractFederation, Client
@@ -40,7 +38,7 @@ class BlocksState(NamedTuple):
     opts: tuple[Tree, ...]
 
 
-class STSA(AbstractBlockSteps):
+class STSA(AbstractBlockSteps, AbstractOnView):
     """One step of all blocks at once, along the mean of the clients' maps.
 
     Args:
@@ -55,23 +53,9 @@ class STSA(AbstractBlockSteps):
     _: KW_ONLY
     view: AbstractView | None = None
 
-    def check(self, problem: Problem, n_clients: int) -> None:
-        """Raise unless the problem has blocks and the settings fit them and the clients."""
-        view = view_of(problem, self.view)
-        others = view.n_blocks(problem) - 1
-        check_step_rules("inner_lr", self.inner_lr, others, may_be_auto=True)
-        check_blocks("inner_lr", self.inner_lr, problem, view)
-        self.clients.check(n_clients)
-
     def seen_as(self) -> AbstractView | None:
         """The view that was given."""
         return self.view
-
-    def check_start(
-        self, problem: Problem, start: tuple[Tree, ...], example: Callable[[str], Tree]
-    ) -> None:
-        """Raise unless the view's initial values have the shapes that the problem has."""
-        view_of(problem, self.view).check_start(problem, start, example)
 
     def init(self, problem: Problem, *variables: Tree) -> BlocksState:
         """The given variables, and what the view adds to them; no optimiser has taken a step."""
@@ -94,12 +78,6 @@ class STSA(AbstractBlockSteps):
         opts = self.measured(fed, problem, state.opts, u, key)
         u, opts = self.step(s, opts, u, fed.round)
         return BlocksState(all_projected(problem, u[:n]), u[n:], opts)
-
-    def solution(self, state: BlocksState) -> tuple[Tree, ...]:
-        """The problem's own variables, as the view has them."""
-        if self.view is None:
-            return state.variables
-        return self.view.solution(state.variables, state.added)
 
 
 def own_maps(

@@ -1,6 +1,6 @@
 """What measurements mean: verdicts with their thresholds, and what to change."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ def verdicts_of(vitals: Vitals, settings: Settings) -> list[Verdict]:
     """What is wrong at a point of a run, the cause before its effects."""
     return [
         verdict
-        for judge in (_steps, _curvature, _series, _adjoint, _distance, _noise, _drift)
+        for judge in (_steps, _curvature, _series, _inner_problem, _noise, _drift)
         for verdict in judge(vitals, settings)
     ]
 
@@ -83,25 +83,20 @@ def verdicts_of_record(
     return found
 
 
-def _steps(v: Vitals, s: Settings) -> Sequence[Verdict]:
-    if s.step is None or s.step * v.L < UNSTABLE:
-        return []
-    return [
-        Verdict(
+def _steps(v: Vitals, s: Settings) -> Iterator[Verdict]:
+    if s.step is not None and s.step * v.L >= UNSTABLE:
+        yield Verdict(
             "steps too long",
             f"{s.step_name} {s.step:.3g} times the curvature of a client's batch, {v.L:.3g}, is "
             f"{s.step * v.L:.3g}; from {UNSTABLE:g} on local steps diverge.",
             f"Choose {s.step_name} of {1 / v.L:.3g} or less.",
         )
-    ]
 
 
-def _curvature(v: Vitals, s: Settings) -> Sequence[Verdict]:
-    if v.smallest >= -NEGATIVE * abs(v.largest):
-        return []
-    is_nested = v.v is not None
-    return [
-        Verdict(
+def _curvature(v: Vitals, s: Settings) -> Iterator[Verdict]:
+    if v.smallest < -NEGATIVE * abs(v.largest):
+        is_nested = v.v is not None
+        yield Verdict(
             "negative curvature",
             f"The Hessian has the eigenvalue {v.smallest:.3g} beside {v.largest:.3g}"
             + ("; the adjoint's series grows along it." if is_nested else "."),
@@ -109,81 +104,60 @@ def _curvature(v: Vitals, s: Settings) -> Sequence[Verdict]:
             if is_nested
             else "This is usual for networks before they have converged.",
         )
-    ]
 
 
-def _series(v: Vitals, s: Settings) -> Sequence[Verdict]:
+def _series(v: Vitals, s: Settings) -> Iterator[Verdict]:
     if s.series is None or v.hops is None or v.series_error is None:
-        return []
+        return
     if v.hops > GROWING:
-        return [
-            Verdict(
-                "series grows",
-                f"A term of the series is up to {v.hops:.3g} times as long as the one before.",
-                f"Choose lipschitz of {SAFETY * v.L:.3g} or more (largest measured: {v.L:.3g}).",
-            )
-        ]
-    if v.series_error > INEXACT:
+        yield Verdict(
+            "series grows",
+            f"A term of the series is up to {v.hops:.3g} times as long as the one before.",
+            f"Choose lipschitz of {SAFETY * v.L:.3g} or more (largest measured: {v.L:.3g}).",
+        )
+    elif v.series_error > INEXACT:
         more = s.series.terms * max(2, round(v.largest / max(v.smallest, 1e-30) / s.series.terms))
-        return [
-            Verdict(
-                "series too short",
-                f"The sum of {s.series.terms} terms misses the adjoint by {v.series_error:.0%}.",
-                f"Use more terms (about {min(more, 1000)}), or conjugate gradients "
-                "(rk.parts.FederatedCG).",
-            )
-        ]
-    return []
+        yield Verdict(
+            "series too short",
+            f"The sum of {s.series.terms} terms misses the adjoint by {v.series_error:.0%}.",
+            f"Use more terms (about {min(more, 1000)}), or conjugate gradients "
+            "(rk.parts.FederatedCG).",
+        )
 
 
-def _adjoint(v: Vitals, s: Settings) -> Sequence[Verdict]:
-    if v.amplification is None or v.amplification < ILL:
-        return []
-    return [
-        Verdict(
+def _inner_problem(v: Vitals, s: Settings) -> Iterator[Verdict]:
+    if v.amplification is not None and v.amplification >= ILL:
+        yield Verdict(
             "ill-conditioned",
             f"The adjoint is {v.amplification:.3g} times as long as |f_y| / L: the inner problem "
             "is nearly flat along it.",
             "Add a larger l2 term to the inner loss.",
         )
-    ]
-
-
-def _distance(v: Vitals, s: Settings) -> Sequence[Verdict]:
-    if v.v is None or v.distance is None or v.distance < FAR:
-        return []
-    return [
-        Verdict(
+    if v.v is not None and v.distance is not None and v.distance >= FAR:
+        yield Verdict(
             "inner problem unsolved",
             f"y is {v.distance:.0%} of its norm away from its solution at this x.",
             "Take more inner steps in a round, or smaller outer ones.",
         )
-    ]
 
 
-def _noise(v: Vitals, s: Settings) -> Sequence[Verdict]:
-    if v.noise is None or v.noise < NOISY:
-        return []
-    what = "gradient" if v.v is None else "hypergradient"
-    return [
-        Verdict(
+def _noise(v: Vitals, s: Settings) -> Iterator[Verdict]:
+    if v.noise is not None and v.noise >= NOISY:
+        what = "gradient" if v.v is None else "hypergradient"
+        yield Verdict(
             "noise",
             f"The noise of the {what} is {v.noise:.3g} times its norm {v.signal:.3g}.",
             f"Take larger batches (now {s.batch_size}) or cohorts (now {s.cohort}), or let the "
             "outer steps decay: with constant ones the run has arrived where noise lets it.",
         )
-    ]
 
 
-def _drift(v: Vitals, s: Settings) -> Sequence[Verdict]:
-    if v.drift is None or v.drift < DRIFT:
-        return []
-    return [
-        Verdict(
+def _drift(v: Vitals, s: Settings) -> Iterator[Verdict]:
+    if v.drift is not None and v.drift >= DRIFT:
+        yield Verdict(
             "client drift",
             f"The mean of the clients' {s.local_steps} local steps is {v.drift:.0%} of the "
             "variable's norm away from as many steps on the mean loss.",
             "Take fewer or shorter local steps, unless the algorithm corrects them, as FedNest's "
             "FedInn and SCAFFOLD do.",
         )
-    ]

@@ -18,7 +18,7 @@ from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Prog
 from rookery.engines.program_count import note_program
 from rookery.engines.program_count import programs_compiled as programs_compiled
 from rookery.engines.round_costs import RoundCosts, ledgers
-from rookery.engines.rounds import many_rounds, many_rounds_of_lanes
+from rookery.engines.rounds import Lanes, many_rounds, many_rounds_of_lanes
 from rookery.engines.sharded import ShardedRunner
 from rookery.engines.streamed import MOST_ROUNDS, InMemoryRunner, StreamedRunner
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
@@ -225,9 +225,8 @@ def _advance(kept: tuple[Tree, ...], tables: Tree) -> tuple[Tree, RoundCosts, ja
         # a single run keeps real branches and loop lengths, which a vmap would turn into selects
         algorithm = eqx.combine(numbers, structure)
         return many_rounds(program, algorithm, clients_at_once, capacity, states, keys, first, n)
-    return many_rounds_of_lanes(
-        program, structure, clients_at_once, capacity, numbers, states, keys, first, n, matters
-    )
+    lanes = Lanes(structure, numbers, states, keys)
+    return many_rounds_of_lanes(program, lanes, clients_at_once, capacity, first, n, matters)
 
 
 _advance_jitted = eqx.filter_jit(_advance, donate="all-except-first")

@@ -1,6 +1,7 @@
 """Rounds in a loop, traced: one after another, of one run or of several at once."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -67,19 +68,32 @@ def many_rounds(
     return _loop(once, capacity, state, first, n, ())
 
 
+class Lanes(NamedTuple):
+    """Runs whose algorithms have one structure and differ in numbers.
+
+    Attributes:
+        structure: of the algorithms, without their numbers.
+        numbers: of each lane's algorithm, along the first axis.
+        states: of each lane.
+        keys: of each lane.
+    """
+
+    structure: Tree
+    numbers: Tree
+    states: Tree
+    keys: Key
+
+
 def many_rounds_of_lanes(
     program: Program,
-    structure: Tree,
+    lanes: Lanes,
     clients_at_once: int | None,
     capacity: int,
-    numbers: Tree,
-    states: Tree,
-    keys: Key,
     first: int | jax.Array,
     n: int | jax.Array,
     matters: Bool[Array, " lanes"],
 ) -> tuple[Tree, RoundCosts, Int[Array, " lanes+1"]]:
-    """At most ``n`` rounds of several runs in step, whose algorithms differ in numbers.
+    """At most ``n`` rounds of several runs in step.
 
     A loop whose lanes ended one by one would have to copy the states of all lanes in every round.
     This one ends for all of them after the first round that left NaN or infinity in a lane that
@@ -87,12 +101,9 @@ def many_rounds_of_lanes(
 
     Args:
         program: what the lanes have in common.
-        structure: of the algorithms, without their numbers.
+        lanes: the runs.
         clients_at_once: see :class:`rookery.Compiled`.
         capacity: the most rounds.
-        numbers: of each lane's algorithm, along the first axis.
-        states: of each lane.
-        keys: of each lane.
         first: the number of the first round.
         n: how many rounds.
         matters: the lanes that decide when the loop ends.
@@ -101,6 +112,7 @@ def many_rounds_of_lanes(
         The states, the costs with a row per round and lane, and (rounds done, whether each lane is
         finite, or does not matter).
     """
+    structure, numbers, states, keys = lanes
     begins_finite = jax.vmap(lambda state: _begins_finite(state, first))(states)
 
     def one(numbers, state, key, round):
@@ -150,20 +162,18 @@ def _loop(
 
 def many_runs(
     program: Program,
-    structure: Tree,
+    lanes: Lanes,
     clients_at_once: int | None,
     capacity: int,
-    numbers: Tree,
-    states: Tree,
-    keys: jax.Array,
     first: int | jax.Array,
     n: jax.Array,
     spread: AbstractSpread = ONE_DEVICE,
 ) -> tuple[Tree, RoundCosts, Int[Array, "runs 2"]]:
-    """:func:`many_rounds` of runs whose algorithms have one structure and differ in numbers.
+    """:func:`many_rounds` of several runs, which may have different numbers of rounds.
 
     Runs may end one by one. A vmap of the loop would also copy the costs of all rounds in each.
     """
+    structure, numbers, states, keys = lanes
     if n.shape[0] == 1:
         # a single run keeps real branches and loop lengths, which a vmap would turn into selects
         numbers, state, key = jax.tree.map(lambda a: a[0], (numbers, states, keys))

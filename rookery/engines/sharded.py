@@ -16,7 +16,7 @@ from rookery.engines.devices import Device
 from rookery.engines.engine import AbstractRunner, Program, Progress
 from rookery.engines.program_count import note_program
 from rookery.engines.round_costs import RoundCosts, ledgers
-from rookery.engines.rounds import many_runs
+from rookery.engines.rounds import Lanes, many_runs
 from rookery.engines.spread import CLIENTS, AbstractSpread, AnyDevice, ByClient
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.ledger import Ledger
@@ -194,18 +194,10 @@ def _advance(kept: _Kept, states: Tree) -> tuple[Tree, RoundCosts, jax.Array]:
     n_clients, is_by_client = program.population.n_clients, isinstance(layout.spread, ByClient)
 
     def on_each_device(arrays, numbers, states, keys, first, n):
-        return many_runs(
-            eqx.combine(arrays, static),
-            kept.structure,
-            kept.clients_at_once,
-            kept.capacity,
-            numbers,
-            states,
-            jax.random.wrap_key_data(keys, impl=kept.impl),
-            first,
-            n,
-            layout.spread,
-        )
+        keys = jax.random.wrap_key_data(keys, impl=kept.impl)
+        lanes, at_once = Lanes(kept.structure, numbers, states, keys), kept.clients_at_once
+        program = eqx.combine(arrays, static)
+        return many_runs(program, lanes, at_once, kept.capacity, first, n, layout.spread)
 
     data = jax.tree.map(lambda _: P(), arrays)
     of_states = jax.tree.map(lambda _: P(RUNS), states)

@@ -63,9 +63,9 @@ class AbstractRobust(eqx.Module):
     def fewest(self) -> int:
         """The least number of replies with which it tolerates a Byzantine one."""
 
-    @abc.abstractmethod
     def check(self, weights: jax.Array) -> None:
         """Raise unless it makes sense for a population with these weights."""
+        _at_least(type(self).__name__, self.fewest, weights)
 
 
 class Median(AbstractRobust):
@@ -96,10 +96,6 @@ class Median(AbstractRobust):
     def fewest(self) -> int:
         """Of two replies it would be the mean."""
         return 3
-
-    def check(self, weights: jax.Array) -> None:
-        """Enough clients."""
-        _at_least("Median", self.fewest, weights)
 
 
 class TrimmedMean(AbstractRobust):
@@ -228,12 +224,42 @@ class Krum(AbstractRobust):
             )
 
 
-class GeometricMedian(AbstractRobust):
+class AbstractCentre(AbstractRobust):
+    """A point that moves a few times, from the coordinate-wise median on.
+
+    All leaves together are one point. A reply that is not finite does not count.
+    """
+
+    iterations: eqx.AbstractVar[int]
+
+    def __check_init__(self):
+        check.count(f"{type(self).__name__}.iterations", self.iterations)
+
+    @abc.abstractmethod
+    def step(self, centre: Tree, replies: Tree, weights: jax.Array, far: jax.Array) -> Tree:
+        """The next centre, where ``far`` has the distances of the replies from the last."""
+
+    def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
+        """The centre after the iterations."""
+        replies, weights = _finite_only(replies, weights)
+
+        def step(_, centre):
+            far = jnp.sqrt(_squared_distances_from(replies, centre))
+            return self.step(centre, replies, weights, far)
+
+        return jax.lax.fori_loop(0, self.iterations, step, Median()(replies, weights))
+
+    @property
+    def fewest(self) -> int:
+        """Those of the median that it starts at."""
+        return 3
+
+
+class GeometricMedian(AbstractCentre):
     """The point with the least weighted sum of distances to the replies, by Weiszfeld's steps.
 
-    Tolerates Byzantine clients holding less than half of the total weight. All leaves together are
-    one point. A reply that is not finite does not count. (RFA: K. Pillutla, S. Kakade,
-    Z. Harchaoui, IEEE TSP 2022, arXiv:1912.13445.)
+    Tolerates Byzantine clients holding less than half of the total weight. (RFA: K. Pillutla,
+    S. Kakade, Z. Harchaoui, IEEE TSP 2022, arXiv:1912.13445.)
 
     Args:
         iterations: of Weiszfeld's algorithm, which starts at the coordinate-wise median.
@@ -249,31 +275,15 @@ class GeometricMedian(AbstractRobust):
     smoothing: float = 1e-8
 
     def __check_init__(self):
-        check.count("GeometricMedian.iterations", self.iterations)
         check.positive("GeometricMedian.smoothing", self.smoothing)
 
-    def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
-        """Weiszfeld's steps from the coordinate-wise median."""
-        replies, weights = _finite_only(replies, weights)
-
-        def step(_, centre):
-            far = jnp.sqrt(_squared_distances_from(replies, centre))
-            pull = weights / jnp.maximum(far, self.smoothing).astype(weights.dtype)
-            return _mean(replies, pull / jnp.sum(pull))
-
-        return jax.lax.fori_loop(0, self.iterations, step, Median()(replies, weights))
-
-    @property
-    def fewest(self) -> int:
-        """Of two replies any point between them would do."""
-        return 3
-
-    def check(self, weights: jax.Array) -> None:
-        """Enough clients."""
-        _at_least("GeometricMedian", self.fewest, weights)
+    def step(self, centre: Tree, replies: Tree, weights: jax.Array, far: jax.Array) -> Tree:
+        """The mean of the replies, each weighted by one over its distance."""
+        pull = weights / jnp.maximum(far, self.smoothing).astype(weights.dtype)
+        return _mean(replies, pull / jnp.sum(pull))
 
 
-class CentredClipping(AbstractRobust):
+class CentredClipping(AbstractCentre):
     """The mean of replies that are pulled to within a radius of a centre, a few times over.
 
     S. P. Karimireddy, L. He, M. Jaggi. Learning from history for Byzantine robust optimization.
@@ -296,31 +306,13 @@ class CentredClipping(AbstractRobust):
 
     def __check_init__(self):
         check.positive("CentredClipping.radius", self.radius)
-        check.count("CentredClipping.iterations", self.iterations)
 
-    def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
-        """The centre after some iterations."""
-        replies, weights = _finite_only(replies, weights)
-
-        def step(_, centre):
-            far = jnp.sqrt(_squared_distances_from(replies, centre))
-            share = jnp.minimum(1.0, self.radius / jnp.where(far > 0, far, 1.0))
-            pull = weights * share.astype(weights.dtype)
-            stay = 1 - jnp.sum(pull)
-            return jax.tree.map(
-                lambda c, m: stay.astype(c.dtype) * c + m, centre, _mean(replies, pull)
-            )
-
-        return jax.lax.fori_loop(0, self.iterations, step, Median()(replies, weights))
-
-    @property
-    def fewest(self) -> int:
-        """Those of the median that it starts at."""
-        return 3
-
-    def check(self, weights: jax.Array) -> None:
-        """Enough clients."""
-        _at_least("CentredClipping", self.fewest, weights)
+    def step(self, centre: Tree, replies: Tree, weights: jax.Array, far: jax.Array) -> Tree:
+        """The mean of the clipped replies."""
+        share = jnp.minimum(1.0, self.radius / jnp.where(far > 0, far, 1.0))
+        pull = weights * share.astype(weights.dtype)
+        stay = 1 - jnp.sum(pull)
+        return jax.tree.map(lambda c, m: stay.astype(c.dtype) * c + m, centre, _mean(replies, pull))
 
 
 class Attacked(eqx.Module):

@@ -53,14 +53,8 @@ class Guard:
 
     >>> import rookery as rk
     >>> zoo = rk.zoo.quadratic_losses(n_clients=2, size=2, rows=3)
-    >>> result = rk.run(
-    ...     rk.FedAvg(lr=0.3, local_steps=1),
-    ...     zoo.problem,
-    ...     rk.Population.stacked(zoo.data),
-    ...     zoo.start,
-    ...     rounds=20,
-    ...     guard=rk.stop.Guard(times=3),
-    ... )
+    >>> on = zoo.problem, rk.Population.stacked(zoo.data), zoo.start
+    >>> result = rk.run(rk.FedAvg(lr=0.3), *on, rounds=20, guard=rk.stop.Guard(times=3))
     >>> result.rollbacks, result.step_factor  # nothing to do
     ((), 1.0)
 

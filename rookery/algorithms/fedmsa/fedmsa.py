@@ -32,7 +32,6 @@ compositions are mended (:mod:`rookery.algorithms.shared.views`). With several c
 iterates are averaged, as in the paper's experiments; its theorem has one.
 """
 
-from collections.abc import Callable
 from dataclasses import KW_ONLY
 from typing import ClassVar, Literal, NamedTuple
 
@@ -46,16 +45,13 @@ from rookery.algorithms.fedmsa.warmup import AbstractWarmUp
 from rookery.algorithms.shared.auto import Curvature, DoG, Sent
 from rookery.algorithms.shared.blocks import Radius, check_radius, descend, evaluate
 from rookery.algorithms.shared.context import Context
-from rookery.algorithms.shared.curvature import check_blocks, measured_blocks, with_damping
+from rookery.algorithms.shared.curvature import measured_blocks, with_damping
 from rookery.algorithms.shared.local import map_steps
+from rookery.algorithms.shared.on_view import AbstractOnView
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     StepRules,
     all_observed,
-    check_keeping,
-    check_not_mixed,
-    check_step_rule,
-    check_step_rules,
     each_rule,
     inner_rules,
     is_keeping,
@@ -67,7 +63,6 @@ from rookery.algorithms.shared.step_rule import (
 )
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.problem.constraints import all_projected
-from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Cached, Client
 from rookery.program.participation import AbstractParticipation, Everyone, Uniform, participation
 from rookery.rng import below
@@ -88,7 +83,7 @@ class MSAState(NamedTuple):
     own_opts: Tree = ()
 
 
-class FedMSA(SampledAlgorithm):
+class FedMSA(AbstractOnView):
     """Moves all blocks at once, along a global direction that local differences keep fresh.
 
     Args:
@@ -126,6 +121,7 @@ class FedMSA(SampledAlgorithm):
     """
 
     projects: ClassVar[bool] = True
+    is_local: ClassVar[bool] = True
 
     _: KW_ONLY
     outer_lr: StepRule = eqx.field(converter=step_rule, default_factory=DoG)
@@ -147,10 +143,6 @@ class FedMSA(SampledAlgorithm):
     output: AbstractOutput = eqx.field(default_factory=LastIterate)
 
     def __check_init__(self):
-        check_step_rule("outer_lr", self.outer_lr, "local", may_be_auto=True)
-        check_step_rules("inner_lr", self.inner_lr, place="local", may_be_auto=True)
-        check_keeping(self.name, self.clients, self.outer_lr, self.inner_lr)
-        check_not_mixed(self.name, self.outer_lr, self.inner_lr)
         if not isinstance(self.output, LastIterate) and self._is_keeping():
             raise ValueError(
                 f"{type(self.output).__name__} asks a client to take its steps again, from the "
@@ -172,21 +164,12 @@ class FedMSA(SampledAlgorithm):
 
     def check(self, problem: Problem, n_clients: int) -> None:
         """Raise unless the problem has blocks and the settings fit them and the clients."""
-        view = view_of(problem, self.view)
-        others = view.n_blocks(problem) - 1
-        check_step_rules("inner_lr", self.inner_lr, others, "local", may_be_auto=True)
-        check_blocks("inner_lr", self.inner_lr, problem, view)
+        super().check(problem, n_clients)
+        others = view_of(problem, self.view).n_blocks(problem) - 1
         check_radius("inner_radius", self.inner_radius, others)
-        self.clients.check(n_clients)
         self.momentum_clients.check(n_clients)
         if self.warm_up is not None:
             self.warm_up.check(problem, n_clients)
-
-    def check_start(
-        self, problem: Problem, start: tuple[Tree, ...], example: Callable[[str], Tree]
-    ) -> None:
-        """Raise unless the view's initial values have the shapes that the problem has."""
-        view_of(problem, self.view).check_start(problem, start, example)
 
     def init(self, problem: Problem, *variables: Tree) -> MSAState:
         """The given variables, and what the view adds to them; no direction yet."""
@@ -240,9 +223,7 @@ class FedMSA(SampledAlgorithm):
 
     def solution(self, state: MSAState) -> tuple[Tree, ...]:
         """The problem's own variables, as the view has them."""
-        if state.kept is not None:
-            return state.kept.iterate
-        return state.variables if self.view is None else self.view.solution(*state[:2])
+        return super().solution(state) if state.kept is None else state.kept.iterate
 
     def _is_keeping(self) -> bool:
         """Whether clients keep the state of an optimiser."""

@@ -87,7 +87,8 @@ def corrected_inner_steps(
     gradient = partial(levels.inner_gradient, at.problem, x)
     how = {"rule": plan.lr, "steps": plan.steps, "round": round, "opt": opt}
     how["project"] = projection(plan.problem, "y")
-    return local.corrected_steps(client, at.inner_sample, gradient, y, q, **how)
+    drift = local.drift_on_draws(client, at.inner_sample, gradient, y)
+    return local.corrected_steps(client, drift, y, q, **how)
 
 
 def dealt_gradients(
@@ -124,8 +125,8 @@ def dealt_inner_steps(
     gradient = partial(levels.inner_gradient, at.problem, x)
     how = {"rule": plan.lr, "steps": plan.steps, "round": round, "opt": opt}
     how["project"] = projection(plan.problem, "y")
-    deal = at.dealt_inner_rows(client.key)
-    return local.dealt_steps(client, deal, gradient, y, at_y, q, **how)
+    drift = local.drift_on_deal(at.dealt_inner_rows(client.key), gradient, at_y)
+    return local.corrected_steps(client, drift, y, q, **how)
 
 
 def plain_inner_steps(

@@ -64,7 +64,8 @@ def corrected_outer_steps(
 
     how = {"rule": plan.lr, "steps": plan.steps, "round": round, "opt": opt}
     how["project"] = projection(plan.problem, "x")
-    return local.corrected_steps(client, at.outer_sample, gradient, x, h, **how)
+    drift = local.drift_on_draws(client, at.outer_sample, gradient, x)
+    return local.corrected_steps(client, drift, x, h, **how)
 
 
 class FedOut(AbstractLocalPart, AbstractOuter):

@@ -1,7 +1,7 @@
 """What the server's methods for blocks have in common: all step at once, each by its own rule."""
 
 from dataclasses import KW_ONLY
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import equinox as eqx
 import jax
@@ -20,9 +20,24 @@ from rookery.algorithms.shared.step_rule import (
     step_rule,
 )
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
-from rookery.program.algorithm import SampledAlgorithm
+from rookery.problem.bilevel import Bilevel
+from rookery.program.algorithm import SampledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation
 from rookery.types import Count, Key, Problem, Tree
+
+
+class HasLevels(Protocol):
+    """A state with x and y among its parts."""
+
+    @property
+    def x(self) -> Tree:
+        """The outer variable."""
+        ...
+
+    @property
+    def y(self) -> Tree:
+        """The inner variable."""
+        ...
 
 
 class AbstractBlockSteps(SampledAlgorithm):
@@ -73,3 +88,19 @@ class AbstractBlockSteps(SampledAlgorithm):
         """The blocks after a step of each against its direction, and the states of the rules."""
         rules = each_rule(self.outer_lr, self.inner_lr, len(blocks))
         return descend(rules, direction, opts, blocks, round)
+
+
+class AbstractBilevelSteps(AbstractBlockSteps):
+    """Steps of the server on x, y and v of a bilevel problem."""
+
+    def __check_init__(self):
+        check_step_rules("inner_lr", self.inner_lr, n_blocks=2, may_be_auto=True)
+
+    def check(self, problem: Bilevel, n_clients: int) -> None:
+        """Raise unless the problem is bilevel and a cohort can be drawn."""
+        check_kind(self, problem, Bilevel)
+        self.clients.check(n_clients)
+
+    def solution(self, state: HasLevels) -> tuple[Tree, ...]:
+        """(x, y)."""
+        return state.x, state.y

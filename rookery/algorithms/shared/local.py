@@ -261,43 +261,9 @@ def mean_gradient(
     return tree.scale(1 / jnp.asarray(steps).astype(float), total)
 
 
-def dealt_steps(
-    client: Client,
-    deal: Deal,
-    gradient: Callable[[Tree, Sample], Tree],
-    anchor: Tree,
-    at_anchor: Tree,
-    correction: Tree,
-    rule: StepRule,
-    steps: LocalSteps,
-    *,
-    project: Projection,
-    round: Count,
-    opt: Tree | None = None,
-) -> tuple[Tree, Tree]:
-    """Local steps along  G_i(w; b) - G_i(anchor; b) + correction  on dealt batches b in turn.
-
-    ``at_anchor`` has G_i(anchor; b) of all batches along its first axis. Arguments and results are
-    otherwise those of :func:`corrected_steps`.
-    """
-    own_steps = steps_of(client, steps)
-    opt = first_opt(rule, anchor) if opt is None else opt
-
-    def step(nu, carry):
-        w, opt = carry
-        w, b = project(w), nu % deal.batches
-        known = jax.tree.map(lambda rows: rows[b], at_anchor)
-        drift = tree.sub(gradient(w, deal.sample(b)), known)
-        return move(rule, tree.add(drift, correction), opt, w, round, own_steps)
-
-    first = move(rule, correction, opt, anchor, round, own_steps)
-    return client.repeat(own_steps - 1, step, first)
-
-
 def corrected_steps(
     client: Client,
-    draw: Callable[[Key], Sample],
-    gradient: Callable[[Tree, Sample], Tree],
+    drift: Callable[[Tree, Count], Tree],
     anchor: Tree,
     correction: Tree,
     rule: StepRule,
@@ -307,7 +273,7 @@ def corrected_steps(
     round: Count,
     opt: Tree | None = None,
 ) -> tuple[Tree, Tree]:
-    """Local steps along  G_i(w; ξ) - G_i(anchor; ξ) + correction,  the same sample ξ in both.
+    """Local steps along  drift(w, ν) + correction,  where  drift = G_i(w; ξ_ν) - G_i(anchor; ξ_ν).
 
     At the anchor the difference is zero, so the first step needs no evaluation. Arguments and
     results are those of :func:`plain_steps`.
@@ -318,9 +284,39 @@ def corrected_steps(
     def step(nu, carry):
         w, opt = carry
         w = project(w)
-        sample = draw(jax.random.fold_in(client.key, nu))
-        drift = tree.sub(gradient(w, sample), gradient(anchor, sample))
-        return move(rule, tree.add(drift, correction), opt, w, round, own_steps)
+        along = tree.add(drift(w, nu), correction)
+        return move(rule, along, opt, w, round, own_steps)
 
     first = move(rule, correction, opt, anchor, round, own_steps)
     return client.repeat(own_steps - 1, step, first)
+
+
+def drift_on_draws(
+    client: Client,
+    draw: Callable[[Key], Sample],
+    gradient: Callable[[Tree, Sample], Tree],
+    anchor: Tree,
+) -> Callable[[Tree, Count], Tree]:
+    """G_i(w; ξ) - G_i(anchor; ξ)  on a fresh sample ξ per step, the same in both."""
+
+    def drift(w, nu):
+        sample = draw(jax.random.fold_in(client.key, nu))
+        return tree.sub(gradient(w, sample), gradient(anchor, sample))
+
+    return drift
+
+
+def drift_on_deal(
+    deal: Deal, gradient: Callable[[Tree, Sample], Tree], at_anchor: Tree
+) -> Callable[[Tree, Count], Tree]:
+    """G_i(w; b) - G_i(anchor; b)  on dealt batches b in turn.
+
+    ``at_anchor`` has G_i(anchor; b) of all batches along its first axis.
+    """
+
+    def drift(w, nu):
+        b = nu % deal.batches
+        known = jax.tree.map(lambda rows: rows[b], at_anchor)
+        return tree.sub(gradient(w, deal.sample(b)), known)
+
+    return drift

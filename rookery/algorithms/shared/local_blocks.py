@@ -15,7 +15,6 @@ old values. Samples of the levels are independent, as the proofs want them.
 """
 
 import abc
-from collections.abc import Callable
 from dataclasses import KW_ONLY
 from typing import ClassVar, Literal, NamedTuple
 
@@ -27,16 +26,13 @@ from rookery import check, tree
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.auto import Curvature, DoG, Sent
 from rookery.algorithms.shared.blocks import descend, evaluate
-from rookery.algorithms.shared.curvature import check_blocks, measured_blocks, with_damping
+from rookery.algorithms.shared.curvature import measured_blocks, with_damping
 from rookery.algorithms.shared.estimators import AbstractEstimator, PlainEstimator
+from rookery.algorithms.shared.on_view import AbstractOnView
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     StepRules,
     all_observed,
-    check_keeping,
-    check_not_mixed,
-    check_step_rule,
-    check_step_rules,
     direction_of,
     each_rule,
     inner_rules,
@@ -47,7 +43,6 @@ from rookery.algorithms.shared.step_rule import (
 )
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.problem.constraints import all_projected
-from rookery.program.algorithm import SampledAlgorithm
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.participation import AbstractParticipation, Cohort, Everyone, Uniform
 from rookery.types import Count, Key, Number, Problem, Tree
@@ -83,7 +78,7 @@ class LocalSteps(NamedTuple):
     steps: Count
 
 
-class AbstractLocalBlocks(SampledAlgorithm):
+class AbstractLocalBlocks(AbstractOnView):
     """Local steps on the blocks of a view, of which x is the first.
 
     Args:
@@ -98,6 +93,7 @@ class AbstractLocalBlocks(SampledAlgorithm):
     """
 
     projects: ClassVar[bool] = True
+    is_local: ClassVar[bool] = True
 
     _: KW_ONLY
     outer_lr: StepRule = eqx.field(converter=step_rule, default_factory=DoG)
@@ -108,28 +104,14 @@ class AbstractLocalBlocks(SampledAlgorithm):
     view: AbstractView | None = None
 
     def __check_init__(self):
-        check_step_rule("outer_lr", self.outer_lr, "local", may_be_auto=True)
-        check_step_rules("inner_lr", self.inner_lr, place="local", may_be_auto=True)
-        check_keeping(self.name, self.clients, self.outer_lr, self.inner_lr)
-        check_not_mixed(self.name, self.outer_lr, self.inner_lr)
         local.check_local_steps("local_steps", self.local_steps)
         if self.first_batch is not None:
             check.count("first_batch", self.first_batch)
 
     def check(self, problem: Problem, n_clients: int) -> None:
         """Raise unless the problem has blocks and the settings fit them and the clients."""
-        view = view_of(problem, self.view)
-        others = view.n_blocks(problem) - 1
-        check_step_rules("inner_lr", self.inner_lr, others, "local", may_be_auto=True)
-        check_blocks("inner_lr", self.inner_lr, problem, view)
+        super().check(problem, n_clients)
         local.check_local_steps("local_steps", self.local_steps, n_clients)
-        self.clients.check(n_clients)
-
-    def check_start(
-        self, problem: Problem, start: tuple[Tree, ...], example: Callable[[str], Tree]
-    ) -> None:
-        """Raise unless the view's initial values have the shapes that the problem has."""
-        view_of(problem, self.view).check_start(problem, start, example)
 
     def init(self, problem: Problem, *variables: Tree) -> LocalBlocksState:
         """The given variables, and what the view adds to them; no estimate yet."""
@@ -229,12 +211,6 @@ class AbstractLocalBlocks(SampledAlgorithm):
         """The problem's own variables in their sets, and the added blocks."""
         n = len(problem.variables)
         return all_projected(problem, u[:n]), u[n:]
-
-    def solution(self, state: LocalBlocksState) -> tuple[Tree, ...]:
-        """The problem's own variables, as the view has them."""
-        if self.view is None:
-            return state.variables
-        return self.view.solution(state.variables, state.added)
 
 
 def first_maps(
