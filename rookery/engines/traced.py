@@ -254,7 +254,8 @@ class TracedFederation(AbstractFederation):
 
         def note(ids, active, carry):
             """What depends on the latest results and on when the jobs began."""
-            change, stalest, start, is_idle, has_arrived, trace = carry
+            change, weight, stalest, start, is_idle, has_arrived, trace = carry
+            weight = weight + jnp.sum(jnp.where(active, self.weights[ids], 0.0))
             before = jax.tree.map(lambda a: a[ids], jobs.results)
             change = tree.sub(change, weighted_sum(self.weights[ids], active, before))
             began, version = start[ids], jobs.version[ids]
@@ -270,7 +271,7 @@ class TracedFederation(AbstractFederation):
             )
             rows = jnp.where(active, now, began), active, active
             tables = written((start, is_idle, has_arrived), ids, active, rows)
-            return change, stalest, *tables, trace
+            return change, weight, stalest, *tables, trace
 
         def visit(ids, active, carry):
             results, total, change, costs = carry
@@ -286,10 +287,13 @@ class TracedFederation(AbstractFederation):
 
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), jobs.results)
         nobody, none = jnp.zeros(self.n_clients, bool), jnp.zeros((), jnp.int32)
-        carry = (zeros, none, jobs.start, jobs.is_idle, nobody, jobs.trace)
+        weight = jnp.zeros((), self.weights.dtype)
+        carry = (zeros, weight, none, jobs.start, jobs.is_idle, nobody, jobs.trace)
         # XLA would copy all results if one loop read and wrote them, or if nothing made the loop
         # that reads come before the one that writes
-        change, stalest, start, is_idle, has_arrived, trace = visit_some(arrive, width, note, carry)
+        noted = visit_some(arrive, width, note, carry)
+        change, weight, stalest, start, is_idle, has_arrived, trace = noted
+        self._lists[id(has_arrived)] = has_arrived, _Listed(arrive, weight)
         carry = (jobs.results, zeros, change, self.costs)
         results, total, change, self.costs = visit_some(arrive, width, visit, carry)
         after = replace(
@@ -301,7 +305,6 @@ class TracedFederation(AbstractFederation):
             polls=jobs.polls + 1,
             trace=trace,
         )
-        weight = jnp.sum(jnp.where(has_arrived, self.weights, 0.0))
         return PollResult(after, arrive.size, weight, total, change, stalest)
 
     def _listed(self, who: Bool[Array, " clients"]) -> "_Listed":
