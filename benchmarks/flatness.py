@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +38,7 @@ from rookery.engines.rounds import many_rounds
 from rookery.experiment import config
 from rookery.experiment.task_loader import TaskLoader
 from rookery.program.algorithm import first_state
+from rookery.program.availability import AbstractAvailability
 
 N_IN, CLASSES, ROWS, COHORT, LOCAL_STEPS, BATCH, HOPS = 64, 10, 100, 10, 10, 64, 5
 TURNS, ROUNDS = 5, 60
@@ -139,14 +141,27 @@ def make_population(n_clients: int) -> rk.Population:
     )
 
 
+class InTurn(AbstractAvailability):
+    """Client i comes at second i of every ``n_clients`` seconds: one client a second."""
+
+    n_clients: int = eqx.field(static=True)
+
+    def comes(self, key, client, now):
+        """Its next second."""
+        return now + (client - now) % self.n_clients
+
+    def check(self, n_clients):
+        """The turn goes through all clients."""
+        assert n_clients == self.n_clients
+
+
 def clock(n_clients: int) -> rk.delays.Clock:
-    """About one client a second begins a job, however many there are.
+    """One client a second begins a job, however many there are.
 
     If all of them always worked, every client would deliver in every round of AFBO: its hops last
     longer than a job. The cohorts would grow with the number of clients, and the cost with them.
     """
-    comes = rk.availability.BernoulliOn(probability=1e-5, retry=1e-5 * n_clients)
-    return rk.delays.Clock(rk.delays.LogNormalDelay(0.03), availability=comes)
+    return rk.delays.Clock(rk.delays.ConstantDelay(0.03), availability=InTurn(n_clients))
 
 
 def resident_mb() -> float:
