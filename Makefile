@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types unit test-slow test-contract test-devices test-versions \
-	test-oldest test-newest test-tracking test-ray test-flare test-models bench bench-remote clean
+	test-oldest test-newest test-tracking test-ray test-flare test-models docs bench bench-remote clean
 
 demo: $(READY)
 	$(BIN)/rookery demo
@@ -75,6 +75,12 @@ test-models: $(VENV)-models/.ready
 	$(VENV)-models/bin/pytest -rs tests/test_models_adapters.py tests/clients/test_table.py rookery/models
 	$(VENV)-models/bin/pytest -rs tests/test_examples.py -k "torch or nnx"
 
+# the site in docs/_build/html: every page's code is run, and a warning is an error. What ran before
+# and has not changed is kept in .cache and docs/gallery.
+docs: $(VENV)-docs/.ready
+	$(VENV)-docs/bin/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "The pages: docs/_build/html/index.html"
+
 # all benchmarks, for a quiet hour; BENCH="--only NAME" measures some of them. A peer that cannot be
 # installed is reported, and the others are measured.
 PEERS = fedjax pfl flower
@@ -117,4 +123,4 @@ $(VENV)-%/.ready: requirements-%.txt requirements.txt pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-* .cache runs
+	rm -rf $(VENV) $(VENV)-* .cache runs docs/_build docs/_examples docs/gallery docs/reference docs/jupyter_execute
