@@ -7,6 +7,7 @@ from rookery.algorithms.afbo.aphe import APHESum as APHESum
 from rookery.algorithms.afbo.hessians import ActiveHessians as ActiveHessians
 from rookery.algorithms.afbo.hessians import LocalHessians as LocalHessians
 from rookery.algorithms.afbo.hessians import StaleHessians as StaleHessians
+from rookery.algorithms.afbo.running import RunningAdjoint as RunningAdjoint
 from rookery.algorithms.aid import FederatedCG as FederatedCG
 from rookery.algorithms.comfedl.weighting import NormalisedWeights as NormalisedWeights
 from rookery.algorithms.comfedl.weighting import PrintedWeights as PrintedWeights
@@ -118,6 +119,7 @@ __all__ = [
     "RandomIterate",
     "RandomSteps",
     "RingGraph",
+    "RunningAdjoint",
     "SequencesView",
     "ServerSGD",
     "ServerStep",

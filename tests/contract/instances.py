@@ -224,6 +224,7 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 aphe=rk.parts.APHESum(
                     terms=2, lipschitz=rk.parts.PowerIteration(iterations=2, every=2)
                 ),
+                hessians=rk.parts.ActiveHessians(),
                 inner_steps=rk.parts.RandomSteps(1, 3),
                 batch_size=2,
             ),
@@ -242,7 +243,28 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 batch_size=2,
             ),
         ),
-        "steps not given": (TINY, rk.AFBO(batch_size=2)),
+        "steps not given": (
+            TINY,
+            rk.AFBO(aphe=rk.parts.APHESum(), hessians=rk.parts.ActiveHessians(), batch_size=2),
+        ),
+        "running adjoint, steps not given": (
+            TINY,
+            rk.AFBO(inner_steps=rk.parts.RandomSteps(1, 3), batch_size=2),
+        ),
+        "running adjoint, one is waited for": (
+            TINY,
+            rk.AFBO(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                inner_rounds=2,
+                inner_steps=(1, 2, 3),
+                wait_for=1,
+                first_wait_for=2,
+                inner_staleness=None,
+                outer_staleness=2,
+                batch_size=2,
+            ),
+        ),
     },
     "AFLBilevel": {
         "one product, nobody is waited for": (
