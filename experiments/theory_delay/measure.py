@@ -60,6 +60,7 @@ def afbo(alpha: float, beta: float, **changes):
     settings = {
         "inner_rounds": 5,
         "aphe": rk.parts.APHESum(terms=TERMS, lipschitz=CONDITION),
+        "hessians": rk.parts.ActiveHessians(),
         "batch_size": 1,
     }
     return rk.AFBO(outer_lr=alpha, inner_lr=beta, **(settings | changes))

@@ -11,6 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from rookery.algorithms.afbo.running import RunningAdjoint
+
 CLOSE = 1e-9
 
 
@@ -39,6 +41,7 @@ class Naive:
         data = {k: v[:, 0] for k, v in self.zoo.data.items()}
         self.data, self.m = data, data["H"].shape[0]
         self.x, self.y = (np.array(a) for a in self.zoo.start)
+        self.v = np.zeros_like(self.y)
         self.workers = {kind: [Worker() for _ in range(self.m)] for kind in ("inner", "outer")}
         self.versions = {"inner": 0, "outer": 0}
         self.arrived = {"inner": set(range(self.m)), "outer": set(range(self.m))}
@@ -53,6 +56,12 @@ class Naive:
             gradients.append(d["H"][i] @ y - d["B"][i] @ x - d["c"][i])
             y = y - size * gradients[-1]
         return np.mean(gradients, axis=0)
+
+    def inner_result_with_residual(self, i, x, y, v):
+        """All local iterations of a job are at the values received, and on all rows: equal."""
+        d = self.data
+        g = d["H"][i] @ y - d["B"][i] @ x - d["c"][i]
+        return np.stack([g, d["H"][i] @ v - d["Q"][i] @ (y - d["d"][i]) - d["E"][i].T @ x])
 
     def outer_result(self, i, x, y, v):
         d = self.data
@@ -120,7 +129,24 @@ class Naive:
     def seconds_per_byte(self):
         return 0.0 if self.clock.bandwidth is None else 1 / self.clock.bandwidth
 
+    def play_round_without_hops(self):
+        a, m = self.algorithm, self.m
+        p, q = 8 * self.x.size, 8 * self.y.size
+        wait_for, first = a.wait_for or -(-m // 2), a.first_wait_for or m
+        for _ in range(a.inner_rounds):
+            values, k = (self.x, self.y, self.v), wait_for if self.versions["inner"] else first
+            compute, bound = self.inner_result_with_residual, a.inner_staleness
+            self.poll("inner", lambda i, v=values: v, compute, lambda i: p + 4 * q, k, bound)
+            moved = np.stack([self.y, self.v])
+            self.y, self.v = moved - a.inner_lr * self.mean_of_latest("inner", moved)
+        values, k = (self.x, self.y, self.v), wait_for if self.versions["outer"] else first
+        nbytes, bound = (lambda i: 2 * p + 2 * q), a.outer_staleness
+        self.poll("outer", lambda i: values, self.outer_result, nbytes, k, bound)
+        self.x = self.x - a.outer_lr * self.mean_of_latest("outer", self.x)
+
     def play_round(self):
+        if isinstance(self.algorithm.aphe, RunningAdjoint):
+            return self.play_round_without_hops()
         a, d, m = self.algorithm, self.data, self.m
         p, q = 8 * self.x.size, 8 * self.y.size
         half = a.wait_for or -(-m // 2)

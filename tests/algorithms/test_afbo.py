@@ -67,6 +67,19 @@ WORLDS = {
             outer_staleness=3,
         ),
     ),
+    "no hops, unequal local iterations, bandwidth, one is waited for": (
+        rk.delays.Clock(SLOW, 1e3, seed=4, outer_delay=rk.delays.ParetoDelay(0.1)),
+        rk.AFBO(
+            outer_lr=0.05,
+            inner_lr=0.1,
+            inner_rounds=2,
+            inner_steps=(3, 2, 1, 1),
+            wait_for=1,
+            first_wait_for=3,
+            inner_staleness=None,
+            outer_staleness=2,
+        ),
+    ),
 }
 
 
@@ -111,6 +124,96 @@ def test_without_delays_it_is_the_synchronous_algorithm_step_by_step():
     np.testing.assert_allclose(ours.state.y, theirs.state.y, rtol=1e-12)
     assert [a.exchanges for a in ours.ledgers] == [a.exchanges for a in theirs.ledgers]
     assert ours.ledgers[0].gradients == theirs.ledgers[0].gradients
+
+
+# ---- the running adjoint
+
+ANY_DELAY = rk.delays.Clock(SLOW, outer_delay=rk.delays.LogNormalDelay(0.3), seed=5)
+
+
+def distance(zoo, state):
+    """From the solution."""
+    ours = zip((state.x, state.y), zoo.solution(), strict=True)
+    return max(np.abs(np.asarray(a, float) - b).max() for a, b in ours)
+
+
+def limit_without_hops(zoo=ZOO, rounds=6000, clock=ANY_DELAY, **settings):
+    """Clients take any number of local iterations."""
+    algorithm = rk.AFBO(inner_steps=rk.parts.RandomSteps(1, 4), **settings)
+    return advance(algorithm, clock, rounds, zoo, rk.Compiled(rounds_per_call=rounds)).state
+
+
+def altered(**changes):
+    """The problem with other matrices of all clients, by name."""
+    return QuadraticBilevel(**{**ZOO.data, **changes}, m0=ZOO.m0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait_for", [None, 1])
+@pytest.mark.parametrize("steps", [{}, {"outer_lr": 0.05, "inner_lr": 0.1, "inner_rounds": 2}])
+def test_by_default_the_limit_is_exact_with_any_delays_and_local_iterations(wait_for, steps):
+    state = limit_without_hops(wait_for=wait_for, **steps)
+    assert distance(ZOO, state) < 1e-12
+    np.testing.assert_allclose(state.v, ZOO.adjoint(*ZOO.solution()), rtol=1e-10)
+    assert int(state.inner.trace.staleness[1:].sum()) > 0
+
+
+@pytest.mark.slow
+def test_means_forget_the_rounding_of_early_results():
+    far = tuple(np.asarray(a + 1e3, np.float32) for a in ZOO.start)
+    data = {name: rows.astype(np.float32) for name, rows in ZOO.data.items()}
+    algorithm = rk.AFBO(inner_steps=rk.parts.RandomSteps(1, 4))
+    with jax.enable_x64(False):
+        result = rk.run(
+            algorithm,
+            ZOO.problem,
+            rk.Population.stacked(data),
+            far,
+            rounds=4000,
+            clock=ANY_DELAY,
+            evaluate_every=4000,
+        )
+        assert result.state.x.dtype == jnp.float32
+        assert distance(ZOO, result.state) < 1e-5
+        assert float(jnp.abs(result.state.g.g).max()) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [1, 3])  # one of the fast clients, or the straggler
+@pytest.mark.parametrize("staleness", [9, None])
+def test_sizes_that_are_found_suit_a_stiff_client(who, staleness):
+    H = ZOO.H.copy()
+    H[who] *= 100
+    zoo = altered(H=H)
+    bounds = {"inner_staleness": staleness, "outer_staleness": staleness}
+    early, late = (limit_without_hops(zoo, rounds=n, **bounds) for n in (60, 20000))
+    assert distance(zoo, early) < 1  # a mean over those who have just delivered gave 8e5
+    assert distance(zoo, late) < 1e-8
+    largest = np.linalg.eigvalsh(H).max()
+    np.testing.assert_allclose(late.lipschitz, 1.1 * largest, rtol=0.01)
+
+
+def test_without_delays_steps_are_those_of_all_clients_together():
+    state = limit_without_hops(rounds=3, clock=rk.delays.Clock(), outer_lr=0.05, inner_lr=0.1)
+    d = {name: a.mean((0, 1)) for name, a in ZOO.data.items()}
+    Qd = np.einsum("cij,cj->ci", ZOO.data["Q"][:, 0], ZOO.data["d"][:, 0]).mean(0)
+    (x, y), v = ZOO.start, np.zeros(2)
+    for _ in range(3):
+        g, r = d["H"] @ y - d["B"] @ x - d["c"], d["H"] @ v - (d["Q"] @ y - Qd + d["E"].T @ x)
+        y, v = y - 0.1 * g, v - 0.1 * r
+        x = x - 0.05 * (d["r"] + ZOO.m0 * x + d["E"] @ y + d["B"].T @ v)
+    np.testing.assert_allclose(state.x, x, rtol=1e-12)
+    np.testing.assert_allclose(state.v, v, rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_where_the_inner_hessian_is_indefinite_the_adjoint_stays_small():
+    H = np.broadcast_to(np.diag([1.0, -0.2]), ZOO.H.shape)
+    # y stays at zero, where its gradient is
+    zoo = altered(H=H, B=0 * ZOO.B, c=0 * ZOO.c)
+    state = limit_without_hops(zoo, rounds=300)
+    assert np.isfinite(state.x).all() and float(jnp.linalg.norm(state.v)) < 50
+    assert float(state.opts.adjoint.damping) > 0.2
 
 
 LIMIT = rk.delays.Clock(SLOW, outer_delay=rk.delays.UniformDelay(0.1, 0.5))
@@ -211,8 +314,11 @@ def test_the_papers_product_recovers_less_than_1_over_e_and_lands_elsewhere():
 
 
 @pytest.mark.slow
-def test_resuming_in_mid_flight_is_exact(tmp_path):
+@pytest.mark.parametrize("name", ["hops", "no hops"])
+def test_resuming_in_mid_flight_is_exact(name, tmp_path):
     clock, algorithm = WORLDS["two delays, a straggler, bounds, local steps"]
+    if name == "no hops":
+        algorithm = rk.AFBO(inner_steps=rk.parts.RandomSteps(1, 3))
     population = rk.Population.stacked(ZOO.data)
 
     def go(rounds, directory=None):
@@ -258,7 +364,25 @@ def test_what_a_round_with_hops_costs(K, U):
         assert ledger.hessian_vectors == m * (U + 1)
 
 
-def test_what_a_round_without_hops_costs():
+def test_what_a_round_with_a_running_adjoint_costs():
+    K, E, m, p, q = 2, 3, 2, 8, 8
+    algorithm = rk.AFBO(outer_lr=0.05, inner_lr=0.1, inner_rounds=K, inner_steps=E)
+    ledger = advance(algorithm, rounds=1, zoo=SCALAR, engine=rk.Eager()).ledgers[0]
+    assert ledger.exchanges == K + 1
+    assert ledger.messages == 2 * m * (K + 1)
+    assert ledger.bytes_down == m * (K + 1) * (p + 2 * q)
+    assert ledger.bytes_up == m * (K * 2 * q + p)
+    assert ledger.gradients == m * (K * E * 2 + 1)
+    assert ledger.hessian_vectors == m * (K * E + 1)
+    # a client that measures L is told so, and what it knows; in its first jobs it always does
+    found = rk.AFBO(outer_lr=0.05, inner_lr=rk.parts.Curvature(iterations=4))
+    ledger = advance(found, rounds=1, zoo=SCALAR, engine=rk.Eager()).ledgers[0]
+    assert ledger.bytes_down == m * (2 * (p + 2 * q) + 1 + 16)
+    assert ledger.bytes_up == m * (2 * q + 16 + p)
+    assert ledger.hessian_vectors == m * (1 + 4 + 1 + 1)
+
+
+def test_what_a_round_with_local_hessians_costs():
     ledger = one_round(2, 3, rk.parts.LocalHessians())
     assert ledger.exchanges == 3
     assert (ledger.bytes_down, ledger.bytes_up) == (2 * 3 * 16, 2 * 3 * 8)
@@ -277,6 +401,15 @@ def test_what_a_round_without_hops_costs():
 def test_bad_settings_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         rk.AFBO(outer_lr=0.05, inner_lr=0.1, **settings)
+
+
+def test_what_a_running_adjoint_cannot_have_is_refused():
+    with pytest.raises(ValueError, match=r"RunningAdjoint has none\. Leave hessians out"):
+        rk.AFBO(hessians=rk.parts.StaleHessians())
+    with pytest.raises(ValueError, match=r"RunningAdjoint\.lr must be a finite number above 0"):
+        rk.AFBO(aphe=rk.parts.RunningAdjoint(lr=-1.0))
+    with pytest.raises(TypeError, match=r"RunningAdjoint\.lr got DoG"):
+        rk.parts.RunningAdjoint(lr=rk.parts.DoG())
 
 
 def test_what_does_not_fit_the_clients_is_refused():

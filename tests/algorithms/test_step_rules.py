@@ -232,7 +232,10 @@ SEARCH: Any = optax.lbfgs()
             lambda: rk.AFACS(lr=Optimiser(optax.sgd, learning_rate=FALLING), server_lr=0.1),
             "lr got a schedule by round",
         ),
-        (lambda: rk.AFBO(outer_lr=0.1, inner_lr=FALLING), "local_lr, which is inner_lr if not"),
+        (
+            lambda: rk.AFBO(outer_lr=0.1, inner_lr=FALLING, aphe=rk.parts.APHESum()),
+            "local_lr, which is inner_lr if not",
+        ),
         (lambda: rk.AFACD(lr=KEPT, server_lr=0.1), "lr got keep=True, but the jobs"),
         (
             lambda: rk.FedMSA(outer_lr=KEPT, inner_lr=0.1, output=rk.parts.RandomIterate()),
