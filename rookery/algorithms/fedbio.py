@@ -57,7 +57,8 @@ class FedBiO(AbstractLocalBlocks):
         self, fed: AbstractFederation, problem: Problem, state: LocalBlocksState, key: Key
     ) -> LocalBlocksState:
         """One exchange: the means of the iterates, and of the estimates if they are kept."""
-        w, d, own, _ = self.mean_reply(fed, problem, state, key)  # down  u (and d), up  w (and d)
+        # down  u (and d),  up  w (and d)
+        w, d, own, _ = self.mean_reply(fed, problem, state, key, of_iterates=True)
         inside = self.inside(problem, w)
         u = (*state.variables, *state.added)
         own = self.after(own, u, (*inside[0], *inside[1]))

@@ -91,7 +91,8 @@ class FESSGDA(AbstractLocalBlocks):
         self, fed: AbstractFederation, problem: Problem, state: LocalBlocksState, key: Key
     ) -> LocalBlocksState:
         """One exchange, and the server's smoothed step."""
-        (mean_x, mean_y), _, own, _ = self.mean_reply(fed, problem, state, key)  # down and up  x, y
+        reply, _, own, _ = self.mean_reply(fed, problem, state, key, of_iterates=True)  # x, y
+        mean_x, mean_y = reply
         (x, y), (z,) = state.variables, state.opts
         assert not isinstance(self.outer_lr, Optimiser), "check_size refuses it"
         assert isinstance(self.local_steps, int), "checked at construction"

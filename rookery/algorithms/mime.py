@@ -97,9 +97,9 @@ class Mime(SampledAlgorithm):
         settings = {"problem": problem, "algorithm": self, "round": fed.round}
         replies = fed.map(momentum_steps, w, there, key=local_key, **settings)
         if self.lite:
-            new, c = fed.mean(replies)  # ------------------------------------ up    w_i, ∇f_i(w)
+            new, c = fed.mean(replies, around=(w, None))  # ------------------ up    w_i, ∇f_i(w)
         else:
-            new = fed.mean(replies)  # --------------------------------------- up    w_i
+            new = fed.mean(replies, around=w)  # ----------------------------- up    w_i
         m = tree.add(tree.scale(1 - self.beta, c), tree.scale(self.beta, m))
         return MimeState(projected(problem, "w", new), m)
 

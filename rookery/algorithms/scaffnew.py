@@ -91,7 +91,7 @@ class Scaffnew(BatchedAlgorithm):
         steps = geometric(count_key, self.probability)
         settings = {"problem": problem, "algorithm": self, "steps": steps}
         own = fed.map(controlled_steps, *at, key=local_key, **settings)
-        blocks = fed.mean(fed.map(model_of, own))  # ------------------------- up    w_i
+        blocks = fed.mean(fed.map(model_of, own), around=at[0])  # ----------- up    w_i
         return ScaffnewState(blocks, fed.keep(state.own, own))
 
     def solution(self, state: ScaffnewState) -> tuple[Tree, ...]:

@@ -111,7 +111,7 @@ class FedAvgS(SampledAlgorithm):
         how, kept = {"key": local_key, "problem": problem, "algorithm": self}, state.opts
         both, kept = local.map_steps(fed, cohort, kept, saddle_steps, x, y, **how)
         with fed.outer():
-            x, y = fed.mean(both)  # ----------------------------------------- up    x, y
+            x, y = fed.mean(both, around=(x, y))  # -------------------------- up    x, y
         x, y = projected(problem, "x", x), projected(problem, "y", y)
         return SaddleState(x, y, kept)
 

@@ -130,7 +130,8 @@ class SimFBO(AbstractLocalBlocks):
         self, fed: AbstractFederation, problem: Problem, state: LocalBlocksState, key: Key
     ) -> LocalBlocksState:
         """One exchange, and a step of the server along the sum of the replies."""
-        q, d, own, cohort = self.mean_reply(fed, problem, state, key)  # down  u, up  q_i
+        both = self.mean_reply(fed, problem, state, key, of_iterates=False)  # down  u, up  q_i
+        q, d, own, cohort = both
         factor = weighting_factor(fed, self.weighting, cohort)
         if self.normalised:
             q, tau = q

@@ -32,6 +32,9 @@ from rookery.program.values import Cached as Cached
 from rookery.program.values import Placed as Placed
 from rookery.types import Count, Key, Tree
 
+Around = Placed | tuple["Around", ...] | None
+"""What replies have moved away from: a value that was sent, or one for each of several replies."""
+
 
 class AbstractFederation(abc.ABC):
     """The clients as an algorithm sees them during one round.
@@ -135,6 +138,10 @@ class AbstractFederation(abc.ABC):
             )
         return Placed(cohort, self._send(cohort, rows, as_rows=True), is_stacked=True)
 
+    def as_sent(self, placed: Placed) -> Tree:
+        """The server's copy of a value that was broadcast."""
+        return placed.value
+
     # ---- on the clients
 
     @abc.abstractmethod
@@ -171,6 +178,7 @@ class AbstractFederation(abc.ABC):
         *,
         decode: Callable[[Tree], Tree] | None = None,
         apart: bool = False,
+        around: Around = None,
     ) -> Tree:
         """The clients' mean, by their weights and by the run's aggregation rule.
 
@@ -180,6 +188,10 @@ class AbstractFederation(abc.ABC):
                 (:mod:`rookery.program.codec`). What is billed is the message.
             apart: whether replies are tuples whose entries are aggregated each by itself. A rule
                 that chooses clients may then choose others for each entry.
+            around: what the clients were sent and have moved away from, if a reply is an iterate;
+                for a tuple of replies a tuple, with None for those that are not. It does not
+                change the mean. A private run clips the way from there
+                (:mod:`rookery.program.privacy`).
         """
         replies, cohort = self._collect(_checked(placed), needs_all=False)
         if decode is not None:

@@ -7,6 +7,7 @@
     WithReplacement(n)  no            if all clients have the same weight
     Weighted(n)         no            always
     Fixed(clients)      yes           no: it is the mean of these clients
+    Poisson(rate)       yes           in a private run; otherwise as Uniform
 
 ``fed.mean`` estimates the mean of all clients by their weights. Slot weights always sum to one, as
 an average of iterates needs: with the Horvitz-Thompson weights N/n w_i of a uniform cohort the sum
@@ -261,6 +262,38 @@ class Fixed(AbstractParticipation):
         strange = [c for c in self.clients if not 0 <= c < n_clients]
         if strange:
             raise ValueError(f"no such client: {strange}. Clients are 0 to {n_clients - 1}.")
+
+
+class Poisson(AbstractParticipation):
+    """Every client with the same probability, independently of the others.
+
+    It is the rule that privacy accountants like best (:mod:`rookery.program.privacy`). A cohort has
+    a slot for each client, and all of them are computed. A plain mean divides by the weights drawn;
+    if nobody is, it is not a number, so choose a rate at which that does not happen. A private mean
+    divides by the expected weight.
+
+    >>> import jax
+    >>> cohort = Poisson(0.5).draw(jax.random.key(0), 6, None)
+    >>> len(cohort), int(cohort.active.sum())
+    (6, 3)
+
+    Args:
+        rate: the probability, above 0 and at most 1.
+    """
+
+    rate: float = eqx.field(static=True)
+
+    def __check_init__(self):
+        if isinstance(self.rate, bool) or not 0 < self.rate <= 1:
+            raise ValueError(f"Poisson.rate must be above 0 and at most 1, got {self.rate}.")
+
+    def draw(self, key, n_clients, probabilities):
+        """One draw for each client."""
+        active = jax.random.bernoulli(key, self.rate, (n_clients,))
+        return Cohort(jnp.arange(n_clients, dtype=jnp.int32), active)
+
+    def check(self, n_clients):
+        """Always fits."""
 
 
 def participation(rule: AbstractParticipation | int | None) -> AbstractParticipation:

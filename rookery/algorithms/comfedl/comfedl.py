@@ -203,7 +203,7 @@ class ComFedL(SampledAlgorithm):
         if self.gamma is None:
             opt = self._first_size(fed, composed_direction, (w,), state, settings)
             own, opt = local.map_steps(fed, cohort, opt, composed_steps, w, **settings)
-            mean = fed.mean(own)  # ------------------------------------------ up    w
+            mean = fed.mean(own, around=w)  # -------------------------------- up    w
             return self._server_step(fed, problem, state._replace(own_opt=opt), mean)
 
         def losses():
@@ -213,7 +213,7 @@ class ComFedL(SampledAlgorithm):
         level = fed.broadcast(cohort, level)  # ------------------------------ down  level, if any
         opt = self._first_size(fed, weighted_direction, (w, level), state, settings)
         both, opt = local.map_steps(fed, cohort, opt, weighted_steps, w, level, **settings)
-        mean, report = fed.mean(both)  # ------------------------------------- up    w, any report
+        mean, report = fed.mean(both, around=(w, None))  # ------------------- up    w, any report
         kept = self.weights.after(report, self.gamma, kept)
         return self._server_step(fed, problem, state._replace(kept=kept, own_opt=opt), mean)
 

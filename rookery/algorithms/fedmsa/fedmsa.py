@@ -202,7 +202,7 @@ class FedMSA(AbstractOnView):
         settings["steps"] = steps
         w_i, own = map_steps(fed, cohort, own, local_steps, *start, **settings)
         with fed.outer():
-            w = fed.mean(w_i)  # -------------------------------------------- up    w
+            w = fed.mean(w_i, around=start[0])  # --------------------------- up    w
 
         who, which = jax.random.split(output_key)
         slot = below(who, (), len(cohort))

@@ -54,14 +54,14 @@ def fedinn(
         q = fed.broadcast(cohort, fed.mean(q_i))  # ------------------------- up, down  q
         how = {"key": local_key, "lr": lr, "steps": steps}  # the key deals the same batches
         y_i, opt = context.map_steps(cohort, opt, dealt_inner_steps, x, y, q, at_y, **how)
-        y = fed.mean(y_i)  # ------------------------------------------------ up    y
+        y = fed.mean(y_i, around=y)  # -------------------------------------- up    y
         return projected(context.problem, "y", y), opt
     q_i = context.map(inner_gradient, x, y, key=anchor_key, batch_size=anchor_batch)
     q = fed.mean(q_i)  # ---------------------------------------------------- up    q
     q = fed.broadcast(cohort, q)  # ----------------------------------------- down  q
     how = {"key": local_key, "lr": lr, "steps": steps}
     y_i, opt = context.map_steps(cohort, opt, corrected_inner_steps, x, y, q, **how)
-    y = fed.mean(y_i)  # ---------------------------------------------------- up    y
+    y = fed.mean(y_i, around=y)  # ------------------------------------------ up    y
     return projected(context.problem, "y", y), opt
 
 
@@ -74,7 +74,7 @@ def fedinn_sgd(
     x, y = fed.broadcast(cohort, x, y)  # ----------------------------------- down  x, y
     how = {"key": local_key, "lr": lr, "steps": steps}
     y_i, opt = context.map_steps(cohort, opt, plain_inner_steps, x, y, **how)
-    y = fed.mean(y_i)  # ---------------------------------------------------- up    y
+    y = fed.mean(y_i, around=y)  # ------------------------------------------ up    y
     return projected(context.problem, "y", y), opt
 
 

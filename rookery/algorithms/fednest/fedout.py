@@ -49,7 +49,7 @@ def fedout(
     how = {"key": local_key, "lr": lr, "steps": steps}
     x_i, opt = context.map_steps(cohort, opt, corrected_outer_steps, x, y, h, **how)
     with fed.outer():
-        x = fed.mean(x_i)  # ------------------------------------------------- up    x
+        x = fed.mean(x_i, around=x)  # --------------------------------------- up    x
     return projected(context.problem, "x", x), opt
 
 

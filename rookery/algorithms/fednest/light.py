@@ -90,7 +90,7 @@ class LFedOut(AbstractLocalPart, AbstractOuter):
         opt = self._first_size(context, x, y, state, local_key)
         x_i, opt = context.map_steps(cohort, opt, local_outer_steps, x, y, **how)
         with fed.outer():
-            x = fed.mean(x_i)  # --------------------------------------------- up    x
+            x = fed.mean(x_i, around=x)  # ----------------------------------- up    x
         x = projected(context.problem, "x", x)
         if isinstance(opt, Sent):
             opt = observed(self.lr, direction_of(self.lr, opt.opts, state.x, x), opt, x)
@@ -244,7 +244,7 @@ class LFedNestNonAlt(TwoLevelAlgorithm):
         how, kept = {"key": local_key, "problem": problem, "algorithm": self}, state.opts.inner
         both, kept = local.map_steps(fed, cohort, kept, joint_steps, x, y, **how)
         with fed.outer():
-            x, y = fed.mean(both)  # ----------------------------------------- up    x, y
+            x, y = fed.mean(both, around=(x, y))  # -------------------------- up    x, y
         x, y = projected(problem, "x", x), projected(problem, "y", y)
         return state._replace(x=x, y=y, opts=Opts(kept, ()))
 

@@ -132,11 +132,18 @@ class AbstractLocalBlocks(AbstractOnView):
         """What goes up, without the estimate; computed on the client."""
 
     def mean_reply(
-        self, fed: AbstractFederation, problem: Problem, state: LocalBlocksState, key: Key
+        self,
+        fed: AbstractFederation,
+        problem: Problem,
+        state: LocalBlocksState,
+        key: Key,
+        *,
+        of_iterates: bool,
     ) -> tuple[Tree, Blocks, Tree, Cohort]:
         """One exchange: the means of the replies and of the estimates, what clients keep, and whom.
 
-        The estimate is empty unless it is averaged.
+        The estimate is empty unless it is averaged. ``of_iterates`` tells whether replies are the
+        blocks after a client's steps.
         """
         who, sample_key = jax.random.split(key)
         cohort = fed.sample(self.clients, who)
@@ -148,7 +155,8 @@ class AbstractLocalBlocks(AbstractOnView):
         step = local_block_steps
         up, own = local.map_steps(fed, cohort, own, step, at, key=sample_key, **settings)
         with fed.outer():
-            reply, d = fed.mean(up)  # -------------------------------------- up    reply (and d)
+            around = (next(iter(at)), None) if of_iterates else None
+            reply, d = fed.mean(up, around=around)  # ----------------------- up    reply (and d)
         return reply, d, own, cohort
 
     def _first_estimate(

@@ -102,9 +102,16 @@ class AbstractLocalSGD(SampledAlgorithm):
         return (state.w,)
 
     def mean_of(
-        self, step: Step, fed: AbstractFederation, problem: Problem, state: ModelState, key: Key
+        self,
+        step: Step,
+        fed: AbstractFederation,
+        problem: Problem,
+        state: ModelState,
+        key: Key,
+        *,
+        of_models: bool = False,
     ) -> tuple[Tree, ModelState]:
-        """One exchange: a cohort gets w and runs ``step``.
+        """One exchange: a cohort gets w and runs ``step``, whose replies may be models.
 
         Returns:
             the mean of its replies, and the state with what the clients keep.
@@ -114,13 +121,14 @@ class AbstractLocalSGD(SampledAlgorithm):
         w, own = fed.broadcast(cohort, state.w), state.own_opt  # ------------ down  w
         settings = {"problem": problem, "algorithm": self}
         replies, own = local.map_steps(fed, cohort, own, step, w, key=local_key, **settings)
-        return fed.mean(replies), state._replace(own_opt=own)  # ------------- up    its replies
+        mean = fed.mean(replies, around=w if of_models else None)  # --------- up    its replies
+        return mean, state._replace(own_opt=own)
 
     def to_mean_of(
         self, step: Step, fed: AbstractFederation, problem: Problem, state: ModelState, key: Key
     ) -> ModelState:
         """One exchange, and the server's step towards the mean of the clients' models."""
-        mean, state = self.mean_of(step, fed, problem, state, key)
+        mean, state = self.mean_of(step, fed, problem, state, key, of_models=True)
         w, opt = move_to_mean(self.server_lr, mean, state.opt, state.w, fed.round)
         return state._replace(w=projected(problem, "w", w), opt=opt)
 

@@ -120,11 +120,18 @@ class AbstractOwnLeaves(AbstractLocalSGD):
         return (eqx.combine(jax.tree.map(lambda rows: rows[client], state.own.rows), state.w),)
 
     def mean_of(
-        self, step: Step, fed: AbstractFederation, problem: Problem, state: ModelState, key: Key
+        self,
+        step: Step,
+        fed: AbstractFederation,
+        problem: Problem,
+        state: ModelState,
+        key: Key,
+        *,
+        of_models: bool = False,
     ) -> tuple[Tree, ModelState]:
         """One exchange: a cohort gets the shared leaves and runs ``step`` with its own."""
         if not self.own:
-            return super().mean_of(step, fed, problem, state, key)
+            return super().mean_of(step, fed, problem, state, key, of_models=of_models)
         who, local_key = jax.random.split(key)
         cohort = fed.sample(self.clients, who)
         shared, at_server = split(state.w, self.own)
@@ -134,7 +141,7 @@ class AbstractOwnLeaves(AbstractLocalSGD):
             fed, cohort, state.own_opt, steps_with_own, *values, key=local_key, **settings
         )
         models, own = replies
-        mean = fed.mean(models)  # ------------------------------------------- up    shared leaves
+        mean = fed.mean(models, around=values[0])  # ------------------------- up    shared leaves
         weights = Probabilities(fed.weights.astype(state.own_weights.values.dtype))
         return eqx.combine(mean, at_server), state._replace(
             own_opt=opt, own=fed.keep(state.own, own), own_weights=weights

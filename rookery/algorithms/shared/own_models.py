@@ -52,7 +52,7 @@ class AbstractOwnModels(AbstractLocalSGD):
         w, own = fed.broadcast(cohort, state.w), fed.recall(cohort, state.own)  # down  w
         settings = {"problem": problem, "algorithm": self, "round": fed.round}
         w_i, own = fed.map(train_both, w, own, key=local_key, **settings)
-        mean = fed.mean(w_i)  # ---------------------------------------------- up    w_i
+        mean = fed.mean(w_i, around=w)  # ------------------------------------- up    w_i
         new, opt = move_to_mean(self.server_lr, mean, state.opt, state.w, fed.round)
         kept = fed.keep(state.own, own)
         return state._replace(w=projected(problem, "w", new), opt=opt, own=kept)

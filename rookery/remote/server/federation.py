@@ -77,6 +77,14 @@ class RemoteFederation(AbstractFederation):
             program, session, plan, self._values, self.costs, in_real_time=in_real_time
         )
 
+    def as_sent(self, placed: Placed) -> Tree:
+        """The arrays that the remote values were made of."""
+
+        def one(value):
+            return jnp.asarray(value.source.leaves[value.leaf])
+
+        return jax.tree.map(one, placed.value)
+
     # ---- on the clients
 
     def map(

@@ -1,0 +1,807 @@
+"""Differential privacy of clients: every upload is clipped, and what the server learns is noised.
+
+``Private(algorithm, clip=..., noise=...)`` is the same program with other means::
+
+    mean of the uploads u_i  ->  c + Σ s_i clip(u_i - c) + N(0, σ²),    σ = noise x sensitivity
+
+s_i are the weights of the slots. c is what the clients were sent if u_i is an iterate, and zero
+otherwise. Every exchange is a release: the noise is added to each, with a key of its own.
+
+**Who is protected.** A whole client: all that it ever uploads. The guarantee compares two runs that
+differ in one client's data, and says how little an observer of all server values can tell them
+apart. How the clients are drawn decides what "differ" means, and how large the sensitivity is:
+
+    draw                        neighbours                      sensitivity of a mean
+    Everyone, Fixed, Poisson    a client uploads c instead      clip x largest s_i
+    Uniform(n), n < clients     a client has other data         2 clip x largest s_i
+
+A program that draws by ``Uniform`` anywhere has the second kind of neighbours everywhere. A
+``Poisson`` mean divides by the expected weight, not by the weight drawn, which would depend on who
+was there. Weights of clients count as public.
+
+**Who is trusted.** The server, which clips and adds the noise. With ``noise=Shares(z)`` the clients
+do it: each adds so much that the mean has the same noise as before. A server that cannot see single
+uploads (secure aggregation) then learns the noisy mean alone.
+
+Refused are words that show single uploads (``fed.stack``, ``fed.sum``, ``fed.poll``, ``fed.ask``),
+means by weights that clients send, robust rules, and draws that could pick a client twice or by its
+data.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from rookery import check, tree
+from rookery.program.aggregate import Mean
+from rookery.program.algorithm import AbstractAlgorithm, check_splits
+from rookery.program.federation import AbstractFederation, Around, Cached, Client, Placed
+from rookery.program.memory import Memory
+from rookery.program.participation import (
+    AbstractParticipation,
+    Cohort,
+    Everyone,
+    Fixed,
+    Poisson,
+    Uniform,
+)
+from rookery.types import Key, Tree
+
+SCALES = ("inner", "outer", "inner_iterate", "outer_iterate")
+"""Uploads that have a bound each: directions and iterates, of inner and of outer exchanges."""
+
+MOST_RELEASES = 64
+"""To how many exchanges a cohort may answer."""
+
+_NOISE = 0x5EED0DD5  # folded into a round's key: larger than what algorithms fold in
+
+_NO_SHARES = (
+    "shares of noise need a cohort of known size, and a Poisson cohort has none. Use Uniform(n), "
+    "Everyone() or noise at the server."
+)
+
+
+# ---- how uploads are clipped
+
+
+class Clip(eqx.Module):
+    """Uploads longer than a bound are shortened to it; a number is a bound for all.
+
+    Directions and iterates differ in size, and so do the levels of a nested problem. An iterate is
+    clipped around the value that was sent, so its bound is one for the way that it has gone.
+
+    >>> Clip(1.0, outer=0.5).bound((), "outer_iterate")
+    0.5
+
+    Args:
+        inner: the longest upload, in the Euclidean norm over all its arrays.
+        outer: the same for exchanges that bring the outer variable or its direction.
+        inner_iterate: the same for inner iterates; ``inner`` if None.
+        outer_iterate: the same for outer iterates; ``outer`` if None.
+        by_block: whether the entries of an upload that is a tuple (x, y, v ...) are clipped each by
+            itself to the bound. An upload of B blocks has noise √B times as large then.
+    """
+
+    inner: float
+    _: KW_ONLY
+    outer: float | None = None
+    inner_iterate: float | None = None
+    outer_iterate: float | None = None
+    by_block: bool = eqx.field(static=True, default=False)
+
+    def __check_init__(self):
+        for name in SCALES:
+            if (bound := getattr(self, name)) is not None:
+                check.positive(f"Clip.{name}", bound)
+
+    def first(self) -> Tree:
+        """What is remembered before round 0: nothing."""
+        return ()
+
+    def bound(self, memory: Tree, scale: str) -> Any:
+        """The longest upload of a scale."""
+        outer = self.inner if self.outer is None else self.outer
+        own = getattr(self, scale)
+        return (outer if scale.startswith("outer") else self.inner) if own is None else own
+
+    def renewed(self, memory: Tree, scale: str, within: Float[Array, ""]) -> Tree:
+        """What is remembered after a release."""
+        return memory
+
+    def total_noise(self, multiplier: float) -> float:
+        """The noise multiplier of a release with all that is said about it."""
+        return multiplier
+
+    @property
+    def bit_noise(self) -> float | None:
+        """The noise multiplier of the fraction of uploads within the bound; None if unused."""
+        return None
+
+
+class QuantileClip(eqx.Module):
+    """Bounds that follow a quantile of the lengths of the uploads.
+
+    The fraction of uploads within the bound is released too, with noise of its own, and the bound
+    moves by exp(-lr (fraction - quantile)). Each of the four scales of :class:`Clip` has a bound.
+    (G. Andrew, O. Thakkar, H. B. McMahan, S. Ramaswamy. NeurIPS 2021, arXiv:1905.03871.)
+
+    >>> round(QuantileClip(1.0, noise=4.0).total_noise(1.0), 3)
+    0.97
+
+    Args:
+        start: the bounds before round 0: a :class:`Clip`, or a number for all.
+        quantile: the fraction of uploads that should not be shortened.
+        lr: how fast the bounds move.
+        noise: noise multiplier of the fraction. The accountant adds this release to the other.
+    """
+
+    start: Clip = eqx.field(
+        converter=lambda start: start if isinstance(start, Clip) else Clip(start)
+    )
+    _: KW_ONLY
+    quantile: float = 0.5
+    lr: float = 0.2
+    noise: float
+
+    def __check_init__(self):
+        check.fraction("QuantileClip.quantile", self.quantile)
+        check.positive("QuantileClip.lr", self.lr)
+        check.positive("QuantileClip.noise", self.noise)
+        if self.start.by_block:
+            raise ValueError("QuantileClip clips all blocks jointly; leave by_block out.")
+
+    @property
+    def by_block(self) -> bool:
+        """All blocks are clipped jointly."""
+        return False
+
+    def first(self) -> Tree:
+        """The bounds."""
+        return jnp.stack([jnp.asarray(self.start.bound((), s), float) for s in SCALES])
+
+    def bound(self, memory: Tree, scale: str) -> Any:
+        """The present bound of a scale."""
+        return memory[SCALES.index(scale)]
+
+    def renewed(self, memory: Tree, scale: str, within: Float[Array, ""]) -> Tree:
+        """The bounds after a release."""
+        factor = jnp.exp(-self.lr * (within - self.quantile))
+        return memory.at[SCALES.index(scale)].multiply(factor.astype(memory.dtype))
+
+    def total_noise(self, multiplier: float) -> float:
+        """The noise multiplier of a release together with its fraction."""
+        return (multiplier**-2 + self.noise**-2) ** -0.5
+
+    @property
+    def bit_noise(self) -> float | None:
+        """The noise multiplier of the fraction."""
+        return self.noise
+
+
+def _clip(given: Clip | QuantileClip | float) -> Clip | QuantileClip | None:
+    if isinstance(given, Clip | QuantileClip):
+        return given
+    return (
+        None if isinstance(given, float | int) and math.isinf(given) and given > 0 else Clip(given)
+    )
+
+
+# ---- who adds the noise
+
+
+class AbstractNoise(eqx.Module):
+    """Gaussian noise of every release; a number is :class:`Central`."""
+
+    multiplier: eqx.AbstractVar[float]
+
+    def __check_init__(self):
+        check.positive(f"{type(self).__name__}.multiplier", self.multiplier)
+
+
+class Central(AbstractNoise):
+    """The server adds it.
+
+    >>> Central(1.1).multiplier
+    1.1
+
+    Args:
+        multiplier: standard deviation over sensitivity.
+    """
+
+    multiplier: float
+
+
+class Shares(AbstractNoise):
+    """Every client of a cohort adds its share, before it uploads.
+
+    The shares of n slots with weights s_i sum to one, so Σ s_i² is at least 1/n: a share of √n
+    times the noise of the mean suffices for all weights, and is exact for equal ones. Two numbers
+    are sent down with every exchange, the bound and the size of the share.
+
+    >>> Shares(1.1).multiplier
+    1.1
+
+    Args:
+        multiplier: standard deviation over sensitivity, of the mean.
+    """
+
+    multiplier: float
+
+
+def _noise(given: AbstractNoise | float) -> AbstractNoise | None:
+    if isinstance(given, AbstractNoise):
+        return given
+    return None if isinstance(given, float | int) and given == 0 else Central(given)
+
+
+# ---- how cohorts are drawn
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a cohort was drawn, as an accountant has to know it.
+
+    Attributes:
+        rate: the probability of every client, if they are drawn independently.
+        size: how many are drawn without replacement. If both are None, nothing is random.
+    """
+
+    rate: float | None = None
+    size: int | None = None
+
+
+def sampling_of(rule: AbstractParticipation, n_clients: int) -> Sampling:
+    """How a rule draws, or an error if no accountant can tell.
+
+    >>> sampling_of(Uniform(3), 10), sampling_of(Uniform(3), 3)
+    (Sampling(rate=None, size=3), Sampling(rate=None, size=None))
+    """
+    if isinstance(rule, Poisson):
+        return Sampling() if rule.rate == 1 else Sampling(rate=rule.rate)
+    if isinstance(rule, Uniform):
+        return Sampling() if rule.n == n_clients else Sampling(size=rule.n)
+    if isinstance(rule, Everyone | Fixed):
+        return Sampling()
+    raise ValueError(
+        f"a private run cannot draw clients by {type(rule).__name__}: a client may be drawn twice, "
+        "or more often than others, and its privacy is then not that of the rest. Use "
+        "rk.participation.Poisson(rate), Uniform(n) or Everyone()."
+    )
+
+
+def samplings(algorithm: AbstractAlgorithm, n_clients: int) -> list[Sampling]:
+    """How the rules among the settings of an algorithm draw."""
+    leaves = jax.tree.leaves(algorithm, is_leaf=_is_rule)
+    return [sampling_of(rule, n_clients) for rule in leaves if _is_rule(rule)]
+
+
+def _is_rule(node: object) -> bool:
+    return isinstance(node, AbstractParticipation)
+
+
+class _Draw(NamedTuple):
+    """A cohort of a private round: how it was drawn, what its slots count, and at most."""
+
+    sampling: Sampling
+    weights: Float[Array, " slots"]
+    heaviest: Float[Array, ""]
+
+
+# ---- the program
+
+
+class PrivateState(NamedTuple):
+    """The state of the algorithm, and the bounds if they move."""
+
+    own: Tree
+    bounds: Tree
+
+
+class Private(AbstractAlgorithm):
+    """An algorithm whose every exchange releases a clipped and noised mean.
+
+    It runs on every engine: the same key gives the same noise. With ``clip=inf`` and ``noise=0`` it
+    is the algorithm itself, bit for bit. All clients of a cohort must reply.
+
+    >>> import rookery as rk
+    >>> private = Private(rk.FedAvg(lr=0.1, clients=rk.participation.Poisson(0.2)), clip=1, noise=1)
+    >>> private.name, private.noise
+    ('PrivateFedAvg', Central(multiplier=1))
+
+    Args:
+        algorithm: the server program.
+        clip: the longest upload: a number, a :class:`Clip` with a bound for each kind of upload, a
+            :class:`QuantileClip`, or infinity.
+        noise: standard deviation of the noise over the sensitivity of the mean: a number for noise
+            at the server, or :class:`Shares`.
+    """
+
+    algorithm: AbstractAlgorithm
+    _: KW_ONLY
+    clip: Clip | QuantileClip | None = eqx.field(converter=_clip)
+    noise: AbstractNoise | None = eqx.field(converter=_noise)
+
+    def __check_init__(self):
+        if not isinstance(self.algorithm, AbstractAlgorithm):
+            raise TypeError(
+                f"Private takes an algorithm first, as Private(rk.FedAvg(...), clip=1, noise=1); "
+                f"got {self.algorithm!r}."
+            )
+        if isinstance(self.algorithm, Private):
+            raise TypeError("Private takes a plain algorithm, got a private one.")
+        if self.clip is None and self.noise is not None:
+            raise ValueError(
+                "noise is relative to the bound on uploads: noise with clip=inf would be infinite. "
+                "Give a bound, or noise=0."
+            )
+
+    @property
+    def name(self) -> str:
+        """The name of the algorithm after ``Private``."""
+        return self.label or f"Private{self.algorithm.name}"
+
+    @property
+    def projects(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the algorithm does."""
+        return self.algorithm.projects
+
+    @property
+    def multiplier(self) -> float | None:
+        """The noise multiplier of one release and of all that comes with it, if there is noise."""
+        if self.clip is None or self.noise is None:
+            return None
+        return self.clip.total_noise(self.noise.multiplier)
+
+    def check(self, problem: Any, n_clients: int) -> None:
+        """Raise unless the algorithm fits, and draws clients in a way that can be accounted for."""
+        self.algorithm.check(problem, n_clients)
+        check_splits(self.algorithm, problem)
+        if self.clip is None:
+            return
+        drawn = samplings(self.algorithm, n_clients)
+        if self.replaces(n_clients) and any(s.rate is not None for s in drawn):
+            raise ValueError(
+                "a private run draws all its cohorts by Poisson, or all by Uniform: the two "
+                "protect against different neighbours."
+            )
+        if isinstance(self.noise, Shares) and any(s.rate is not None for s in drawn):
+            raise ValueError(_NO_SHARES)
+
+    def check_start(self, problem, start, example) -> None:
+        """As the algorithm does."""
+        self.algorithm.check_start(problem, start, example)
+
+    def replaces(self, n_clients: int) -> bool:
+        """Whether neighbours differ by a client with other data, not by one that is left out."""
+        return any(s.size is not None for s in samplings(self.algorithm, n_clients))
+
+    def init(self, problem: Any, *variables: Tree, **named: Tree) -> PrivateState:
+        """The state of the algorithm, and the first bounds."""
+        bounds = () if self.clip is None else self.clip.first()
+        return PrivateState(self.algorithm.init(problem, *variables, **named), bounds)
+
+    def round(
+        self, fed: AbstractFederation, problem: Any, state: PrivateState, key: Key
+    ) -> PrivateState:
+        """A round of the algorithm with private means."""
+        return self.round_and_releases(fed, problem, state, key)[0]
+
+    def round_and_releases(
+        self, fed: AbstractFederation, problem: Any, state: PrivateState, key: Key
+    ) -> tuple[PrivateState, "Releases"]:
+        """The state after a round, and what the round has released."""
+        private = PrivateFederation(fed, self, state.bounds, jax.random.fold_in(key, _NOISE))
+        own = self.algorithm.round(private, problem, state.own, key)
+        return PrivateState(own, private.bounds), private.releases()
+
+    def solution(self, state: PrivateState) -> tuple[Tree, ...]:
+        """The problem's variables."""
+        return self.algorithm.solution(state.own)
+
+    def own_leaves(self, state: PrivateState) -> tuple[Tree, ...] | None:
+        """As the algorithm has them: they never leave their clients."""
+        return self.algorithm.own_leaves(state.own)
+
+    def remedy(self) -> str:
+        """What the algorithm advises."""
+        return f"{self.algorithm.remedy()} So is less noise, or a smaller clip."
+
+
+class Releases(NamedTuple):
+    """What some rounds have released, by how clients were drawn.
+
+    Attributes:
+        samplings: the ways of drawing.
+        cohorts: [samplings, MOST_RELEASES + 1], how many cohorts answered to how many exchanges.
+    """
+
+    samplings: tuple[Sampling, ...]
+    cohorts: Int[Array, "samplings most"]
+
+
+class PrivateFederation(AbstractFederation):
+    """The words of another federation, with private means.
+
+    Attributes:
+        bounds: of uploads, if they move.
+    """
+
+    def __init__(self, fed: AbstractFederation, rule: Private, bounds: Tree, key: Key):
+        super().__init__(fed.n_clients, fed.weights, fed.round, fed.aggregate)
+        if rule.clip is not None and type(fed.aggregate) is not Mean:
+            raise ValueError(
+                f"a private run needs the plain mean, got aggregate={type(fed.aggregate).__name__}"
+                "(): how far one client can move another rule is not bounded by the clip over the "
+                "number of clients. Leave aggregate out."
+            )
+        self.bounds = bounds
+        self._fed, self._rule, self._key = fed, rule, key
+        self._replaces = rule.replaces(fed.n_clients)
+        self._draws: dict[int, _Draw] = {}  # cohort -> how it was drawn
+        self._samplings: list[Sampling] = []
+        self._uses: dict[int, jax.Array] = {}  # cohort -> its exchanges so far
+        self._released = jnp.zeros((), jnp.int32)
+        self._cohorts = jnp.zeros((len(SCALES), MOST_RELEASES + 1), jnp.int32)
+
+    @contextmanager
+    def outer(self) -> Iterator[None]:
+        """Outer exchanges, of the other federation too."""
+        with self._fed.outer(), super().outer():
+            yield
+
+    def sample(
+        self,
+        rule: AbstractParticipation,
+        key: Key,
+        probabilities: Float[Array, " clients"] | None = None,
+    ) -> Cohort:
+        """A fresh cohort, whose draw is noted."""
+        cohort = self._fed.sample(rule, key, probabilities)
+        if self._rule.clip is None:
+            return cohort
+        if probabilities is not None:
+            raise ValueError(
+                "a private run cannot draw clients by probabilities that were computed from their "
+                "data: who is drawn would tell about it."
+            )
+        draw = self._draw(sampling_of(rule, self.n_clients), cohort)
+        if draw.sampling not in self._samplings:
+            self._samplings.append(draw.sampling)
+        self._draws[cohort.token] = draw
+        self._uses[cohort.token] = jnp.zeros((), jnp.int32)
+        return cohort
+
+    def weight_of(self, cohort: Cohort) -> Float[Array, ""]:
+        """The expected sum of the cohort's weights: that of those drawn would tell who they are."""
+        draw = self._draws.get(cohort.token)
+        if draw is None or draw.sampling == Sampling():
+            return super().weight_of(cohort)
+        rate, size = draw.sampling.rate, draw.sampling.size
+        return jnp.asarray(size / self.n_clients if rate is None and size else rate, float)
+
+    def _draw(self, sampling: Sampling, cohort: Cohort) -> _Draw:
+        if (sampling.size is not None) != self._replaces and sampling != Sampling():
+            raise ValueError(
+                f"the algorithm draws clients in a way that its settings do not show ({sampling}), "
+                "so the noise would not fit. Private runs need the rules of all cohorts beforehand."
+            )
+        if sampling.rate is not None:
+            weights = jnp.where(cohort.active, self.weights[cohort.ids], 0.0) / sampling.rate
+            return _Draw(sampling, weights, jnp.max(self.weights) / sampling.rate)
+        weights = self.slot_weights(cohort)
+        if sampling.size is None:
+            return _Draw(sampling, weights, jnp.max(weights))
+        lightest = jnp.sort(self.weights)
+        most = lightest[-1]  # its share is largest among the lightest of the others
+        return _Draw(sampling, weights, most / (most + jnp.sum(lightest[: sampling.size - 1])))
+
+    # ---- down, and on the clients
+
+    def cache(self, value: Tree, held_by: Bool[Array, " clients"] | None = None) -> Cached:
+        """As on the other federation."""
+        return self._fed.cache(value, held_by)
+
+    def broadcast(self, cohort: Cohort, *values: Tree | Cached) -> Any:
+        """As on the other federation."""
+        return self._fed.broadcast(cohort, *values)
+
+    def scatter(self, cohort: Cohort, rows: Tree) -> Placed:
+        """As on the other federation."""
+        return self._fed.scatter(cohort, rows)
+
+    def as_sent(self, placed: Placed) -> Tree:
+        """As on the other federation."""
+        return self._fed.as_sent(placed)
+
+    def map(self, step, *values: Placed, key: Key | None = None, **settings: object) -> Placed:
+        """As on the other federation."""
+        return self._fed.map(step, *values, key=key, **settings)
+
+    def recall(self, cohort: Cohort, memory: Memory) -> Placed:
+        """As on the other federation."""
+        return self._fed.recall(cohort, memory)
+
+    def keep(self, memory: Memory, placed: Placed) -> Memory:
+        """As on the other federation."""
+        return self._fed.keep(memory, placed)
+
+    # ---- up
+
+    def mean(
+        self,
+        placed: Placed,
+        *,
+        decode: Callable[[Tree], Tree] | None = None,
+        apart: bool = False,
+        around: Around = None,
+    ) -> Tree:
+        """The private mean: one release."""
+        clip, noise = self._rule.clip, self._rule.noise
+        if clip is None:
+            return self._fed.mean(placed, decode=decode, apart=apart, around=around)
+        draw = self._draws.get(placed.cohort.token)
+        if draw is None:
+            raise ValueError(
+                "a private mean needs a cohort as fed.sample has drawn it; the algorithm has left "
+                "out some of its clients, and how few remain is not bounded."
+            )
+        key = jax.random.fold_in(self._key, self._released)
+        self._released = self._released + 1
+        self._uses[placed.cohort.token] = self._uses[placed.cohort.token] + 1
+        scale = f"{self.kind}_iterate" if around is not None else self.kind
+        bound = jnp.asarray(clip.bound(self.bounds, scale), float)
+        reach = (2 if self._replaces else 1) * draw.heaviest  # of a mean of uploads of length one
+        if isinstance(noise, Shares):
+            if decode is not None:
+                raise ValueError(
+                    "shares of noise and compressed uploads exclude each other: what a client "
+                    "decodes to would not have the noise that it added. Use noise at the server."
+                )
+            mean, within = self._mean_of_shares(placed, around, bound, reach, draw, key)
+        else:
+            mean, within = self._noised_mean(placed, decode, around, bound, reach, draw, key)
+        self.bounds = clip.renewed(self.bounds, scale, within)
+        return mean
+
+    def _noised_mean(
+        self,
+        placed: Placed,
+        decode: Callable[[Tree], Tree] | None,
+        around: Around,
+        bound: jax.Array,
+        reach: jax.Array,
+        draw: _Draw,
+        key: Key,
+    ) -> tuple[Tree, jax.Array]:
+        """The mean, clipped and noised by the server, and the fraction of uploads within."""
+        clip, noise = self._rule.clip, self._rule.noise
+        assert clip is not None
+        rows = self._fed.stack(placed)
+        if decode is not None:
+            rows = jax.vmap(decode)(rows)
+        centre = self._centre(around, jax.tree.map(lambda r: jnp.zeros(r.shape[1:], r.dtype), rows))
+
+        def one(row):
+            return clipped(tree.sub(row, centre), bound, clip.by_block)
+
+        ways, is_within = jax.vmap(one)(rows)
+        mean = tree.add(centre, self.aggregate(ways, draw.weights))
+        within = jnp.sum(draw.weights * (is_within - 0.5)) + 0.5
+        if noise is not None:
+            std = noise.multiplier * reach * bound * _root(rows, clip.by_block)
+            upload_key, bit_key = jax.random.split(key)
+            mean = tree.add(mean, gaussian(upload_key, mean, std))
+            if clip.bit_noise is not None:
+                within = within + gaussian(bit_key, within, clip.bit_noise * reach / 2)
+        return mean, within
+
+    def _mean_of_shares(
+        self,
+        placed: Placed,
+        around: Around,
+        bound: jax.Array,
+        reach: jax.Array,
+        draw: _Draw,
+        key: Key,
+    ) -> tuple[Tree, jax.Array]:
+        """The mean of uploads that clients have clipped and noised, and the fraction within."""
+        clip, noise, cohort = self._rule.clip, self._rule.noise, placed.cohort
+        assert clip is not None and noise is not None
+        if draw.sampling.rate is not None:
+            raise ValueError(_NO_SHARES)
+        n = math.sqrt(len(cohort))
+        std = noise.multiplier * reach * bound * n
+        bit_std = None if clip.bit_noise is None else clip.bit_noise * reach / 2 * n
+        numbers = self.broadcast(cohort, (bound, std, bit_std))
+        shape = jax.tree.map(lambda a: isinstance(a, Placed), around, is_leaf=_is_around)
+        sent = jax.tree.leaves(around, is_leaf=_is_placed)
+        how = {"by_block": clip.by_block, "around": shape}
+        rows = self._fed.stack(self._fed.map(noised_share, placed, numbers, *sent, key=key, **how))
+        mean, *within = self.aggregate(rows, draw.weights)
+        return mean, within[0] + 0.5 if within else jnp.zeros(())
+
+    def _centre(self, around: Around, like: Tree) -> Tree:
+        """What an upload is clipped around."""
+        if around is None:
+            return like
+        if isinstance(around, tuple):
+            return tuple(self._centre(a, part) for a, part in zip(around, like, strict=True))
+        if around.is_stacked:
+            raise ValueError(
+                "a private mean is clipped around a value that all clients were sent; this one "
+                "differs between clients, and so would tell who they are."
+            )
+        return self._fed.as_sent(around)
+
+    def weighted_mean(self, placed: Placed, weights: Placed) -> Tree:
+        """Refused: the weight that a client sends has no bound."""
+        if self._rule.clip is None:
+            return self._fed.weighted_mean(placed, weights)
+        raise _refusal("fed.weighted_mean", "the weight that a client sends is not bounded")
+
+    def sum(self, placed: Placed) -> Tree:
+        """Refused."""
+        if self._rule.clip is None:
+            return self._fed.sum(placed)
+        raise _refusal("fed.sum", "its uploads are counts, or those of few clients")
+
+    def stack(self, placed: Placed) -> Tree:
+        """Refused: it shows the upload of every client."""
+        if self._rule.clip is None:
+            return self._fed.stack(placed)
+        raise _refusal(
+            "fed.stack",
+            "the server would see the upload of every single client. Measured step sizes and "
+            "Lipschitz constants do that too; give numbers instead",
+        )
+
+    def poll(self, jobs, step, *values, rules, key, **settings):
+        """Refused: asynchronous results come one by one."""
+        if self._rule.clip is None:
+            return self._fed.poll(jobs, step, *values, rules=rules, key=key, **settings)
+        raise _refusal("fed.poll", "results come from single clients, at times of their own")
+
+    def ask(self, who, step, *values, key, **settings) -> Tree:
+        """Refused: the set of clients comes from what they have done before."""
+        if self._rule.clip is None:
+            return self._fed.ask(who, step, *values, key=key, **settings)
+        raise _refusal("fed.ask", "the set of clients is not drawn, and may be small")
+
+    # ---- loops
+
+    def repeat(self, n, body, init) -> Tree:
+        """The loop of the other federation, which carries the notes along."""
+
+        def once(i, carry):
+            value, notes = carry
+            self._take(notes)
+            before = set(self._uses)
+            value = body(i, value)
+            self._close(token for token in tuple(self._uses) if token not in before)
+            return value, self._notes()
+
+        value, notes = self._fed.repeat(n, once, (init, self._notes()))
+        self._take(notes)
+        return value
+
+    def _notes(self) -> tuple[Tree, ...]:
+        return self.bounds, self._released, dict(self._uses), self._cohorts
+
+    def _take(self, notes: tuple[Tree, ...]) -> None:
+        self.bounds, self._released, uses, self._cohorts = notes
+        self._uses = dict(uses)
+
+    def _close(self, tokens: Iterator[int]) -> None:
+        """Count the exchanges of cohorts that will have no more."""
+        for token in tokens:
+            row = self._samplings.index(self._draws[token].sampling)
+            uses = jnp.minimum(self._uses.pop(token), MOST_RELEASES)
+            self._cohorts = self._cohorts.at[row, uses].add(1)
+
+    def releases(self) -> Releases:
+        """What the round has released; called when it is over."""
+        self._close(iter(tuple(self._uses)))
+        return Releases(tuple(self._samplings), self._cohorts[: len(self._samplings)])
+
+    # ---- never asked for: the words above are those of the other federation
+
+    def _new_cohort(self, cohort: Cohort) -> None:
+        raise NotImplementedError
+
+    def _new_cached(self, cached: Cached, holders: Bool[Array, " clients"]) -> None:
+        raise NotImplementedError
+
+    def _send(self, cohort: Cohort, value: Tree | Cached, *, as_rows: bool) -> Tree:
+        raise NotImplementedError
+
+    def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
+        raise NotImplementedError
+
+
+# ---- what is computed
+
+
+def clipped(way: Tree, bound: jax.Array, by_block: bool) -> tuple[Tree, Float[Array, ""]]:
+    """A way that is no longer than the bound, and whether it was (1) or not (0).
+
+    One that is not finite counts as zero: it must not show.
+
+    >>> way, is_within = clipped(jnp.array([3.0, 4.0]), jnp.array(1.0), False)
+    >>> [round(float(w), 6) for w in way], float(is_within)
+    ([0.6, 0.8], 0.0)
+    """
+    if by_block and isinstance(way, tuple):
+        parts = [clipped(part, bound, False) for part in way]
+        return tuple(part for part, _ in parts), jnp.min(jnp.stack([w for _, w in parts]))
+    squares = [jnp.sum(jnp.square(leaf.astype(float))) for leaf in jax.tree.leaves(way)]
+    length = jnp.sqrt(sum(squares, jnp.zeros(())))
+    is_long = length > bound
+    factor = jnp.where(is_long, bound / jnp.where(is_long, length, 1.0), 1.0)
+    is_finite = jnp.isfinite(length)
+
+    def one(leaf):
+        return jnp.where(is_finite, leaf, jnp.zeros_like(leaf)) * factor.astype(leaf.dtype)
+
+    return jax.tree.map(one, way), jnp.where(is_long | ~is_finite, 0.0, 1.0)
+
+
+def gaussian(key: Key, like: Tree, std: jax.Array) -> Tree:
+    """Noise of the shapes and types of a tree."""
+    return tree.scale(std, tree.random_normal(key, like))
+
+
+def noised_share(
+    client: Client,
+    reply: Tree,
+    numbers: tuple[jax.Array, jax.Array, jax.Array | None],
+    *sent: Tree,
+    by_block: bool,
+    around: Tree,
+) -> tuple[Tree, ...]:
+    """A client's upload, clipped and with its share of the noise.
+
+    If the bounds move, whether it was within comes along, as 1/2 or -1/2 with noise.
+    """
+    bound, std, bit_std = numbers
+    values = iter(sent)
+    centre = _filled(around, values, reply)
+    way, is_within = clipped(tree.sub(reply, centre), bound, by_block)
+    upload_key, bit_key = jax.random.split(client.key)
+    std = std * _root(jax.tree.map(lambda leaf: leaf[None], reply), by_block)
+    upload = tree.add(tree.add(centre, way), gaussian(upload_key, reply, std))
+    if bit_std is None:
+        return (upload,)
+    return upload, is_within - 0.5 + gaussian(bit_key, is_within, bit_std)
+
+
+def _filled(around: Tree, values: Iterator[Tree], reply: Tree) -> Tree:
+    """What was sent in the places where something was, and zeros elsewhere."""
+    if isinstance(around, tuple):
+        return tuple(_filled(a, values, part) for a, part in zip(around, reply, strict=True))
+    return next(values) if around else tree.zeros_like(reply)
+
+
+def _root(rows: Tree, by_block: bool) -> float:
+    """√B for an upload of B blocks that are clipped each by itself."""
+    return math.sqrt(len(rows)) if by_block and isinstance(rows, tuple) else 1.0
+
+
+def _is_placed(node: object) -> bool:
+    return isinstance(node, Placed)
+
+
+def _is_around(node: object) -> bool:
+    return node is None or isinstance(node, Placed)
+
+
+def _refusal(word: str, why: str) -> ValueError:
+    return ValueError(
+        f"{word} cannot be private: {why}. Choose an algorithm whose uploads are means."
+    )
