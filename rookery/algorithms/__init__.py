@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from rookery.algorithms.fedavg import FedAvg as FedAvg
     from rookery.algorithms.fedbio import FedBiO as FedBiO
     from rookery.algorithms.fedbio import FedBiOAcc as FedBiOAcc
+    from rookery.algorithms.fedbio_local import FedBiOAccLocal as FedBiOAccLocal
+    from rookery.algorithms.fedbio_local import FedBiOLocal as FedBiOLocal
     from rookery.algorithms.fedbuff import FedBuff as FedBuff
     from rookery.algorithms.feddyn import FedDyn as FedDyn
     from rookery.algorithms.fedexp import FedExP as FedExP
@@ -52,10 +54,12 @@ if TYPE_CHECKING:
     from rookery.algorithms.fedopt import FedYogi as FedYogi
     from rookery.algorithms.fedpaq import FedPAQ as FedPAQ
     from rookery.algorithms.fedprox import FedProx as FedProx
+    from rookery.algorithms.fedrep import FedRep as FedRep
     from rookery.algorithms.fedsgda_m import FedSGDAM as FedSGDAM
     from rookery.algorithms.fedsgda_m import OptimisticGDA as OptimisticGDA
     from rookery.algorithms.fessgda import FESSGDA as FESSGDA
     from rookery.algorithms.gda import GDA as GDA
+    from rookery.algorithms.imaml import IMAML as IMAML
     from rookery.algorithms.memfbo import MemFBO as MemFBO
     from rookery.algorithms.mime import Mime as Mime
     from rookery.algorithms.mime import MimeLite as MimeLite
@@ -138,14 +142,18 @@ GROUPED = (
     "FedAvgM",
     "FedBiO",
     "FedBiOAcc",
+    "FedBiOAccLocal",
+    "FedBiOLocal",
     "FedDyn",
     "FedExP",
     "FedGDAGT",
     "FedNormSGDA",
     "FedNova",
     "FedPAQ",
+    "FedRep",
     "FedSGDAM",
     "FedYogi",
+    "IMAML",
     "MemFBO",
     "Mime",
     "MimeLite",

@@ -19,11 +19,11 @@ from dataclasses import KW_ONLY
 from typing import Unpack
 
 import jax
-import jax.numpy as jnp
 
-from rookery import check, tree
+from rookery import check
 from rookery.algorithms.nested import Nested, ServerStepsSettings, server_steps
 from rookery.algorithms.shared.adjoint import AbstractAdjoint
+from rookery.algorithms.shared.system import conjugate_gradients
 from rookery.signature import expands
 
 
@@ -70,18 +70,7 @@ class FederatedCG(AbstractAdjoint):
         start_key, product_key = jax.random.split(key)
         r = system.right_side(start_key)
 
-        def iterate(k, carry):
-            v, r, p, rr = carry
-            image = system.product(p, jax.random.fold_in(product_key, k))
-            step = _ratio(rr, tree.dot(p, image))
-            v, r = tree.axpy(step, p, v), tree.axpy(-step, image, r)
-            new_rr = tree.dot(r, r)
-            return v, r, tree.axpy(_ratio(new_rr, rr), p, r), new_rr
+        def key_of(k):
+            return jax.random.fold_in(product_key, k)
 
-        start = (tree.zeros_like(r), r, r, tree.dot(r, r))
-        return system.repeat(self.iterations, iterate, start)[0], L
-
-
-def _ratio(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The quotient a / b, or zero where a solved system leaves nothing to divide by."""
-    return jnp.where(b > 0, a / jnp.where(b > 0, b, jnp.ones_like(b)), jnp.zeros_like(a))
+        return conjugate_gradients(system, r, self.iterations, key_of), L

@@ -38,8 +38,11 @@ from rookery.algorithms.shared.estimators import OptimisticEstimator as Optimist
 from rookery.algorithms.shared.estimators import PlainEstimator as PlainEstimator
 from rookery.algorithms.shared.lipschitz import PowerIteration as PowerIteration
 from rookery.algorithms.shared.local import RandomSteps as RandomSteps
+from rookery.algorithms.shared.local_adjoint import LocalCG as LocalCG
 from rookery.algorithms.shared.local_adjoint import LocalNeumann as LocalNeumann
 from rookery.algorithms.shared.local_adjoint import LocalNeumannSum as LocalNeumannSum
+from rookery.algorithms.shared.local_solver import GradientSteps as GradientSteps
+from rookery.algorithms.shared.local_solver import NewtonSteps as NewtonSteps
 from rookery.algorithms.shared.meta_hessian import ExactHessian as ExactHessian
 from rookery.algorithms.shared.meta_hessian import FirstOrder as FirstOrder
 from rookery.algorithms.shared.meta_hessian import HessianFree as HessianFree
@@ -94,16 +97,19 @@ __all__ = [
     "FederatedCG",
     "FirstOrder",
     "FrozenOuter",
+    "GradientSteps",
     "Growing",
     "HessianFree",
     "LFedOut",
     "LastIterate",
+    "LocalCG",
     "LocalHessians",
     "LocalNeumann",
     "LocalNeumannSum",
     "MinimaxView",
     "MixingMatrix",
     "MomentumEstimator",
+    "NewtonSteps",
     "NormalisedWeights",
     "Optimiser",
     "OptimisticEstimator",

@@ -1,4 +1,8 @@
-"""Bilevel problems: minimise an outer loss at the minimiser of an inner loss."""
+"""Bilevel problems: minimise an outer loss at the minimiser of an inner loss.
+
+:class:`Bilevel` has one inner problem, the mean of all clients'. :class:`PersonalBilevel` has one
+for each client, and so an inner variable of each client's own.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,42 +16,8 @@ from rookery.problem.splits import AbstractTwoSplits
 from rookery.types import Loss, Sample, Scalar, Tree
 
 
-class Bilevel(AbstractTwoSplits):
-    """min over x of  mean outer(x, y*(x))  where  y*(x) = argmin over y of  mean inner(x, y).
-
-    Both losses take ``(x, y, example)`` and return one number; ``x``, ``y`` and the example are any
-    pytrees. Means run over the examples of a client, then over clients. The inner loss must be
-    strongly convex in ``y``. With v solving  inner_yy v = outer_y,  the hypergradient is
-    outer_x - inner_xy v.
-
-    Args:
-        outer: loss of the outer level.
-        inner: loss of the inner level.
-        outer_split: the split of a client's data that the outer loss is averaged over.
-        inner_split: the split that the inner loss is averaged over.
-        prepare: ``prepare(x, row)`` makes of a row what both losses take in its place, such as the
-            features of a network whose last layer is y. Where an algorithm moves y alone, it
-            prepares the rows of a client once instead of in every step. None leaves rows as they
-            are.
-        project: the set of x, see :class:`Constrained`; y is free.
-
-    >>> import jax.numpy as jnp
-    >>> from rookery.problem.sample import Rows
-    >>> problem = Bilevel(
-    ...     outer=lambda x, y, row: (y - row) ** 2 / 2,
-    ...     inner=lambda x, y, row: (y - x) ** 2 / 2,
-    ... )
-    >>> x, y, rows = jnp.array(1.0), jnp.array(3.0), Rows(jnp.array([0.0, 2.0]))
-    >>> float(problem.outer_grad_y(x, y, rows)), float(problem.inner_grad_y(x, y, rows))
-    (2.0, 2.0)
-    >>> prepared = Bilevel(
-    ...     outer=lambda x, y, feature: (y * feature) ** 2 / 2,
-    ...     inner=lambda x, y, feature: (y * feature - 1) ** 2 / 2,
-    ...     prepare=lambda x, row: x * row,
-    ... )
-    >>> float(prepared.outer_grad_x(x, y, rows))  # the mean of x (y row)^2
-    18.0
-    """
+class AbstractBilevel(AbstractTwoSplits):
+    """Two losses of ``(x, y, example)`` and their derivatives; see :class:`Bilevel`."""
 
     outer: Loss
     inner: Loss
@@ -67,8 +37,8 @@ class Bilevel(AbstractTwoSplits):
                 )
         if "y" in projections(self):
             raise ValueError(
-                "project has 'y'. The hypergradient of a Bilevel problem needs a free inner "
-                "variable: constrain x alone, or write the constraint of y as a penalty."
+                f"project has 'y'. The hypergradient of a {type(self).__name__} problem needs a "
+                "free inner variable: constrain x alone, or write the constraint of y as a penalty."
             )
 
     @property
@@ -86,7 +56,7 @@ class Bilevel(AbstractTwoSplits):
         validation.check_scalar_loss("outer", self._outer, start, outer_row)
         validation.check_scalar_loss("inner", self._inner, start, inner_row)
 
-    def on_prepared_rows(self) -> "Bilevel":
+    def on_prepared_rows(self) -> "AbstractBilevel":
         """The problem whose rows are prepared already.
 
         It has the same derivatives in y as long as x is where the rows were prepared.
@@ -143,3 +113,61 @@ class Bilevel(AbstractTwoSplits):
     def inner_cross(self, x: Tree, y: Tree, v: Tree, sample: Sample) -> Tree:
         """g_xy v, of the shape of x."""
         return oracles.second_derivative(self._inner, (x, y), 0, 1, v, sample)
+
+
+class Bilevel(AbstractBilevel):
+    """min over x of  mean outer(x, y*(x))  where  y*(x) = argmin over y of  mean inner(x, y).
+
+    Both losses take ``(x, y, example)`` and return one number; ``x``, ``y`` and the example are any
+    pytrees. Means run over the examples of a client, then over clients. The inner loss must be
+    strongly convex in ``y``. With v solving  inner_yy v = outer_y,  the hypergradient is
+    outer_x - inner_xy v.
+
+    Args:
+        outer: loss of the outer level.
+        inner: loss of the inner level.
+        outer_split: the split of a client's data that the outer loss is averaged over.
+        inner_split: the split that the inner loss is averaged over.
+        prepare: ``prepare(x, row)`` makes of a row what both losses take in its place, such as the
+            features of a network whose last layer is y. Where an algorithm moves y alone, it
+            prepares the rows of a client once instead of in every step. None leaves rows as they
+            are.
+        project: the set of x, see :class:`Constrained`; y is free.
+
+    >>> import jax.numpy as jnp
+    >>> from rookery.problem.sample import Rows
+    >>> problem = Bilevel(
+    ...     outer=lambda x, y, row: (y - row) ** 2 / 2,
+    ...     inner=lambda x, y, row: (y - x) ** 2 / 2,
+    ... )
+    >>> x, y, rows = jnp.array(1.0), jnp.array(3.0), Rows(jnp.array([0.0, 2.0]))
+    >>> float(problem.outer_grad_y(x, y, rows)), float(problem.inner_grad_y(x, y, rows))
+    (2.0, 2.0)
+    >>> prepared = Bilevel(
+    ...     outer=lambda x, y, feature: (y * feature) ** 2 / 2,
+    ...     inner=lambda x, y, feature: (y * feature - 1) ** 2 / 2,
+    ...     prepare=lambda x, row: x * row,
+    ... )
+    >>> float(prepared.outer_grad_x(x, y, rows))  # the mean of x (y row)^2
+    18.0
+    """
+
+
+class PersonalBilevel(AbstractBilevel):
+    """min over x of  mean outer_i(x, y_i*(x))  where  y_i*(x) = argmin over y of  inner_i(x, y).
+
+    Every client i has an inner variable y_i of its own: a head on shared features, a model near a
+    shared one. Losses are those of :class:`Bilevel`, whose inner problem all clients have together;
+    the two problems differ unless the clients are alike. The hypergradient is the mean of the
+    clients' own  outer_x - inner_xy v_i,  inner_yy v_i = outer_y,  each at the client's y_i and
+    computed by the client alone. So y_i and v_i need not be sent, and algorithms for this class
+    keep them in the clients' memory. Arguments are those of :class:`Bilevel`; the start of y is
+    that of every client.
+
+    >>> problem = PersonalBilevel(
+    ...     outer=lambda x, y, row: (y - row) ** 2 / 2,
+    ...     inner=lambda x, y, row: (y - row) ** 2 / 2 + (y - x) ** 2,
+    ... )
+    >>> problem.variables
+    ('x', 'y')
+    """

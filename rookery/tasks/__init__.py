@@ -5,6 +5,7 @@ from rookery.tasks.hyper_cleaning import hyper_cleaning as hyper_cleaning
 from rookery.tasks.hyper_representation import hyper_representation as hyper_representation
 from rookery.tasks.known_solution import fednest_saddle as fednest_saddle
 from rookery.tasks.known_solution import mean_semideviation as mean_semideviation
+from rookery.tasks.known_solution import personal_quadratic as personal_quadratic
 from rookery.tasks.known_solution import quadratic as quadratic
 from rookery.tasks.known_solution import saddle as saddle
 from rookery.tasks.loss_tuning import loss_tuning as loss_tuning
@@ -19,6 +20,7 @@ __all__ = [
     "loss_tuning",
     "maml",
     "mean_semideviation",
+    "personal_quadratic",
     "quadratic",
     "regularisation",
     "saddle",

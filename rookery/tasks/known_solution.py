@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from rookery.clients.population import Population
 from rookery.problem import zoo
-from rookery.problem.bilevel import Bilevel
+from rookery.problem.bilevel import Bilevel, PersonalBilevel
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
 from rookery.runner.metrics import OfSolution
@@ -46,7 +46,7 @@ def _with_arguments_of(
 @runtime_checkable
 class _Member(Protocol):
     @property
-    def problem(self) -> Bilevel | Minimax | Composition: ...
+    def problem(self) -> Bilevel | PersonalBilevel | Minimax | Composition: ...
     @property
     def data(self) -> dict[str, np.ndarray]: ...
     @property
@@ -70,6 +70,24 @@ def quadratic(member: zoo.QuadraticBilevel) -> Task:
     of x and y from the solution, and the norm of the hypergradient.
 
     >>> quadratic(n_clients=3, heterogeneity=0.5).population.n_clients
+    3
+    """
+    return _task(
+        member,
+        Distance(("x", "y"), member.solution()),
+        GradientNorm(*member.affine_hypergradient()),
+    )
+
+
+@_with_arguments_of(zoo.personal_quadratic)
+def personal_quadratic(member: zoo.PersonalQuadratic) -> Task:
+    """Solve a random quadratic bilevel problem whose clients have inner variables of their own.
+
+    Arguments are those of :func:`rookery.problem.zoo.personal_quadratic`. Runs measure the distance
+    of x from the solution, that of the mean of the clients' y from the mean of the exact ones, and
+    the norm of the hypergradient.
+
+    >>> personal_quadratic(n_clients=3, heterogeneity=0.5).population.n_clients
     3
     """
     return _task(

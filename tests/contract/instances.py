@@ -21,6 +21,7 @@ from rookery.algorithms import (
     EFSOBA,
     F2SA,
     FESSGDA,
+    IMAML,
     AggITD,
     BRFedBi,
     BRFedBiM,
@@ -31,12 +32,15 @@ from rookery.algorithms import (
     FedAvgM,
     FedBiO,
     FedBiOAcc,
+    FedBiOAccLocal,
+    FedBiOLocal,
     FedDyn,
     FedExP,
     FedGDAGT,
     FedNormSGDA,
     FedNova,
     FedPAQ,
+    FedRep,
     FedSGDAM,
     FedYogi,
     MemFBO,
@@ -57,6 +61,7 @@ SADDLE = rk.zoo.saddle(curvature=1.0, n_clients=3, x_size=1, y_size=2, rows=3, n
 LOSSES = rk.zoo.quadratic_losses(n_clients=3, size=2, rows=3, noise=0.3)
 ROBUST = rk.zoo.robust_quadratic(n_clients=3, size=2, rows=3, noise=0.3)
 MAML = rk.zoo.cubic_maml(n_clients=3, size=2, rows=3, noise=0.3)
+PERSONAL = rk.zoo.personal_quadratic(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
 CHAIN = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2), rows=3, noise=0.3)
 
 PARTIAL: dict[str, Any] = {"clients": 2, "batch_size": 2}
@@ -579,6 +584,54 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
         "partial": (TINY, BRFedBiP(outer_lr=0.05, inner_lr=0.1, page=rk.parts.PAGE(0.5), **PARTIAL))
     },
     "AggITD": {"partial": (TINY, AggITD(outer_lr=0.05, inner_lr=0.1, inner_rounds=3, **PARTIAL))},
+    "IMAML": {
+        "Newton steps, conjugate gradients": (
+            PERSONAL,
+            IMAML(
+                outer_lr=0.05,
+                local_steps=2,
+                inner=rk.parts.NewtonSteps(iterations=2),
+                adjoint=rk.parts.LocalCG(iterations=2),
+                **PARTIAL,
+            ),
+        ),
+        "gradient steps, series": (
+            PERSONAL,
+            IMAML(
+                outer_lr=0.05,
+                local_steps=(1, 2, 3),
+                server_lr=0.5,
+                inner=rk.parts.GradientSteps(0.1, steps=2),
+                adjoint=rk.parts.LocalNeumannSum(terms=2),
+                **PARTIAL,
+            ),
+        ),
+    },
+    "FedRep": {
+        "unequal local steps": (
+            PERSONAL,
+            FedRep(outer_lr=0.05, inner_lr=0.1, inner_steps=2, local_steps=(1, 2, 3), **PARTIAL),
+        )
+    },
+    "FedBiOLocal": {
+        "two local steps": (
+            PERSONAL,
+            FedBiOLocal(outer_lr=0.05, inner_lr=(0.1, 0.08), local_steps=2, **PARTIAL),
+        )
+    },
+    "FedBiOAccLocal": {
+        "falling rate, first batch": (
+            PERSONAL,
+            FedBiOAccLocal(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                local_steps=2,
+                estimator=rk.parts.STORM((0.3, 0.5, 0.7), rk.parts.PowerDecay(0.9, 1 / 3)),
+                first_batch=1,
+                batch_size=2,
+            ),
+        )
+    },
     "PFedMe": {
         "partial": (
             LOSSES,
@@ -763,6 +816,10 @@ OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
     "BRFedBiM": first("BRFedBiM", inner_lr=ADAM),
     "BRFedBiP": first("BRFedBiP", outer_lr=ADAM),
     "AggITD": first("AggITD", outer_lr=ADAM),
+    "IMAML": first("IMAML", outer_lr=MOMENTUM, server_lr=ADAM),
+    "FedRep": first("FedRep", inner_lr=ADAM, outer_lr=MOMENTUM),
+    "FedBiOLocal": first("FedBiOLocal", inner_lr=(0.1, ADAM), server_lr=MOMENTUM),
+    "FedBiOAccLocal": first("FedBiOAccLocal", inner_lr=ADAM),
     "PFedMe": first("PFedMe", lr=MOMENTUM, server_lr=ADAM),
     "Ditto": first("Ditto", lr=MOMENTUM, own_lr=ADAM),
     "FedDyn": first("FedDyn", lr=MOMENTUM),

@@ -30,7 +30,7 @@ LEFT_OUT = set(
     "AFACD FedBuff AlternatingGDA Extragradient STSA NASA ComposedSGD ScaffoldS AgnosticFL "
     "FedMBO AFACS PerFedAvg FedProx ADBO Prometheus AFBO DRFA SimFBO ShroFBO FedBiO FedBiOAcc "
     "F2SA MemFBO BOME CSOBA CMSOBA EFSOBA FedPAQ "
-    "BRFedBi BRFedBiM BRFedBiP AggITD PFedMe Ditto "
+    "BRFedBi BRFedBiM BRFedBiP AggITD PFedMe Ditto IMAML FedRep FedBiOLocal FedBiOAccLocal "
     "FedDyn Scaffnew FedExP Mime MimeLite "
     "FedNormSGDA FedSGDAM OptimisticGDA FedGDAGT FESSGDA ProxSkipVIP".split()
 )

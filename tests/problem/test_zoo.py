@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rookery.problem import zoo
-from rookery.problem.bilevel import Bilevel
+from rookery.problem.bilevel import Bilevel, PersonalBilevel
 from rookery.problem.composition import Composition, LocalComposition
 from rookery.problem.meta import Meta
 from rookery.problem.minimax import Minimax
@@ -40,6 +40,12 @@ def bilevel_objective(member, x):
             for row in each_row(member)
         ]
     )
+
+
+def personal_objective(member, x):
+    """The mean outer loss, every client at the minimum of its own inner loss."""
+    clients = member.clients()
+    return np.mean([bilevel_objective(client, x) for client in clients])
 
 
 def saddle_objective(member, x):
@@ -84,6 +90,7 @@ def maml_objective(member, w):
 # per member: how to make it, its exact objective, and whether rows may scatter about their client
 MEMBERS = {
     "quadratic_bilevel": (zoo.quadratic_bilevel, bilevel_objective, True),
+    "personal_quadratic": (zoo.personal_quadratic, personal_objective, True),
     "saddle": (zoo.saddle, saddle_objective, True),
     "curved_saddle": (partial(zoo.saddle, curvature=1.0), saddle_objective, True),
     "linear_chain": (zoo.linear_chain, chain_objective, True),
@@ -100,7 +107,7 @@ EVERY = {name: make for name, (make, _, _) in MEMBERS.items()} | {
 
 
 def exact_gradient(member, x):
-    if isinstance(member, zoo.QuadraticBilevel):
+    if isinstance(member, zoo.QuadraticBilevel | zoo.PersonalQuadratic):
         return member.hypergradient(x)
     return member.gradient(x)
 
@@ -191,6 +198,9 @@ def test_closed_forms_are_in_double_precision(name):
 
 def oracle_gradient(member, x):
     """The gradient put together from the problem's oracles, on all rows of all clients."""
+    if isinstance(member, zoo.PersonalQuadratic):
+        assert isinstance(member.problem, PersonalBilevel)
+        return np.mean([oracle_gradient(client, x) for client in member.clients()], axis=0)
     if isinstance(member.problem, Bilevel | Minimax):
         y = member.inner_solution(x)  # in NumPy
         v = member.adjoint(x, y) if isinstance(member.problem, Bilevel) else None

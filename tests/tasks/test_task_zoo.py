@@ -10,6 +10,7 @@ import rookery as rk
 
 TASKS = {
     "quadratic": (rk.tasks.quadratic, {}, rk.zoo.quadratic_bilevel()),
+    "personal_quadratic": (rk.tasks.personal_quadratic, {}, rk.zoo.personal_quadratic()),
     "saddle": (rk.tasks.saddle, {}, rk.zoo.saddle()),
     "curved saddle": (
         rk.tasks.saddle, {"curvature": 1.0, "x_size": 3}, rk.zoo.saddle(curvature=1.0)
@@ -36,7 +37,7 @@ def test_the_distance_is_to_the_members_solution(name, measure):
     if name == "mean_semideviation":
         (x,), (solution,) = member.start, member.solution()
         away["distance_x"] = min(away["distance_x"], np.linalg.norm(x + solution))
-    if name == "quadratic":
+    if name in ("quadratic", "personal_quadratic"):
         away["gradient_norm"] = np.linalg.norm(member.hypergradient(member.start[0]))
     assert measure(task, task.start(0)) == pytest.approx(away)
 

@@ -19,8 +19,9 @@ Every agent i solves an inner problem of its own, and all agree on x. In a round
     u_i <- Σ_j W_ij u_j + p_i - p_i before.
 The sum of the u_i is that of the p_i, always, so it converges to a point where all x_i are equal
 and the mean of the local hypergradients  f_x - g_xy [g_yy]^{-1} f_y,  each at the agent's own
-y_i*(x), is zero. That solves the paper's problem; the one of :class:`Bilevel`, whose inner loss is
-the mean of all, has another solution when clients are heterogeneous.
+y_i*(x), is zero. That solves the paper's problem, :class:`PersonalBilevel`; the one of
+:class:`Bilevel`, whose inner loss is the mean of all, has another solution when clients are
+heterogeneous.
 
 Cost of a round: 1 exchange, x and u down and up, 2 m messages whatever W: the server of a star
 relays, and mixes on the way. On a real graph there is no server, and an agent sends x and u to each
@@ -51,7 +52,7 @@ from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.step_rule import check_number
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import REMEDY
-from rookery.problem.bilevel import Bilevel
+from rookery.problem.bilevel import AbstractBilevel, Bilevel
 from rookery.program.algorithm import BatchedAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory, PerClient
@@ -120,19 +121,20 @@ class Prometheus(BatchedAlgorithm):
                     "batch_size every round is one. Give a batch_size, or leave renew_every out."
                 )
 
-    def check(self, problem: Bilevel, n_clients: int) -> None:
+    def check(self, problem: AbstractBilevel, n_clients: int) -> None:
         """Raise unless the problem is bilevel and W fits the clients."""
-        check_kind(self, problem, Bilevel)
+        if not isinstance(problem, AbstractBilevel):
+            check_kind(self, problem, Bilevel)
         self.mixing.check(n_clients)
 
-    def init(self, problem: Bilevel, x: Tree, y: Tree) -> PrometheusState:
+    def init(self, problem: AbstractBilevel, x: Tree, y: Tree) -> PrometheusState:
         """All agents at the given iterates; nothing is estimated yet."""
         zero = tree.zeros_like(x)
         agent = Agent(x, y, tree.zeros_like(y), zero, zero)
         return PrometheusState(Memory.of(agent), PerClient.of((x, zero)))
 
     def round(
-        self, fed: AbstractFederation, problem: Bilevel, state: PrometheusState, key: Key
+        self, fed: AbstractFederation, problem: AbstractBilevel, state: PrometheusState, key: Key
     ) -> PrometheusState:
         """One step of every agent, then one exchange of their messages."""
         everyone = fed.sample(Everyone(), key)
@@ -168,7 +170,7 @@ def agent_step(
     own: Agent,
     mixed: tuple[Tree, Tree],
     *,
-    problem: Bilevel,
+    problem: AbstractBilevel,
     algorithm: Prometheus,
     is_full: Count,
 ) -> tuple[Agent, tuple[Tree, Tree]]:
@@ -196,7 +198,7 @@ def agent_step(
 
 def estimates(
     client: Client,
-    problem: Bilevel,
+    problem: AbstractBilevel,
     x: Tree,
     y: Tree,
     adjoint: AbstractLocalAdjoint,

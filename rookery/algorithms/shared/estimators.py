@@ -177,12 +177,16 @@ class STORM(AbstractEstimator):
         along = tree.scale(a, d)
         moved = move(along)
         new, old = maps(moved[0], w, key=key, batch_size=batch_size)
-        each = self.renewal if isinstance(self.renewal, tuple) else (self.renewal,) * len(w)
+        return moved, self.corrected(d, new, old, a), along
+
+    def corrected(self, d: Blocks, new: Blocks, old: Blocks, a: Number) -> Blocks:
+        """The estimate at a new point: d at an old one, and the maps of one batch at both."""
+        each = self.renewal if isinstance(self.renewal, tuple) else (self.renewal,) * len(d)
         kept = (
             tree.scale(1 - c * a**2, tree.sub(d_j, old_j))
             for c, d_j, old_j in zip(each, d, old, strict=True)
         )
-        return moved, tree.add(new, tuple(kept)), along
+        return tree.add(new, tuple(kept))
 
 
 class PAGE(AbstractEstimator):

@@ -12,17 +12,18 @@ inner solution, and the adjoint with it.
 
 from rookery import tree
 from rookery.problem import oracles
-from rookery.problem.bilevel import Bilevel
+from rookery.problem.bilevel import AbstractBilevel, Bilevel
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
 from rookery.types import Problem, Sample, Tree
 
-TwoLevel = Bilevel | Minimax | Composition
+TwoLevel = AbstractBilevel | Minimax | Composition
+"""Also those whose inner variables are the clients' own, which only some algorithms solve."""
 
 
 def check_two_levels(name: str, problem: Problem) -> None:
     """Raise unless a problem is of a class above, and a composition has two layers."""
-    if not isinstance(problem, TwoLevel):
+    if not isinstance(problem, Bilevel | Minimax | Composition):
         raise TypeError(
             f"{name} solves Bilevel, Minimax and two-layer Composition problems, "
             f"got {type(problem).__name__}."
@@ -35,18 +36,18 @@ def check_two_levels(name: str, problem: Problem) -> None:
 
 def inner_split(problem: TwoLevel) -> str:
     """The split of a client's data that the inner level is averaged over."""
-    return problem.inner_split if isinstance(problem, Bilevel) else problem.split
+    return problem.inner_split if isinstance(problem, AbstractBilevel) else problem.split
 
 
 def outer_split(problem: TwoLevel) -> str:
     """The split of a client's data that the outer level is averaged over."""
-    return problem.outer_split if isinstance(problem, Bilevel) else problem.split
+    return problem.outer_split if isinstance(problem, AbstractBilevel) else problem.split
 
 
 def inner_gradient(problem: TwoLevel, x: Tree, y: Tree, sample: Sample) -> Tree:
     """The gradient whose mean over clients is zero at the inner solution."""
     match problem:
-        case Bilevel():
+        case AbstractBilevel():
             return problem.inner_grad_y(x, y, sample)
         case Minimax():
             return tree.scale(-1, problem.grad_y(x, y, sample))
@@ -57,7 +58,7 @@ def inner_gradient(problem: TwoLevel, x: Tree, y: Tree, sample: Sample) -> Tree:
 def outer_gradient_y(problem: TwoLevel, x: Tree, y: Tree, sample: Sample) -> Tree:
     """f_y, the right side of the adjoint's system."""
     match problem:
-        case Bilevel():
+        case AbstractBilevel():
             return problem.outer_grad_y(x, y, sample)
         case Composition():
             return oracles.gradient(problem.layers[1], (y,), 0, sample)
@@ -68,7 +69,7 @@ def outer_gradient_y(problem: TwoLevel, x: Tree, y: Tree, sample: Sample) -> Tre
 def hessian_vector(problem: TwoLevel, x: Tree, y: Tree, p: Tree, sample: Sample) -> Tree:
     """g_yy p, the left side of the adjoint's system."""
     match problem:
-        case Bilevel():
+        case AbstractBilevel():
             return problem.inner_hvp(x, y, p, sample)
         case Composition():
             return p
@@ -79,7 +80,7 @@ def hessian_vector(problem: TwoLevel, x: Tree, y: Tree, p: Tree, sample: Sample)
 def outer_gradient_x(problem: TwoLevel, x: Tree, y: Tree, sample: Sample) -> Tree:
     """f_x, the direct part of the hypergradient."""
     match problem:
-        case Bilevel():
+        case AbstractBilevel():
             return problem.outer_grad_x(x, y, sample)
         case Minimax():
             return problem.grad_x(x, y, sample)
@@ -92,7 +93,7 @@ def hypergradient_piece(
 ) -> Tree:
     """A client's term h_i of the hypergradient, given the adjoint v (None in minimax problems)."""
     match problem:
-        case Bilevel():
+        case AbstractBilevel():
             direct = problem.outer_grad_x(x, y, outer_sample)
             return tree.sub(direct, problem.inner_cross(x, y, v, inner_sample))
         case Minimax():

@@ -10,12 +10,13 @@ from functools import partial
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 
 from rookery import tree
 from rookery.algorithms.shared import levels
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
-from rookery.problem.bilevel import Bilevel
+from rookery.problem.bilevel import AbstractBilevel
 from rookery.program.federation import Cached, Client
 from rookery.program.participation import Cohort
 from rookery.samples import Deal, rows_per_draw
@@ -123,7 +124,7 @@ class LocalSystem(AbstractSystem):
         It pays if all samples together have as many rows as the client; None is all rows.
         """
         problem, client = self.problem, self.client
-        if not isinstance(problem, Bilevel) or problem.prepare is None:
+        if not isinstance(problem, AbstractBilevel) or problem.prepare is None:
             return self
         split = problem.inner_split
         size = rows_per_draw(self.batch_size, split)
@@ -136,6 +137,10 @@ class LocalSystem(AbstractSystem):
     def moved_to(self, x: Tree) -> "LocalSystem":
         """The same client's system at another x."""
         return LocalSystem(self.client, self.problem, x, self.y, self.batch_size)
+
+    def at_inner(self, y: Tree) -> "LocalSystem":
+        """The same client's system at another y."""
+        return LocalSystem(self.client, self.problem, self.x, y, self.batch_size, self.prepared)
 
     def outer_sample(self, key: Key) -> Sample:
         """Rows of the outer level."""
@@ -204,3 +209,31 @@ def sum_of_series(system: AbstractSystem, terms: int, L: jax.Array, key: Key) ->
 
     t = tree.scale(1 / L, system.right_side(start_key))
     return system.repeat(terms, hop, (t, t))[1]
+
+
+def conjugate_gradients(
+    system: AbstractSystem, r: Tree, iterations: int, key_of: Callable[[Count], Key]
+) -> Tree:
+    """A fixed number of conjugate-gradient iterations from zero for  g_yy v = r.
+
+    Args:
+        system: whose products are taken, one in an iteration.
+        r: the right side.
+        iterations: as many as v has numbers give it exactly.
+        key_of: the key of the product of an iteration.
+    """
+
+    def iterate(k, carry):
+        v, r, p, rr = carry
+        image = system.product(p, key_of(k))
+        step = _ratio(rr, tree.dot(p, image))
+        v, r = tree.axpy(step, p, v), tree.axpy(-step, image, r)
+        new_rr = tree.dot(r, r)
+        return v, r, tree.axpy(_ratio(new_rr, rr), p, r), new_rr
+
+    return system.repeat(iterations, iterate, (tree.zeros_like(r), r, r, tree.dot(r, r)))[0]
+
+
+def _ratio(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The quotient a / b, or zero where a solved system leaves nothing to divide by."""
+    return jnp.where(b > 0, a / jnp.where(b > 0, b, jnp.ones_like(b)), jnp.zeros_like(a))

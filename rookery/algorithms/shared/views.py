@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from rookery import tree
 from rookery.problem import oracles, validation
-from rookery.problem.bilevel import Bilevel
+from rookery.problem.bilevel import AbstractBilevel, Bilevel
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
 from rookery.problem.multisequence import MultiSequence
@@ -99,7 +99,7 @@ class BilevelView(AbstractView[Bilevel]):
         """v = 0, of the shape of y."""
         return (tree.zeros_like(variables[1]),)
 
-    def maps(self, problem: Bilevel, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
+    def maps(self, problem: AbstractBilevel, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
         """f_x - g_xy v, g_y and g_yy v - f_y."""
         (x, y, v), (outer, inner) = blocks, samples
         direct, right = problem.outer_gradients(x, y, outer)

@@ -7,6 +7,7 @@ Each holds the arrays of all clients as [clients, rows, ...] and has ``problem``
 
 from rookery.problem.zoo.composition import LinearChain, linear_chain, scalar_composition
 from rookery.problem.zoo.linear_sequences import LinearSequences, linear_sequences
+from rookery.problem.zoo.personal import PersonalQuadratic, personal_quadratic
 from rookery.problem.zoo.quadratic import QuadraticBilevel, quadratic_bilevel, scalar_bilevel
 from rookery.problem.zoo.robust import (
     CubicMAML,
@@ -24,6 +25,7 @@ __all__ = [
     "LinearChain",
     "LinearSequences",
     "MeanSemideviation",
+    "PersonalQuadratic",
     "QuadraticBilevel",
     "QuadraticLosses",
     "QuadraticSaddle",
@@ -33,6 +35,7 @@ __all__ = [
     "linear_chain",
     "linear_sequences",
     "mean_semideviation",
+    "personal_quadratic",
     "quadratic_bilevel",
     "quadratic_losses",
     "robust_quadratic",
