@@ -1,11 +1,13 @@
 """Whole programs on disk: a process that finds its own there neither traces nor compiles it.
 
 JAX's cache of compiled programs is asked with the program as XLA reads it, so a process has to
-trace and lower a program before it can find it there; that takes longer than reading it. A file of
-this store is named by what a program is traced from (:func:`rookery.engines.code_key.fingerprint`)
-and by what it was made with: the source of rookery, the packages installed, JAX's settings, and the
-processor. Whatever of this cannot be told from one process to the next has no file, and goes
-through JAX's cache alone.
+trace and lower a program before it can find it there; that takes longer than reading it. A file
+``traced-...`` of this store is named by what a program is traced from
+(:func:`rookery.engines.code_key.fingerprint`) and by what it was made with: the source of rookery,
+the packages installed, JAX's settings, and the processor. It holds the name of the program's file,
+``program-...``, which is named by the program as XLA reads it: after a change of the source that
+does not change a program, the program is traced and not compiled. Whatever cannot be told from one
+process to the next has no file, and goes through JAX's cache alone.
 
 The files lie among those of :mod:`rookery.engines.compile_cache`, are pruned with them, and hold
 machine code: like any cache of programs, the directory must be writable by its owner only.
@@ -94,18 +96,58 @@ def _made(fn: Callable[[Tree, Tree], Tree], inputs: Tree, constants: Tree, path:
 
     flat.__name__ = fn.__name__
     arguments = [[_data(a) for a in jax.tree.leaves(part)] for part in inputs]
-    compiled = jax.jit(flat, donate_argnums=1).lower(*arguments).compile()
+    lowered = jax.jit(flat, donate_argnums=1).lower(*arguments)
+    code = path.parent / f"program-{_digest(lowered.as_text(), _machine())}"
+    n_kept, n_donated = map(len, arguments)
+    program = _load(code, n_kept, n_donated, len(jax.tree.leaves(lowered.out_info)))
+    if program is None:
+        program, is_new = _compiled(lowered)
+        try:
+            content = serialize(program)[0] if is_new else None
+        except (ValueError, NotImplementedError, pickle.PicklingError, TypeError):
+            # JAX refuses some programs (on a backend that cannot serialise, or with constants that
+            # are arguments) by the first two, pickle by the others
+            content = None
+        if content is None:  # the next process compiles, or finds it in JAX's cache
+            return program
+        _write(code, content)
+    _write(path, code.name.encode())
+    return program
+
+
+def _compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bool]:
+    """The compiled program, and whether XLA has compiled it just now.
+
+    XLA writes a program that came out of JAX's cache without its machine code: it could be read,
+    but not called.
+    """
+    hits = list[str]()
+
+    def listen(event: str, **_: object) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            hits.append(event)
+
+    jax.monitoring.register_event_listener(listen)
     try:
-        content = serialize(compiled)[0]
-    except (ValueError, NotImplementedError, pickle.PicklingError, TypeError):
-        # JAX refuses some programs (on a backend that cannot serialise, or with constants that are
-        # arguments) by the first two, pickle by the others: the next process compiles this one
-        return compiled
-    _write(path, content)
-    return compiled
+        program = lowered.compile()
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
+    return program, not hits
 
 
 def _read(path: Path, n_kept: int, n_donated: int, n_returned: int) -> Program | None:
+    """The program that a file names, or None if there is none that can be read."""
+    try:
+        name = path.read_text(encoding="ascii")
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    program = _load(path.parent / Path(name).name, n_kept, n_donated, n_returned)
+    if program is not None:
+        _touch(path)
+    return program
+
+
+def _load(path: Path, n_kept: int, n_donated: int, n_returned: int) -> Program | None:
     """The program in a file, or None if there is none that can be read."""
     arguments = jax.tree.structure((([0] * n_kept, [0] * n_donated), {}))
     returned = jax.tree.structure([0] * n_returned)
@@ -116,9 +158,14 @@ def _read(path: Path, n_kept: int, n_donated: int, n_returned: int) -> Program |
         return None
     except Exception:  # a damaged file may raise anything: compile, and write it again
         return None
-    with contextlib.suppress(OSError):  # another process has deleted it, or owns it
-        os.utime(path)  # the oldest files are deleted first
+    _touch(path)
     return program
+
+
+def _touch(path: Path) -> None:
+    """The oldest files are deleted first."""
+    with contextlib.suppress(OSError):  # another process has deleted it, or owns it
+        os.utime(path)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -131,22 +178,32 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _path(name: str, kept: Tree, donated: Tree) -> Path | None:
-    """The file of a program; None if other processes could not tell it from others."""
+    """The file that names a program; None if other processes could not tell it from others."""
     place, traced_from = compile_cache.own_directory(), fingerprint([kept, donated])
     if place is None or traced_from is None:
         return None
-    words = (name, traced_from, _surroundings(), repr(sorted(jax.config.values.items(), key=str)))
-    digest = hashlib.blake2b("\0".join(words).encode(), digest_size=20)
-    return place / f"program-{digest.hexdigest()}"
+    settings = repr(sorted(jax.config.values.items(), key=str))
+    return place / f"traced-{_digest(name, traced_from, _source(), _machine(), settings)}"
+
+
+def _digest(*words: str) -> str:
+    return hashlib.blake2b("\0".join(words).encode(), digest_size=20).hexdigest()
 
 
 @functools.cache
-def _surroundings() -> str:
-    """A digest of the code and of the machine that programs are made with."""
+def _source() -> str:
+    """A digest of rookery's code, from which programs are traced."""
     digest = hashlib.blake2b(digest_size=20)
     package = Path(__file__).parents[1]
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _machine() -> str:
+    """A digest of the packages and of the machine that programs are made with."""
+    digest = hashlib.blake2b(digest_size=20)
     for folder in sorted(p for p in sys.path if p.endswith(("site-packages", "dist-packages"))):
         for entry in sorted(Path(folder).glob("*.dist-info")):
             digest.update(f"{entry.name} {entry.stat().st_mtime_ns}\n".encode())

@@ -1,5 +1,6 @@
 """A program that another process has kept is the same program, or is not used."""
 
+import functools
 import os
 import pathlib
 import subprocess
@@ -63,8 +64,10 @@ CODE = """
 import hashlib, sys
 import jax, jax.numpy as jnp, numpy as np
 import rookery as rk
+from rookery.engines import program_store
 from rookery.engines.compiled import programs_compiled
 
+program_store._source = lambda: {source!r}
 FACTOR = {factor}
 
 def outer(x, y, row):
@@ -98,26 +101,47 @@ print(digest.hexdigest(), programs_compiled())
 """
 
 
+def run_script(folder, cache, factor=1.0, source="first"):
+    """A digest of the numbers, and how many programs the process has traced."""
+    others = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    environ = {**others, "ROOKERY_COMPILE_CACHE": str(cache)}
+    script = folder / "script.py"
+    script.write_text(CODE.format(factor=factor, source=source))
+    done = subprocess.run(
+        [sys.executable, script], env=environ, check=True, capture_output=True, text=True
+    )
+    digest, programs = done.stdout.split()
+    return digest, int(programs)
+
+
 @pytest.mark.slow  # processes that import JAX
 def test_the_next_process_compiles_nothing_and_has_the_same_numbers(tmp_path):
-    def run(factor=1.0, cache=str(tmp_path / "cache")):
-        others = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
-        environ = {**others, "ROOKERY_COMPILE_CACHE": cache}
-        script = tmp_path / "script.py"
-        script.write_text(CODE.format(factor=factor))
-        done = subprocess.run(
-            [sys.executable, script], env=environ, check=True, capture_output=True, text=True
-        )
-        digest, programs = done.stdout.split()
-        return digest, int(programs)
-
-    plain = run(cache="off")
+    run = functools.partial(run_script, tmp_path, tmp_path / "cache")
+    plain = run_script(tmp_path, "off")
     assert plain[1] == 4
     assert run() == plain
     assert run() == (plain[0], 0)
     changed = run(factor=2.0)
     assert changed[1] == 4 and changed[0] != plain[0]
+    # programs of another version of rookery are traced; those that are equal are not compiled
+    assert run(source="second") == plain
+    assert run(source="second") == (plain[0], 0)
     for path in (tmp_path / "cache").glob("program-*"):
         path.write_bytes(path.read_bytes()[:1000])
-    assert run() == plain  # damaged files are made again
+    assert run() == plain  # damaged files are not used
+    for path in (tmp_path / "cache").iterdir():
+        path.unlink()
+    assert run() == plain
     assert run() == (plain[0], 0)
+
+
+@pytest.mark.slow
+def test_a_program_from_jax_own_cache_is_not_kept(tmp_path):
+    """XLA would write it without its machine code."""
+    run = functools.partial(run_script, tmp_path, tmp_path / "cache")
+    first = run()
+    for name in ("program-*", "traced-*"):
+        for path in (tmp_path / "cache").glob(name):
+            path.unlink()
+    assert run() == run() == first
+    assert not list((tmp_path / "cache").glob("program-*"))
