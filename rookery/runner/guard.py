@@ -40,8 +40,8 @@ class Guard:
     A run breaks down if
 
     - a round leaves a value that is not finite, or an entry exceeds ``growth_limit``;
-    - the way that a variable goes between two checks has grown from check to check to more than
-      ``growth`` times the longest before, and beyond a tenth of the variable's norm;
+    - the way that a variable goes between two checks has grown at two checks in a row, to more
+      than ``growth`` times the longest before, and beyond a tenth of the variable's norm;
     - a measured loss is more than ``growth`` times as large as ever before;
     - for ``patience`` evaluations in a row, and at the last one at once, the metric has lost 80 %
       of its progress, or is worse than at the start by more than its size; with ``drop``, also if
@@ -265,8 +265,10 @@ class Watch:
                 self._set_base(i, None)
                 self._longest(i, length)
                 continue
-            base = self._base(i) or self._longest(i, last)
-            self._set_base(i, base)
+            base = self._base(i)
+            if base is None:  # one longer step alone is none: a variable may set out late
+                self._set_base(i, self._longest(i, last))
+                continue
             if length > guard.growth * base and length > MATTERS * _norm(before[i]):
                 reasons.append(
                     f"the step of {name} has grown to {length:.3g}, more than {guard.growth:g} "
