@@ -34,6 +34,7 @@ import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.shared.block_steps import AbstractBilevelSteps
+from rookery.algorithms.shared.compression import encoded_from
 from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.views import Blocks
 from rookery.algorithms.soba import directions
@@ -142,7 +143,4 @@ def encoded_directions(
     """The message of the client's directions, and what the server knows of them after it."""
     d = directions(client, at, problem=problem, batch_size=algorithm.batch_size)
     key = jax.random.fold_in(client.key, 2)  # 0 and 1 are those of the samples
-    if not algorithm.error_feedback:
-        return algorithm.codec.encode(d, key), ()
-    sent = algorithm.codec.encode(tree.sub(d, known), key)
-    return sent, tree.add(known, algorithm.codec.decode(sent, d))
+    return encoded_from(algorithm.codec, d, known if algorithm.error_feedback else None, key)

@@ -58,11 +58,11 @@ class FedBiO(AbstractLocalBlocks):
     ) -> LocalBlocksState:
         """One exchange: the means of the iterates, and of the estimates if they are kept."""
         # down  u (and d),  up  w (and d)
-        w, d, own, _ = self.mean_reply(fed, problem, state, key, of_iterates=True)
+        w, d, own, _, feedback = self.mean_reply(fed, problem, state, key, of_iterates=True)
         inside = self.inside(problem, w)
         u = (*state.variables, *state.added)
         own = self.after(own, u, (*inside[0], *inside[1]))
-        return LocalBlocksState(*inside, d, (), own)
+        return LocalBlocksState(*inside, d, (), own, feedback)
 
 
 class FedBiOAcc(FedBiO):

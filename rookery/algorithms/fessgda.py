@@ -91,8 +91,8 @@ class FESSGDA(AbstractLocalBlocks):
         self, fed: AbstractFederation, problem: Problem, state: LocalBlocksState, key: Key
     ) -> LocalBlocksState:
         """One exchange, and the server's smoothed step."""
-        reply, _, own, _ = self.mean_reply(fed, problem, state, key, of_iterates=True)  # x, y
-        mean_x, mean_y = reply
+        mean = self.mean_reply(fed, problem, state, key, of_iterates=True)  # down and up  x, y
+        mean_x, mean_y = mean.reply
         (x, y), (z,) = state.variables, state.opts
         assert not isinstance(self.outer_lr, Optimiser), "check_size refuses it"
         assert isinstance(self.local_steps, int), "checked at construction"
@@ -103,4 +103,4 @@ class FESSGDA(AbstractLocalBlocks):
         new_y = tree.axpy(self.inner_server_lr, tree.sub(mean_y, y), y)
         variables, added = self.inside(problem, (new_x, new_y))
         z = tree.axpy(self.beta, tree.sub(variables[0], z), z)
-        return LocalBlocksState(variables, added, (), (z,), own)
+        return LocalBlocksState(variables, added, (), (z,), mean.own, mean.feedback)

@@ -131,8 +131,9 @@ class SimFBO(AbstractLocalBlocks):
     ) -> LocalBlocksState:
         """One exchange, and a step of the server along the sum of the replies."""
         both = self.mean_reply(fed, problem, state, key, of_iterates=False)  # down  u, up  q_i
-        q, d, own, cohort = both
-        factor = weighting_factor(fed, self.weighting, cohort)
+        q, d, own, cohort, feedback = both
+        # with error feedback q is a mean over all clients
+        factor = 1.0 if self.error_feedback else weighting_factor(fed, self.weighting, cohort)
         if self.normalised:
             q, tau = q
             q = tree.scale(factor * tau, q)
@@ -148,7 +149,7 @@ class SimFBO(AbstractLocalBlocks):
         if isinstance(own, Sent):
             new = (*inside[0], *inside[1])
             own = all_observed(self._local_rules(len(u)), mean, own, new)
-        return LocalBlocksState(*inside, d, opts, own)
+        return LocalBlocksState(*inside, d, opts, own, feedback)
 
 
 @with_settings_of(SimFBO, without=("normalised",))

@@ -1,5 +1,7 @@
 """Codecs: what they send, what arrives on average; and where compressed methods end."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from arena import advance, assert_close, bilevel_maps, solve, trajectory
 
 import rookery as rk
-from rookery.algorithms import CMSOBA, CSOBA, EFSOBA, FedPAQ
+from rookery.algorithms import CMSOBA, CSOBA, EFSOBA, FedBiO, FedPAQ, ShroFBO, SimFBO
 from rookery.algorithms.parts import BFloat16, RandK, StochasticRounding, TopK
 from rookery.program.codec import message_bytes
 
@@ -114,6 +116,58 @@ def test_without_loss_compressed_methods_are_the_plain_ones():
     want = trajectory(LOSSES, rk.FedAvg(**settings), 3)
     got = trajectory(LOSSES, FedPAQ(**settings, codec=TopK(100), error_feedback=True), 3)
     np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+# ---- the frame of the single-loop methods
+
+STEPS: dict[str, Any] = {"outer_lr": 0.05, "inner_lr": 0.1}
+FRAME = {
+    "SimFBO": lambda **how: SimFBO(**STEPS, server_lr=(0.05, 0.1, 0.1), **how),
+    "ShroFBO": lambda **how: ShroFBO(**STEPS, server_lr=(0.05, 0.1, 0.1), **how),
+    "FedBiO": lambda **how: FedBiO(**STEPS, **how),
+}
+
+
+def test_one_compressed_local_step_is_ef_soba():
+    want, ledgers = advance(ZOO, EFSOBA(**STEPS, codec=TopK(1)), 4, rk.Compiled())
+    ours = FRAME["SimFBO"](codec=TopK(1), error_feedback=True)
+    got, bills = advance(ZOO, ours, 4, rk.Compiled())
+    assert_close((*got.variables, *got.added), want[:3], rtol=1e-12)
+    assert_close((got.feedback.mean, got.feedback.own.rows), (want.d, want.own.rows), rtol=1e-12)
+    assert bills == ledgers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FRAME)
+def test_the_frame_without_loss_is_the_plain_one(name):
+    make, tau = FRAME[name], (1, 2, 3)
+    want = trajectory(ZOO, make(local_steps=tau), 3)
+    for feedback in (False, True):
+        how = {"local_steps": tau, "codec": TopK(100), "error_feedback": feedback}
+        np.testing.assert_allclose(trajectory(ZOO, make(**how), 3), want, rtol=1e-12)
+    _, (ledger,) = advance(ZOO, make(local_steps=tau, codec=TopK(1)), 1)
+    entries = 3 + (name == "ShroFBO")  # one of each block, and the number of steps
+    assert ledger.bytes_up == 3 * entries * (8 + 1) and ledger.bytes_down == 3 * 6 * 8
+
+
+@pytest.mark.slow
+def test_error_feedback_of_the_frame_ends_where_the_plain_method_does():
+    for make in FRAME.values():
+        plain = solve(ZOO, make(local_steps=2), 3000).solution
+        how = {"local_steps": 2, "codec": TopK(1)}
+        assert_close(solve(ZOO, make(**how, error_feedback=True), 3000).solution, plain, atol=1e-9)
+        biased = solve(ZOO, make(**how), 3000).solution[0]
+        assert np.linalg.norm(biased - plain[0]) > 0.02
+
+
+def test_codecs_of_the_frame_are_checked():
+    with pytest.raises(ValueError, match=r"sends an estimate beside"):
+        FedBiO(**STEPS, codec=TopK(1), estimator=rk.parts.STORM())
+    with pytest.raises(ValueError, match=r"needs a codec"):
+        FedBiO(**STEPS, error_feedback=True)
+    with pytest.raises(ValueError, match=r"error_feedback"):
+        twice = rk.participation.WithReplacement(2)
+        FedBiO(**STEPS, codec=TopK(1), error_feedback=True, clients=twice)
 
 
 def test_the_moving_average_of_the_server():

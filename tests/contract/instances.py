@@ -479,7 +479,19 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 weighting="normalised",
                 **PARTIAL,
             ),
-        )
+        ),
+        "compressed, error feedback": (
+            TINY,
+            ShroFBO(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                server_lr=0.1,
+                local_steps=(1, 2, 3),
+                codec=rk.parts.TopK(1),
+                error_feedback=True,
+                **PARTIAL,
+            ),
+        ),
     },
     "FedBiO": {
         "local momentum": (
@@ -501,6 +513,12 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 local_steps=2,
                 estimator=rk.parts.PAGE(0.5),
                 **PARTIAL,
+            ),
+        ),
+        "compressed": (
+            TINY,
+            FedBiO(
+                outer_lr=0.05, inner_lr=0.1, local_steps=2, codec=rk.parts.RandK(0.5), **PARTIAL
             ),
         ),
     },

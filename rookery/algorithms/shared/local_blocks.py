@@ -26,6 +26,7 @@ from rookery import check, tree
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.auto import Curvature, DoG, Sent
 from rookery.algorithms.shared.blocks import descend, evaluate
+from rookery.algorithms.shared.compression import encoded_from
 from rookery.algorithms.shared.curvature import measured_blocks, with_damping
 from rookery.algorithms.shared.estimators import AbstractEstimator, PlainEstimator
 from rookery.algorithms.shared.on_view import AbstractOnView
@@ -43,7 +44,9 @@ from rookery.algorithms.shared.step_rule import (
 )
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.problem.constraints import all_projected
-from rookery.program.federation import AbstractFederation, Client
+from rookery.program.codec import AbstractCodec
+from rookery.program.federation import AbstractFederation, Client, Placed
+from rookery.program.memory import Memory, check_rule
 from rookery.program.participation import AbstractParticipation, Cohort, Everyone, Uniform
 from rookery.types import Count, Key, Number, Problem, Tree
 
@@ -52,7 +55,8 @@ class LocalBlocksState(NamedTuple):
     """The blocks, first the problem's own variables, the averaged estimate and the rules' states.
 
     ``d`` is empty unless the estimator averages it. ``opts`` are of the server's rules, and
-    ``own_opts`` is what clients keep of their optimisers' states, if anything.
+    ``own_opts`` is what clients keep of their optimisers' states, if anything. ``feedback`` is
+    empty unless there is error feedback.
     """
 
     variables: Blocks
@@ -60,6 +64,35 @@ class LocalBlocksState(NamedTuple):
     d: Blocks
     opts: tuple[Tree, ...]
     own_opts: Tree = ()
+    feedback: Tree = ()
+
+
+class Feedback(NamedTuple):
+    """What the server knows of the clients' replies, in the mean, and of each, kept by the client.
+
+    Replies that are iterates are known as changes.
+    """
+
+    mean: Tree
+    own: Memory
+
+
+class MeanReply(NamedTuple):
+    """What an exchange gives.
+
+    Attributes:
+        reply: the mean of the clients' replies.
+        d: that of their estimates; empty unless they are averaged.
+        own: what clients keep of their optimisers' states.
+        cohort: who took part.
+        feedback: the same of error feedback, if there is any.
+    """
+
+    reply: Tree
+    d: Blocks
+    own: Tree
+    cohort: Cohort
+    feedback: Tree
 
 
 class LocalSteps(NamedTuple):
@@ -90,6 +123,11 @@ class AbstractLocalBlocks(AbstractOnView):
         first_batch: rows per client for the first estimate, if the estimator averages it; None is
             all rows.
         view: how the problem is seen as blocks; by its class if None.
+        codec: compressor of the replies (:mod:`rookery.program.codec`), of changes if they are
+            iterates; None sends them as they are.
+        error_feedback: whether clients send differences from what the server knows of their
+            replies, as EF21 and EF-SOBA do; the server then steps along the mean of what all
+            clients sent last. Needed by biased codecs, and by others where clients differ.
     """
 
     projects: ClassVar[bool] = True
@@ -102,8 +140,19 @@ class AbstractLocalBlocks(AbstractOnView):
     estimator: AbstractEstimator = eqx.field(default_factory=PlainEstimator)
     first_batch: int | None = None
     view: AbstractView | None = None
+    codec: AbstractCodec | None = None
+    error_feedback: bool = False
 
     def __check_init__(self):
+        if self.codec is not None and self.estimator.is_averaged:
+            raise ValueError(
+                f"codec of {self.name} compresses replies, and {type(self.estimator).__name__} "
+                "sends an estimate beside them. Leave out one of the two."
+            )
+        if self.error_feedback:
+            check_rule("error_feedback=True", self.clients)
+            if self.codec is None:
+                raise ValueError("error_feedback=True needs a codec, such as rk.parts.TopK(0.1).")
         local.check_local_steps("local_steps", self.local_steps)
         if self.first_batch is not None:
             check.count("first_batch", self.first_batch)
@@ -121,7 +170,11 @@ class AbstractLocalBlocks(AbstractOnView):
         d = tree.zeros_like(u) if self.estimator.is_averaged else ()
         rules = each_rule(self.outer_lr, self.inner_lr, len(u))
         own = with_damping(view, rules, kept_opts(rules, u))
-        return LocalBlocksState(variables, added, d, self.first_opts(problem, u), own)
+        opts = self.first_opts(problem, u)
+        if not self.error_feedback:
+            return LocalBlocksState(variables, added, d, opts, own)
+        zero = tree.zeros_like(self.reply(LocalSteps(u, u, (), 1)))
+        return LocalBlocksState(variables, added, d, opts, own, Feedback(zero, Memory.of(zero)))
 
     def first_opts(self, problem: Problem, u: Blocks) -> tuple[Tree, ...]:
         """The states of the server's rules before the first step; most methods have none."""
@@ -139,12 +192,8 @@ class AbstractLocalBlocks(AbstractOnView):
         key: Key,
         *,
         of_iterates: bool,
-    ) -> tuple[Tree, Blocks, Tree, Cohort]:
-        """One exchange: the means of the replies and of the estimates, what clients keep, and whom.
-
-        The estimate is empty unless it is averaged. ``of_iterates`` tells whether replies are the
-        blocks after a client's steps.
-        """
+    ) -> MeanReply:
+        """One exchange; ``of_iterates`` tells whether replies are blocks after a client's steps."""
         who, sample_key = jax.random.split(key)
         cohort = fed.sample(self.clients, who)
         u = (*state.variables, *state.added)
@@ -152,12 +201,42 @@ class AbstractLocalBlocks(AbstractOnView):
         own = self._sized(fed, problem, cohort, u, state.own_opts, key)
         at = fed.broadcast(cohort, (u, d))  # ------------------------------- down  u (and d)
         settings = {"problem": problem, "algorithm": self}
+        if self.codec is not None:
+            return self._decoded(fed, state, cohort, own, at, sample_key, of_iterates, **settings)
         step = local_block_steps
         up, own = local.map_steps(fed, cohort, own, step, at, key=sample_key, **settings)
         with fed.outer():
             around = (next(iter(at)), None) if of_iterates else None
             reply, d = fed.mean(up, around=around)  # ----------------------- up    reply (and d)
-        return reply, d, own, cohort
+        return MeanReply(reply, d, own, cohort, ())
+
+    def _decoded(
+        self,
+        fed: AbstractFederation,
+        state: LocalBlocksState,
+        cohort: Cohort,
+        own: Tree,
+        at: Placed,
+        key: Key,
+        of_iterates: bool,
+        **settings: object,
+    ) -> MeanReply:
+        """The exchange with encoded replies."""
+        assert self.codec is not None
+        u, codec, known = (*state.variables, *state.added), self.codec, state.feedback
+        like = self.reply(LocalSteps(u, u, (), 1))
+        g_i = fed.recall(cohort, known.own) if self.error_feedback else at  # at: not read
+        settings["of_iterates"] = of_iterates
+        step = encoded_block_steps
+        up, own = local.map_steps(fed, cohort, own, step, at, g_i, key=key, **settings)
+        sent, g_i = up
+        with fed.outer():
+            reply = fed.mean(sent, decode=lambda row: codec.decode(row, like))  # up  encoded reply
+        if self.error_feedback:
+            reply = tree.axpy(fed.weight_of(cohort), reply, known.mean)
+            known = Feedback(reply, fed.keep(known.own, g_i))
+        reply = tree.add(u, reply) if of_iterates else reply
+        return MeanReply(reply, (), own, cohort, known)
 
     def _first_estimate(
         self,
@@ -267,6 +346,27 @@ def local_block_steps(
     d = d if estimator.is_averaged else ()
     reply = algorithm.reply(LocalSteps(w, total, d, tau))
     return (reply, d), opts_to_keep(rules, opts)
+
+
+def encoded_block_steps(
+    client: Client,
+    start: tuple[Blocks, Blocks],
+    known: Tree,
+    kept: tuple[Tree, ...] | None = None,
+    *,
+    problem: Problem,
+    algorithm: AbstractLocalBlocks,
+    round: Count,
+    of_iterates: bool,
+) -> tuple[tuple[tuple[Tree, ...], Tree], tuple[Tree, ...]]:
+    """The same, encoded: the message, what the server knows after it, and what the client keeps."""
+    assert algorithm.codec is not None
+    how = {"problem": problem, "algorithm": algorithm, "round": round}
+    (reply, _), kept = local_block_steps(client, start, kept, **how)
+    reply = tree.sub(reply, start[0]) if of_iterates else reply
+    known = known if algorithm.error_feedback else None
+    key = jax.random.fold_in(client.key, 1 << 20)  # no step has it
+    return encoded_from(algorithm.codec, reply, known, key), kept
 
 
 Weighting = Literal["unbiased", "normalised"]

@@ -103,7 +103,8 @@ class AbstractPersonal(SampledAlgorithm):
         settings = {"problem": problem, "algorithm": self, "round": fed.round}
         up, own = fed.map(train_own, sent, own, key=local_key, **settings)
         with fed.outer():
-            mean, beside = fed.mean(up)  # ----------------------------------- up    x_i
+            around = next(iter(sent)), None
+            mean, beside = fed.mean(up, around=around)  # -------------------- up    x_i
         x, opt = move_to_mean(self.server_lr, mean, state.opt, state.x, fed.round)
         return PersonalState(projected(problem, "x", x), fed.keep(state.own, own), beside, opt)
 
