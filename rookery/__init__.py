@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rookery import remote as remote
     from rookery import tasks as tasks
     from rookery import tracking as tracking
-    from rookery import tree as tree
     from rookery.algorithms import ADBO as ADBO
     from rookery.algorithms import AFACD as AFACD
     from rookery.algorithms import AFACS as AFACS
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from rookery.algorithms import ScaffoldS as ScaffoldS
     from rookery.algorithms import StocBiO as StocBiO
     from rookery.algorithms import parts as parts
+    from rookery.citation import cite as cite
     from rookery.clients import datasets as datasets
     from rookery.clients import partition as partition
     from rookery.clients.population import Population as Population
@@ -98,6 +98,7 @@ __all__ = [
     "SingleLevel",
     "aggregate",
     "availability",
+    "cite",
     "datasets",
     "delays",
     "load_solution",
@@ -113,7 +114,6 @@ __all__ = [
     "sweep",
     "tasks",
     "tracking",
-    "tree",
     "tune",
     "zoo",
 ]

@@ -51,7 +51,7 @@ LAYERS = {
     ),
     "runner": (
         "Runs: run, sweep, tune, and what they leave", "One run, many runs, and their records.",
-        {"rookery": ["run", "sweep", "tune", "Run", "load_solution"],
+        {"rookery": ["run", "sweep", "tune", "Run", "load_solution", "cite"],
          "rookery.runner.run_state": ["Result"],
          "rookery.runner.history": ["History", "ClientHistory", "HistoryFile"],
          "rookery.runner.tune": ["Tuning"],
