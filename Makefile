@@ -57,9 +57,10 @@ test-oldest test-newest: test-%: $(VENV)-%/.ready
 	$(VENV)-$*/bin/python -m pytest -n 2 --dist worksteal -m "not slow" -k "$(FIVE)" \
 		tests/contract/test_engines_agree.py
 
-# the trackers with the real packages, which `make test` does without
+# the trackers and the sampler Optuna with the real packages, which `make test` does without
 test-tracking: $(VENV)-tracking/.ready
 	$(VENV)-tracking/bin/pytest -rs tests/tracking rookery/tracking
+	$(VENV)-tracking/bin/pytest -rs tests/runner/test_tune.py -k optuna
 
 # clients in the processes of a local Ray cluster; some processes are killed
 test-ray: $(VENV)-ray/.ready

@@ -440,3 +440,53 @@ def test_control_c_leaves_a_run_that_goes_on(tuned_and_run):
 def test_the_demo_file_is_valid():
     demo = Path(rk.__file__).parent / "demo.toml"
     assert len(config.load(demo).curves) == 3
+
+
+RANGES = """
+[tune]
+metric = "holdout_accuracy"
+goal = "max"
+rounds = 9
+trials = 3
+seeds = [5]
+confirm = [6]
+[tune.grid]
+"algorithm.outer_lr" = { low = 0.01, high = 1.0 }
+"""
+
+
+@pytest.mark.slow
+def test_ranges_are_searched_resumed_and_shown(tmp_path):
+    start = SMALL[: SMALL.index("[tune]")]
+    (tmp_path / "ranges.toml").write_text(start + RANGES)
+    first = rookery("tune", "ranges.toml", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    content = json.loads((tmp_path / "ranges.tuning.json").read_text())
+    tried = content["curves"]["FedNest"]["tried"]
+    assert sorted(one["share"] for one in tried) == [pytest.approx(1 / 9)] * 2 + [1.0]
+    assert [len(one["values"]) for one in tried if one["share"] == 1] == [2]
+    assert "powers of ten: outer_lr" in " ".join(first.stdout.split())
+    again = rookery("tune", "ranges.toml", cwd=tmp_path)  # nothing is left to run
+    assert again.returncode == 0 and "setting 0" not in again.stdout
+    assert json.loads((tmp_path / "ranges.tuning.json").read_text()) == content
+    ran = rookery("run", "ranges.toml", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    page = (tmp_path / "runs" / f"{tmp_path.name}-ranges" / "report.html").read_text()
+    assert "data:image/svg+xml" in page and "powers of ten: outer_lr" in page
+
+
+@pytest.mark.slow
+def test_a_file_without_tune_is_tuned_over_its_step_sizes(tmp_path):
+    (tmp_path / "bare.toml").write_text(
+        SMALL[: SMALL.index("[tune]")].replace("rounds = 4", "rounds = 2")
+    )
+    refused = rookery("tune", "bare.toml", cwd=tmp_path)
+    assert refused.returncode == 2 and "--metric" in refused.stderr
+    done = rookery(
+        "tune", "bare.toml", "--metric", "holdout_accuracy", "--goal", "max", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    table = done.stdout[done.stdout.index("[tune]") :]
+    (tmp_path / "bare.toml").write_text((tmp_path / "bare.toml").read_text() + table)
+    shown = rookery("show", "bare.toml", cwd=tmp_path)
+    assert shown.returncode == 0 and "Tuned values from" in shown.stdout, shown.stderr

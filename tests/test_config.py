@@ -15,9 +15,10 @@ from rookery.clients import datasets
 from rookery.experiment import config
 from rookery.experiment.registry import make_stop_rules
 from rookery.experiment.task_loader import TaskLoader
-from rookery.experiment.tuning_file import write_choices
+from rookery.experiment.tuning_file import tuning_content, write_tuning
 from rookery.program.algorithm import numbers_to_arrays
-from rookery.runner.tune import Trial, Tuning
+from rookery.runner.search import Trial
+from rookery.runner.tune import Tuning
 
 BASE = """
 [data]
@@ -243,7 +244,7 @@ def test_an_override_goes_over_a_choice(tmp_path):
         [Trial({"algorithm.outer_lr": 0.3, "algorithm.inner_lr": 0.6}, [1.0])],
     )
     plain = config.load(path)
-    write_choices(path, plain.tune or {}, plain.digest, {"FedNest": tuning})
+    write_tuning(path, tuning_content(plain.tune or {}, plain.digest, {"FedNest": tuning}))
     chosen, changed = (
         config.load(path, overrides, "required") for overrides in ([], ["algorithm.inner_lr=0.9"])
     )

@@ -22,9 +22,14 @@ from rookery.experiment import config, execution, registry
 from rookery.experiment.costs import trace_costs
 from rookery.experiment.examination import examine
 from rookery.experiment.task_loader import TaskLoader
-from rookery.experiment.tuning_file import tuning_path, write_choices
+from rookery.experiment.tuning_file import (
+    tuning_content,
+    tuning_for_report,
+    tuning_path,
+    write_tuning,
+)
 from rookery.remote.study import JobFailed
-from rookery.report import markup
+from rookery.report import markup, sensitivity
 from rookery.report.comparison import Comparison, joined
 from rookery.report.read import read_plot_settings, read_runs
 from rookery.report.write import (
@@ -116,32 +121,67 @@ def compare(
 @app.command(name="tune")
 def tune(
     experiment: tyro.conf.Positional[Path],
+    metric: str | None = None,
+    goal: str | None = None,
+    sampler: str | None = None,
+    out: Path | None = None,
     data: Path | None = None,
     overrides: Overrides = (),
 ) -> None:
-    """Choose settings from the grid of an experiment's [tune] table, for every curve.
+    """Choose settings from the grid or the ranges of an experiment's [tune] table.
 
-    All trials and the choice are written beside the file, and "rookery run" uses them. In Python,
-    rookery.tune does the same for one algorithm.
+    Every curve gets the same number of runs. A range, as { low = 0.001, high = 10.0 }, is searched
+    by successive halving; a grid is run whole. A file without [tune] needs --metric: every step
+    size is then searched from 0.001 to 10, and further if the best one is at an end. All trials and
+    the choice are written beside the file with a picture, and "rookery run" uses them. The same
+    command resumes an interrupted search of ranges. In Python, rookery.tune does the same for one
+    algorithm.
 
     Args:
         experiment: the file, or a folder with a config.toml.
+        metric: what decides, for a file without [tune].
+        goal: max or min, for a metric that does not say it itself.
+        sampler: halton spreads the settings evenly; optuna proposes them from the results so far.
+        out: folder for the runs of ranges; by default runs/EXPERIMENT-tuning.
         data: folder with data files; by default $ROOKERY_DATA, then the user's cache.
         overrides: settings that replace the file's.
     """
-    console = Console()
+    console, loader = Console(), TaskLoader(data)
     loaded = config.load(experiment, sum(overrides, ()))
-    tunings = execution.tune_experiment(loaded, TaskLoader(data), console=console)
+    is_declared = loaded.tune is not None
+    if not is_declared:
+        if metric is None:
+            raise ValueError(f"{loaded.path} has no table [tune]. Say what decides: --metric NAME")
+        goal = goal or execution.goal_of(metric, loaded, loader)
+        loaded = replace(loaded, tune=config.default_tuning(loaded, metric, goal))
+    elif metric is not None or goal is not None:
+        raise ValueError("metric and goal stand in the file's table [tune]; change them there.")
+    if sampler is not None:
+        loaded = replace(loaded, tune=config.with_sampler(loaded, sampler))
+    folder = out or Path("runs") / f"{loaded.name}-tuning"
+    tunings = execution.tune_experiment(loaded, loader, out=folder, console=console)
+    content = tuning_content(loaded.tune or {}, loaded.digest, tunings)
     console.print(_tuning_table(loaded.title, tunings))
     for label, tuning in tunings.items():
+        for key in tuning.widened:
+            console.print(f"{label}: the range of {key} was widened.", markup=False)
         for key in tuning.at_edge:
             console.print(
                 f"Warning: {label}: {key} = {tuning.setting[key]} is at the edge of its grid "
-                f"{list(tuning.grid[key])}. A wider grid may do better.",
+                f"{tuning.grid[key]}. A wider grid may do better.",
                 markup=False,
             )
-    path = write_choices(loaded.path, loaded.tune or {}, loaded.digest, tunings)
+    path = write_tuning(loaded.path, content)
+    shown = tuning_for_report(content)
+    for sentence in sensitivity.sentences(shown):
+        console.print(sentence, markup=False, highlight=False)
     console.print(f"Written to {path}.", markup=False)
+    if sensitivity.has_steps(shown):
+        sensitivity.save_sensitivity(shown, path.with_suffix(".png"))
+        console.print(f"The picture: {path.with_suffix('.png')}", markup=False)
+    if not is_declared:
+        console.print('To use the choice in "rookery run", add this table to the file:\n')
+        console.print(config.tune_as_toml(loaded.tune or {}), markup=False, highlight=False)
 
 
 def _tuning_table(title: str, tunings: Mapping[str, Tuning]) -> Table:
@@ -150,6 +190,8 @@ def _tuning_table(title: str, tunings: Mapping[str, Tuning]) -> Table:
     for label, tuning in tunings.items():
         for trial in tuning.trials:
             mean = "diverged" if trial.mean is None else f"{trial.mean:.5g}"
+            if trial.share < 1:
+                mean += f" after {trial.share:.0%}"
             is_chosen = trial.setting == tuning.setting
             table.add_row(label, _settings(trial.setting), mean, "yes" if is_chosen else "")
         table.add_section()

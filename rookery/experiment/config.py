@@ -43,7 +43,7 @@ from rookery.program.delays import Clock
 from rookery.report.comparison import AXES
 from rookery.runner.best import GOALS, KeepBest
 from rookery.runner.guard import GUARD, Guard
-from rookery.runner.tune import grid_points
+from rookery.runner.search import Plan, Space
 
 CURVE_TABLES = ("data", "partition", "task", "algorithm", "clock", "engine")
 TABLES = ("title", "claim", "guard", "run", "curves", "tune", "plot", *CURVE_TABLES)
@@ -60,7 +60,10 @@ RUN_KEYS = (
     "growth_limit",
 )
 PRECISIONS = ("float32", "float64")
-TUNE_KEYS = ("grid", "without", "metric", "goal", "rounds", "seconds", "seeds")
+PLAN_KEYS = ("seeds", "confirm", "trials", "extend", "sampler")
+TUNE_KEYS = ("grid", "without", "metric", "goal", "rounds", "seconds", *PLAN_KEYS)
+STEP_RANGE = {"low": 0.001, "high": 10.0}
+"""Where step sizes are searched if a file has no table [tune]."""
 PLOT_KEYS = ("metrics", "axes", "log_x", "log_y", "target", "higher_is_better")
 
 Table = dict[str, Any]  # each key has a type of its own, checked where it is read
@@ -193,7 +196,7 @@ def build(
     _check_run(run, None if path is None else path.parent)
     _check_plot(tables.get("plot", {}))
     declared = _declared_curves(tables)
-    tune = _checked_tune(tables.get("tune"), list(declared))
+    tune = _checked_tune(tables.get("tune"), list(declared), run.get("seeds", [0]))
     chosen: Choices = {}
     if tune is not None and (
         choices == "required" or (choices == "if made" and tuning_path(path).exists())
@@ -290,7 +293,85 @@ def parse_override(text: str) -> tuple[list[str], object]:
         return keys.strip().split("."), value.strip()
 
 
-def tuning_grid(tune: Table, label: str) -> dict[str, list[object]]:
+def tuning_plan(tune: Table, seeds: Sequence[int]) -> Plan:
+    """What the search of a table [tune] may spend; with the seeds of the runs if it names none."""
+    return Plan(**{"seeds": seeds, **{key: tune[key] for key in PLAN_KEYS if key in tune}})
+
+
+def default_tuning(experiment: Experiment, metric: str, goal: str) -> Table:
+    """A table [tune] with a coarse range for every step size of every curve."""
+    steps = {curve.label: _step_sizes(curve) for curve in experiment.curves}
+    every = list(dict.fromkeys(key for keys in steps.values() for key in keys))
+    if idle := [label for label, keys in steps.items() if not keys]:
+        raise ValueError(f"{idle[0]!r} has no step size to tune. Write a table [tune].")
+    without = {
+        label: missing
+        for label, keys in steps.items()
+        if (missing := [key for key in every if key not in keys])
+    }
+    return {
+        "metric": metric,
+        "goal": goal,
+        "extend": 2,
+        "grid": {key: dict(STEP_RANGE) for key in every},
+        **({"without": without} if without else {}),
+    }
+
+
+def _step_sizes(curve: CurveSettings) -> list[str]:
+    """The keys of a curve's step sizes: those given, and those that its algorithm always has."""
+    table, found = curve.tables["algorithm"], list[str]()
+
+    def look(table: Mapping[str, object], prefix: str) -> None:
+        for key, value in table.items():
+            if isinstance(value, Mapping):
+                look(value, f"{prefix}.{key}")
+            elif _is_step(key) and isinstance(value, int | float) and value > 0:
+                found.append(f"{prefix}.{key}")
+
+    make = lookup(ALGORITHMS, table, "algorithm", curve.folder)
+    for name, one in inspect.signature(make).parameters.items():
+        if _is_step(name) and one.default is not None and name not in table:
+            found.append(f"algorithm.{name}")
+    look(table, "algorithm")
+    return found
+
+
+def _is_step(name: str) -> bool:
+    return name == "lr" or name.endswith("_lr")
+
+
+def with_sampler(experiment: Experiment, sampler: str) -> Table:
+    """The table [tune] with another sampler, checked."""
+    table = {**(experiment.tune or {}), "sampler": sampler}
+    labels = [curve.label for curve in experiment.curves]
+    return _checked_tune(table, labels, experiment.seeds) or {}
+
+
+def tune_as_toml(table: Table) -> str:
+    """A table [tune] as text for a TOML file.
+
+    >>> print(tune_as_toml({"metric": "loss", "grid": {"algorithm.lr": {"low": 0.1, "high": 1.0}}}))
+    [tune]
+    metric = "loss"
+    [tune.grid]
+    "algorithm.lr" = { low = 0.1, high = 1.0 }
+    """
+
+    def text(value: object) -> str:
+        if isinstance(value, Mapping):
+            return "{ " + ", ".join(f"{key} = {text(one)}" for key, one in value.items()) + " }"
+        return json.dumps(value)
+
+    lines = ["[tune]"]
+    lines += [f"{k} = {text(v)}" for k, v in table.items() if not isinstance(v, Mapping)]
+    for name, inner in table.items():
+        if isinstance(inner, Mapping):
+            lines += [f"[tune.{name}]", *(f"{json.dumps(k)} = {text(v)}" for k, v in inner.items())]
+    return "\n".join(lines)
+
+
+def tuning_grid(tune: Table, label: str) -> Space:
     """The grid of one curve: that of the table [tune], without what the curve does not have."""
     missing = tune.get("without", {}).get(label, [])
     return {key: values for key, values in tune["grid"].items() if key not in missing}
@@ -358,7 +439,7 @@ def _check_data(tables: Table, folder: Path | None) -> None:
         check.count("partition.clients", tables["partition"].get("clients"))
 
 
-def _checked_tune(table: Table | None, labels: Sequence[str]) -> Table | None:
+def _checked_tune(table: Table | None, labels: Sequence[str], seeds: Sequence[int]) -> Table | None:
     if table is None:
         return None
     check_keys(table, TUNE_KEYS, "tune")
@@ -366,7 +447,7 @@ def _checked_tune(table: Table | None, labels: Sequence[str]) -> Table | None:
         if key not in table:
             raise ValueError(f"[tune] needs the key {key}.")
     check.one_of("goal in [tune]", table["goal"], GOALS)
-    grid_points(table["grid"])
+    tuning_plan(table, seeds).check(table["grid"])
     for label, keys in table.get("without", {}).items():
         check.one_of("curve in [tune.without]", label, labels)
         for key in keys:

@@ -1,6 +1,7 @@
 """Run the curves of an experiment, or choose their settings from a grid."""
 
 import json
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,16 +12,25 @@ from rich.console import Console
 
 from rookery import check
 from rookery.engines.compiled import programs_compiled
-from rookery.experiment.config import CurveSettings, Experiment, Table, tuning_grid
+from rookery.experiment.config import (
+    CurveSettings,
+    Experiment,
+    Table,
+    tuning_grid,
+    tuning_plan,
+)
 from rookery.experiment.registry import make_stop_rules
 from rookery.experiment.task_loader import TaskLoader
+from rookery.experiment.tuning_file import digest, tuning_for_report, tuning_path
 from rookery.report.comparison import Comparison, Curve, Trace
 from rookery.runner.guard import Guard
-from rookery.runner.metrics import metric_names
+from rookery.runner.history import replace_file, to_json
+from rookery.runner.metrics import metric_goals, metric_names
 from rookery.runner.run_record import versions
 from rookery.runner.run_state import DivergenceWarning, Result, RollBackWarning, Run
+from rookery.runner.search import has_range, search
 from rookery.runner.sweep import sweep
-from rookery.runner.tune import Tuning, grid_points, trial
+from rookery.runner.tune import Tuning, last_values
 
 
 def run_experiment(
@@ -56,7 +66,16 @@ def run_experiment(
         settings={c.label: {**c.tables, "run": experiment.run} for c in experiment.curves},
         versions=versions(),
         notes=" ".join(filter(None, [experiment.claim, rollback_notes(results)])),
+        tuning=_tuning_of(experiment),
     )
+
+
+def _tuning_of(experiment: Experiment) -> dict[str, object]:
+    """What was tried to choose the settings in use, for the report; empty if nothing was."""
+    if experiment.tune is None or not experiment.choices:
+        return {}
+    content = json.loads(tuning_path(experiment.path).read_text(encoding="utf-8"))
+    return tuning_for_report(content)
 
 
 def rollback_notes(results: Mapping[str, Sequence[Result]]) -> str:
@@ -153,50 +172,123 @@ def run_curves(
     return results
 
 
-def tune_experiment(
-    experiment: Experiment, loader: TaskLoader, *, console: Console | None = None
-) -> dict[str, Tuning]:
-    """Run the declared grid for every curve; per label all trials and the choice.
+def goal_of(metric: str, experiment: Experiment, loader: TaskLoader) -> str:
+    """Whether a metric of an experiment's first curve has to be ``max`` or ``min``."""
+    with experiment.in_precision():
+        task = loader.load(experiment.curves[0])
+        goals = metric_goals(task.evaluate, task.start(0), task.population)
+    goal = goals[check.one_of("metric", metric, goals)]
+    if goal is None:
+        raise ValueError(f"it is not known whether {metric} should rise: add --goal max or min.")
+    return goal
 
-    The grid is the same for all curves, apart from settings that a curve does not have and that
+
+def tune_experiment(
+    experiment: Experiment,
+    loader: TaskLoader,
+    *,
+    out: Path | None = None,
+    console: Console | None = None,
+) -> dict[str, Tuning]:
+    """Search the declared grid or ranges for every curve; per label all trials and the choice.
+
+    They are the same for all curves, apart from settings that a curve does not have and that
     ``without`` names. As in :func:`rookery.tune`, the choice has the best mean of the last measured
     values over seeds, and a setting that diverges is never chosen.
+
+    Args:
+        experiment: with a table [tune].
+        loader: builds the tasks.
+        out: folder for the runs of ranges; a search that was interrupted goes on there.
+        console: where to show progress.
     """
     declared = experiment.tune
     if declared is None:
         raise ValueError("the experiment declares no grid; add a table [tune].")
-    metric, seeds = declared["metric"], declared.get("seeds", experiment.seeds)
-    run = {**experiment.run, **{k: declared[k] for k in ("rounds", "seconds") if k in declared}}
-    candidates = {
-        curve.label: [
-            curve.changed(point, f"{curve.label} | {json.dumps(point)}")
-            for point in grid_points(tuning_grid(declared, curve.label))
-        ]
-        for curve in experiment.curves
-    }
-    with experiment.in_precision():
-        results = run_curves(
-            [one for tried in candidates.values() for one in tried],
-            run,
-            seeds,
-            loader,
-            metrics=[metric],
-            console=console,
-        )
+    metric, goal = declared["metric"], declared["goal"]
+    whole = {**experiment.run, **{k: declared[k] for k in ("rounds", "seconds") if k in declared}}
+    plan = tuning_plan(declared, experiment.seeds)
     tunings = {}
-    for label, tried in candidates.items():
-        grid = tuning_grid(declared, label)
-        trials = [
-            trial(point, results[curve.label], metric)
-            for point, curve in zip(grid_points(grid), tried, strict=True)
-        ]
-        tunings[label] = Tuning(grid, metric, declared["goal"], trials)
-        if all(one.mean is None for one in trials):
+    for curve in experiment.curves:
+        space = tuning_grid(declared, curve.label)
+        folder = None
+        if out is not None and has_range(space):
+            folder = out / digest({curve.label: curve.tables}, {**declared, "run": whole})
+        memo = Memo(None if folder is None else folder / "measured.json")
+
+        def measure(settings, seeds, share, curve=curve, folder=folder, memo=memo):
+            run = whole if share == 1 else _shortened(whole, share)
+            tried = {
+                number: curve.changed(point, f"{curve.label}, setting {number}")
+                for number, point in settings.items()
+                if not memo.knows(number, seeds, share)
+            }
+            if tried:
+                results = run_curves(
+                    list(tried.values()), run, seeds, loader, metrics=[metric], out=folder,
+                    console=console,
+                )  # fmt: skip
+                for number, one in tried.items():
+                    memo.add(number, seeds, share, last_values(results[one.label], metric))
+            return [memo.get(number, seeds, share) for number in settings]
+
+        with experiment.in_precision():
+            found = search(space, goal, measure, plan)
+        tunings[curve.label] = Tuning(found.space, metric, goal, found.trials, found.widened)
+        if all(one.mean is None for one in found.trials):
             raise ValueError(
-                f"{label!r}: every setting of the grid diverged. Add smaller step sizes to "
+                f"{curve.label!r}: every setting of the grid diverged. Add smaller step sizes to "
                 "[tune.grid]."
             )
     return tunings
+
+
+class Memo:
+    """What a search has measured, in a file, so that an interrupted search can go on.
+
+    >>> memo = Memo(None)
+    >>> memo.add(7, [0, 1], 1.0, [0.5, None])
+    >>> memo.knows(7, [0], 1.0), memo.knows(7, [2], 1.0), memo.get(7, [1, 0], 1.0)
+    (True, False, [None, 0.5])
+
+    Args:
+        path: the file; None keeps nothing.
+    """
+
+    def __init__(self, path: Path | None):
+        self._path = path
+        self._values: dict[str, float | None] = {}
+        if path is not None and path.exists():
+            self._values = json.loads(path.read_text(encoding="utf-8"))
+
+    def knows(self, number: int, seeds: Sequence[int], share: float) -> bool:
+        """Whether a setting was measured with these seeds after a share of the rounds."""
+        return all(self._key(number, seed, share) in self._values for seed in seeds)
+
+    def add(
+        self, number: int, seeds: Sequence[int], share: float, values: Sequence[float | None]
+    ) -> None:
+        """Keep the values of a setting, one per seed."""
+        for seed, value in zip(seeds, values, strict=True):
+            self._values[self._key(number, seed, share)] = value
+        if self._path is not None:
+            replace_file(self._path, json.dumps(to_json(self._values)).encode())
+
+    def get(self, number: int, seeds: Sequence[int], share: float) -> list[float | None]:
+        """The values of a setting, one per seed."""
+        return [self._values[self._key(number, seed, share)] for seed in seeds]
+
+    @staticmethod
+    def _key(number: int, seed: int, share: float) -> str:
+        return f"setting {number}, seed {seed}, share {share:.4g}"
+
+
+def _shortened(run: Table, share: float) -> Table:
+    """The same run for a share of its rounds and seconds."""
+    shorter = {**run, "rounds": math.ceil(run["rounds"] * share)}
+    if "seconds" in run:
+        shorter["seconds"] = run["seconds"] * share
+    return shorter
 
 
 def slug(label: str) -> str:

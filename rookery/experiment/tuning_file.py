@@ -4,9 +4,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rookery.runner.history import replace_file, to_json
-from rookery.runner.tune import Setting, Tuning
+from rookery.runner.search import Setting, has_range
+from rookery.runner.tune import Tuning
 
 Choices = dict[str, Setting]
 """For each curve the chosen settings, as ``{"algorithm.outer_lr": 0.1}``."""
@@ -23,10 +25,10 @@ def tuning_path(path: Path | None) -> Path:
     return path.with_suffix(".tuning.json")
 
 
-def write_choices(
-    path: Path | None, declared: Mapping[str, object], made_for: str, tunings: Mapping[str, Tuning]
-) -> Path:
-    """Keep the grid, all trials and the choice of every curve."""
+def tuning_content(
+    declared: Mapping[str, object], made_for: str, tunings: Mapping[str, Tuning]
+) -> dict[str, Any]:
+    """The grid, all trials and the choice of every curve, fit for JSON."""
     content = {
         "declared": declared,
         "for": made_for,
@@ -34,16 +36,34 @@ def write_choices(
             label: {
                 "choice": tuning.setting,
                 "tried": [
-                    {"setting": t.setting, "values": t.values, "mean": t.mean}
+                    {
+                        "setting": t.setting,
+                        "values": t.values,
+                        "mean": t.mean,
+                        **({"share": t.share, "early": t.early} if is_range else {}),
+                    }
                     for t in tuning.trials
                 ],
+                **({"widened": tuning.widened} if tuning.widened else {}),
             }
             for label, tuning in tunings.items()
+            for is_range in [has_range(tuning.grid)]
         },
     }
+    return to_json(content)
+
+
+def write_tuning(path: Path | None, content: Mapping[str, Any]) -> Path:
+    """Keep what :func:`tuning_content` returns beside the experiment file."""
     target = tuning_path(path)
-    replace_file(target, (json.dumps(to_json(content), indent=1) + "\n").encode())
+    replace_file(target, (json.dumps(content, indent=1) + "\n").encode())
     return target
+
+
+def tuning_for_report(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a file as :mod:`rookery.report.sensitivity` shows it."""
+    declared = content["declared"]
+    return {"metric": declared["metric"], "goal": declared["goal"], "curves": content["curves"]}
 
 
 def read_choices(

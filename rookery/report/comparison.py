@@ -121,6 +121,7 @@ class Comparison:
         settings: for the name of a curve, how its runs were made: nested, and fit for JSON.
         versions: of the software that ran.
         notes: plain text to print below the headline.
+        tuning: what was tried to choose settings, as :mod:`rookery.report.sensitivity` shows it.
 
     >>> curve = Curve("FedAvg", [History([{"round": 0, "loss": 1.0}])])
     >>> Comparison("One curve", [curve]).metrics
@@ -132,6 +133,7 @@ class Comparison:
     settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: str = ""
+    tuning: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self):
         names = [curve.name for curve in self.curves]

@@ -20,6 +20,7 @@ from rookery.report.comparison import (
     paired_test,
     require_axis,
 )
+from rookery.report.sensitivity import as_data_url, has_steps, sentences
 from rookery.report.statistics import student_quantile
 from rookery.runner.history import History
 
@@ -98,8 +99,16 @@ def _content(comparison: Comparison, metric: str | None, axis: str) -> dict[str,
         "reach": [0.0, 0.0, *(student_quantile(n - 1) for n in range(2, most + 1))],
         "curves": [_curve(curve, comparison, axes) for curve in comparison.curves],
         "tests": {metric: _tests(comparison.curves, metric) for metric in metrics},
+        "sensitivity": _sensitivity(comparison.tuning),
         "versions": _plain(comparison.versions),
     }
+
+
+def _sensitivity(tuning: Mapping[str, object]) -> dict[str, object] | None:
+    """The picture of a search and what it says; None if there was none."""
+    if not has_steps(tuning):
+        return None
+    return {"picture": as_data_url(tuning), "sentences": sentences(tuning)}
 
 
 def _is_spent(runs: Sequence[History], axis: str) -> bool:

@@ -92,6 +92,7 @@ def read_runs(directories: Iterable[Path], console: Console | None = None) -> Co
         settings=settings,
         versions=versions,
         notes=results.get("claim", ""),
+        tuning=results.get("tuning", {}),
     )
 
 

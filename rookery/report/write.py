@@ -170,6 +170,7 @@ def write_results(comparison: Comparison, path: Path, settings: PlotSettings | N
         },
         "diverged": {c.name: dict(c.diverged) for c in comparison.curves if c.diverged},
         "traces": {c.name: dict(c.traces) for c in comparison.curves if c.traces},
+        **({"tuning": to_json(comparison.tuning)} if comparison.tuning else {}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(content) + "\n").encode())

@@ -1,12 +1,11 @@
-"""Choose settings from a grid: the best mean of a metric over seeds."""
+"""Choose settings from a grid or from ranges: the best mean of a metric over seeds."""
 
-import itertools
 import math
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -21,35 +20,26 @@ from rookery.program.delays import Clock
 from rookery.runner.best import GOALS
 from rookery.runner.metrics import AbstractEvaluation, metric_names
 from rookery.runner.run_state import DivergenceWarning, Result, Run
+from rookery.runner.search import (
+    KEEP,
+    RUNGS,
+    TRIALS,
+    Plan,
+    Setting,
+    Space,
+    Trial,
+    at_ends,
+    chosen,
+    has_range,
+    search,
+)
 from rookery.runner.sweep import sweep
 from rookery.types import Problem, Tree
-
-Setting = dict[str, Any]  # keywords of an algorithm, each of its own type
-"""The values at one point of a grid, by name."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One point of the grid.
-
-    Attributes:
-        setting: the values tried, by name.
-        values: the last value of the metric for each seed; None where the run diverged.
-    """
-
-    setting: Setting
-    values: list[float | None]
-
-    @property
-    def mean(self) -> float | None:
-        """The mean over the seeds; None if a run diverged."""
-        finite = [v for v in self.values if v is not None and math.isfinite(v)]
-        return fmean(finite) if len(finite) == len(self.values) else None
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """All trials of a grid, and the choice.
+    """All trials of a search, and the choice.
 
     >>> trials = [Trial({"lr": 0.1}, [2.0, 3.0]), Trial({"lr": 1.0}, [1.0, None])]
     >>> tuning = Tuning({"lr": [0.1, 1.0]}, "loss", "min", trials)
@@ -57,27 +47,32 @@ class Tuning:
     ({'lr': 0.1}, ['lr'])
 
     Attributes:
-        grid: the values of every setting.
+        grid: the values or the range of every setting, as they were in the end.
         metric: the column of the history that decides.
         goal: ``max`` or ``min``.
-        trials: every point of the grid with its results.
+        trials: every setting that was tried, with its results.
+        widened: the settings whose range was widened, once for each time.
     """
 
-    grid: Mapping[str, Sequence[object]]
+    grid: Space
     metric: str
     goal: str
     trials: list[Trial]
+    widened: list[str] = field(default_factory=list)
 
     @property
     def best(self) -> Trial:
-        """The trial with the best mean; one with a diverged run is never chosen."""
-        good = [(trial.mean, trial) for trial in self.trials if trial.mean is not None]
-        if not good:
+        """The trial with the best mean; one with a diverged run is never chosen.
+
+        Only trials that ran to the end, with the seeds that confirm, can be chosen.
+        """
+        best = chosen(self.trials, self.goal)
+        if best is None:
             raise ValueError(
                 f"no setting of the grid gave a finite {self.metric}: every one diverged for some "
                 "seed. Add smaller step sizes to the grid."
             )
-        return (max if self.goal == "max" else min)(good, key=lambda pair: pair[0])[1]
+        return best
 
     @property
     def setting(self) -> Setting:
@@ -87,21 +82,12 @@ class Tuning:
     @property
     def at_edge(self) -> list[str]:
         """Settings chosen at the end of their range: a wider grid may do better."""
-        return [
-            name
-            for name, values in self.grid.items()
-            if len(numbers := _numbers(values)) == len(values) > 1
-            and self.setting[name] in (min(numbers), max(numbers))
-        ]
-
-
-def _numbers(values: Sequence[object]) -> list[int | float]:
-    return [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        return [name for name, _ in at_ends(self.grid, self.setting)]
 
 
 def tune(
     make: Callable[..., AbstractAlgorithm],
-    grid: Mapping[str, Sequence[object]],
+    grid: Space,
     problem: Problem,  # any class of rookery.problem, or the user's own
     population: Population,
     start: tuple[Tree, ...] | Callable[[int], tuple[Tree, ...]],
@@ -110,6 +96,10 @@ def tune(
     goal: str,
     rounds: int,
     seeds: Sequence[int] = (0,),
+    confirm: Sequence[int] = (),
+    trials: int | None = None,
+    extend: int = 0,
+    sampler: str = "halton",
     evaluate: Sequence[AbstractEvaluation],
     seconds: float | None = None,
     engine: AbstractEngine | None = None,
@@ -118,9 +108,11 @@ def tune(
     batch: int = 32,
     console: Console | None = None,
 ) -> Tuning:
-    """Run every point of a grid with every seed, and choose the best mean of a metric.
+    """Run every point of a grid, or search ranges, and choose the best mean of a metric.
 
-    Points that differ only in numbers share one compiled program, as in :func:`rookery.sweep`.
+    Settings that differ only in numbers share one compiled program, as in :func:`rookery.sweep`. If
+    the grid has a range, settings are drawn from it and searched by successive halving: 27 of them
+    run for a ninth of the rounds, the best third of these for a third, and three to the end.
 
     >>> import rookery as rk
     >>> zoo = rk.zoo.scalar_bilevel()
@@ -141,7 +133,8 @@ def tune(
 
     Args:
         make: returns the algorithm for one point: called with the grid's names as keywords.
-        grid: the values to try, by name; all combinations are run.
+        grid: by name, the values to try, or a range as ``{"low": 0.001, "high": 10.0}``, searched
+            by its logarithm. Without a range all combinations are run.
         problem: the problem to solve.
         population: the clients and their data.
         start: initial values, or a function of the seed that returns them.
@@ -149,6 +142,12 @@ def tune(
         goal: ``max`` or ``min``.
         rounds: number of rounds of each run.
         seeds: seeds to average over.
+        confirm: further seeds, with which the three best settings run before one is chosen.
+        trials: how many settings of a range are begun; None is 27.
+        extend: how often a choice at the end of its range or grid widens it: a range by a decade, a
+            grid by the ratio of its last two values.
+        sampler: for ranges: ``halton`` spreads the settings evenly, ``optuna`` proposes them from
+            the results so far (extra ``tune``).
         evaluate: evaluations, among them the one that measures ``metric``.
         seconds: budget of virtual seconds of each run, as in :func:`rookery.run`.
         engine: where to run; :class:`Compiled` if None.
@@ -158,49 +157,49 @@ def tune(
         console: where to show progress; None shows nothing.
     """
     check.one_of("goal", goal, GOALS)
-    if not seeds:
-        raise ValueError("seeds is empty; name at least one, as in seeds=(0, 1, 2).")
+    plan = Plan(seeds, confirm, trials, extend, sampler)
     start_of = start if callable(start) else lambda _: start
     first = start_of(seeds[0])
     problem.check(first, population.example)
     measured = metric_names(evaluate, jax.tree.map(jnp.asarray, first), population)
     check.one_of("metric", metric, measured)
-    points = grid_points(grid)
-    runs = [
-        Run(
-            make(**point),
-            start_of(seed),
-            seed,
-            title=", ".join(f"{k}={v}" for k, v in point.items()),
-        )
-        for point in points
-        for seed in seeds
-    ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DivergenceWarning)  # the trials tell
-        results = sweep(
-            runs, problem, population, rounds=rounds, seconds=seconds, evaluate=evaluate,
-            evaluate_every=rounds, engine=engine, clock=clock, aggregate=aggregate, batch=batch,
-            console=console, guard=None,
-        )  # fmt: skip
-    per_point = [results[i : i + len(seeds)] for i in range(0, len(results), len(seeds))]
-    trials = [trial(point, own, metric) for point, own in zip(points, per_point, strict=True)]
-    return Tuning(grid, metric, goal, trials)
+
+    def measure(
+        settings: Mapping[int, Setting], seeds: Sequence[int], share: float
+    ) -> list[list[float | None]]:
+        runs = [
+            Run(
+                make(**point),
+                start_of(seed),
+                seed,
+                None if directory is None else Path(directory) / str(number) / str(seed),
+                title=", ".join(f"{k}={v}" for k, v in point.items()),
+            )
+            for number, point in settings.items()
+            for seed in seeds
+        ]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DivergenceWarning)  # the trials tell
+            results = sweep(
+                runs, problem, population, rounds=math.ceil(rounds * share),
+                seconds=None if seconds is None else seconds * share, evaluate=evaluate,
+                evaluate_every=every, engine=engine, clock=clock, aggregate=aggregate,
+                batch=width, console=console, guard=None,
+            )  # fmt: skip
+        n = len(seeds)
+        return [last_values(results[i : i + n], metric) for i in range(0, len(results), n)]
+
+    if not has_range(grid):
+        directory, every, width = None, rounds, batch
+        found = search(grid, goal, measure, plan)
+    else:  # in directories, a run of one rung goes on in the next
+        every = math.ceil(rounds / KEEP ** (RUNGS - 1))
+        width = min(batch, math.ceil((trials or TRIALS) / KEEP))  # of the first two rungs
+        with tempfile.TemporaryDirectory() as directory:
+            found = search(grid, goal, measure, plan)
+    return Tuning(found.space, metric, goal, found.trials, found.widened)
 
 
-def grid_points(grid: Mapping[str, Sequence[object]]) -> list[Setting]:
-    """All combinations of the values of a grid.
-
-    >>> grid_points({"a": [1, 2], "b": [3]})
-    [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
-    """
-    for name, values in grid.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
-            raise ValueError(f"grid: {name} must be a list of values, got {values!r}.")
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-
-
-def trial(setting: Setting, results: Sequence[Result], metric: str) -> Trial:
-    """The trial of one setting, from its runs, one per seed."""
-    values = [None if r.status == "diverged" else r.history.last(metric) for r in results]
-    return Trial(setting, values)
+def last_values(results: Sequence[Result], metric: str) -> list[float | None]:
+    """The last value of the metric of each run; None where a run diverged."""
+    return [None if r.status == "diverged" else r.history.last(metric) for r in results]
