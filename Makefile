@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types unit test-slow test-contract test-devices test-versions \
-	test-oldest test-newest test-tracking test-ray test-flare test-models docs bench bench-remote clean
+	test-oldest test-newest test-tracking test-privacy test-ray test-flare test-models docs bench bench-remote clean
 
 demo: $(READY)
 	$(BIN)/rookery demo
@@ -61,6 +61,10 @@ test-oldest test-newest: test-%: $(VENV)-%/.ready
 test-tracking: $(VENV)-tracking/.ready
 	$(VENV)-tracking/bin/pytest -rs tests/tracking rookery/tracking
 	$(VENV)-tracking/bin/pytest -rs tests/runner/test_tune.py -k optuna
+
+# the epsilon of private runs, compared with dp-accounting's own
+test-privacy: $(VENV)-privacy/.ready
+	$(VENV)-privacy/bin/pytest -rs tests/runner/test_accountant.py tests/program/test_privacy.py
 
 # clients in the processes of a local Ray cluster; some processes are killed
 test-ray: $(VENV)-ray/.ready

@@ -45,6 +45,7 @@ ONLY_IN = {
     "torch": {"models"},
     "torchax": {"models"},
     "flax": {"models"},
+    "dp_accounting": {"runner"},
 }
 NEVER = {"report": {"jax"}, "algorithms": {"numpy"}, "program": {"numpy"}}
 FILES = sorted(ROOT.rglob("*.py"))

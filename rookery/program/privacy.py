@@ -25,7 +25,7 @@ uploads (secure aggregation) then learns the noisy mean alone.
 
 Refused are words that show single uploads (``fed.stack``, ``fed.sum``, ``fed.poll``, ``fed.ask``),
 means by weights that clients send, robust rules, and draws that could pick a client twice or by its
-data.
+data. docs/privacy.md tells what the guarantee does not cover.
 """
 
 import math
@@ -321,12 +321,17 @@ class Private(AbstractAlgorithm):
             :class:`QuantileClip`, or infinity.
         noise: standard deviation of the noise over the sensitivity of the mean: a number for noise
             at the server, or :class:`Shares`.
+        delta: of (epsilon, delta)-privacy; well below one over the number of clients. The history
+            gets a column ``epsilon``, which needs the package dp-accounting. None accounts nothing.
+        epsilon: the run stops before the round that would exceed it; None sets no limit.
     """
 
     algorithm: AbstractAlgorithm
     _: KW_ONLY
     clip: Clip | QuantileClip | None = eqx.field(converter=_clip)
     noise: AbstractNoise | None = eqx.field(converter=_noise)
+    delta: float | None = eqx.field(static=True, default=1e-5)
+    epsilon: float | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
         if not isinstance(self.algorithm, AbstractAlgorithm):
@@ -341,6 +346,15 @@ class Private(AbstractAlgorithm):
                 "noise is relative to the bound on uploads: noise with clip=inf would be infinite. "
                 "Give a bound, or noise=0."
             )
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ValueError(f"delta must be between 0 and 1, got {self.delta}.")
+        if self.epsilon is not None:
+            check.positive("epsilon", self.epsilon)
+            if self.noise is None or self.delta is None:
+                raise ValueError(
+                    f"epsilon={self.epsilon} needs noise above 0 and a delta: without them no "
+                    "epsilon is finite."
+                )
 
     @property
     def name(self) -> str:

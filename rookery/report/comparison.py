@@ -8,7 +8,7 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 
 from rookery.report.statistics import Interval, interval, student_cdf
-from rookery.runner.history import ClientHistory, History
+from rookery.runner.history import COSTS, EPSILON, ClientHistory, History
 
 
 class Axis(NamedTuple):
@@ -31,12 +31,14 @@ AXES: dict[str, Axis] = {
     "gradients": Axis("gradient evaluations", lambda run: run["gradients"]),
     "hessian_vectors": Axis("Hessian-vector products", lambda run: run["hessian_vectors"]),
     "seconds": Axis("virtual seconds", lambda run: run["seconds"]),
+    EPSILON: Axis("epsilon", lambda run: _epsilon(run)),
 }
 """By name: the label to print, and how to get the values from a history."""
 
-_COSTS = set(
-    "round exchanges messages bytes_down bytes_up gradients hessian_vectors seconds".split()
-)
+
+def _epsilon(run: History) -> np.ndarray:
+    """Epsilon of a private run; NaN for others, which have none."""
+    return run[EPSILON] if EPSILON in run.names else np.full(len(run), np.nan)
 
 
 class Trace(TypedDict):
@@ -100,7 +102,7 @@ class Curve:
     def metrics(self) -> list[str]:
         """The metrics that every run has measured."""
         shared = set.intersection(*(set(run.names) for run in self.runs))
-        return [name for name in self.runs[0].names if name in shared - _COSTS]
+        return [name for name in self.runs[0].names if name in shared - set(COSTS)]
 
     @property
     def client_metrics(self) -> list[str]:

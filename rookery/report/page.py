@@ -112,7 +112,7 @@ def _sensitivity(tuning: Mapping[str, object]) -> dict[str, object] | None:
 
 
 def _is_spent(runs: Sequence[History], axis: str) -> bool:
-    return any(np.any(axis_values(run, axis) != 0) for run in runs)
+    return any(np.any(np.nan_to_num(axis_values(run, axis)) != 0) for run in runs)
 
 
 def _curve(curve: Curve, comparison: Comparison, axes: Sequence[str]) -> dict[str, object]:

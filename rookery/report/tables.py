@@ -21,6 +21,7 @@ from rookery.report.comparison import (
     paired_test,
     require_axis,
 )
+from rookery.runner.history import EPSILON
 
 COSTS = ("exchanges", "megabytes_up", "megabytes_down", "seconds")
 """The axes that a table shows by default."""
@@ -30,7 +31,7 @@ def final_table(
     comparison: Comparison,
     *,
     metrics: Sequence[str] | None = None,
-    axes: Sequence[str] = COSTS,
+    axes: Sequence[str] | None = None,
 ) -> Table:
     """The last measured values, mean ± 95 % interval over seeds, and what the runs cost.
 
@@ -39,7 +40,8 @@ def final_table(
     Args:
         comparison: the curves, one row for each.
         metrics: one column for each; by default all that were measured.
-        axes: names out of ``AXES``, one column for each.
+        axes: names out of ``AXES``, one column for each; by default the usual costs, and the
+            epsilon of private runs, which does not cover the measurements.
 
     >>> from rookery.runner.history import History
     >>> run = History([{"round": 10, "loss": 0.5}])
@@ -48,6 +50,9 @@ def final_table(
     ['seeds', 'loss', 'rounds']
     """
     metrics = comparison.metrics if metrics is None else metrics
+    if axes is None:
+        runs = [run for curve in comparison.curves for run in curve.runs]
+        axes = (*COSTS, *([EPSILON] if any(EPSILON in run.names for run in runs) else []))
     has_diverged = any(curve.diverged for curve in comparison.curves)
     labels = [AXES[require_axis(axis)].label for axis in axes]
     last = ["diverged"] if has_diverged else []

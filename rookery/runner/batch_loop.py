@@ -67,7 +67,7 @@ class BatchLoop:
     ):
         self._settings, self._runs, self._done = settings, list(runs), done
         self._width, self._bar = width, bar
-        keys = [jax.random.split(jax.random.key(one.run.seed)) for one in runs]
+        keys = [one.run.keys() for one in runs]
         self._keys = [key[0] for key in keys]
         self._evaluation_keys = jnp.stack(self._at_least_two([key[1] for key in keys]))
         self._is_compiled = False
@@ -90,6 +90,7 @@ class BatchLoop:
                 lanes.replace(i, one.algorithm, one.lost)
         with closing(lanes), Interrupt() as interrupt:
             self._evaluate_start([one for one in self._runs if not len(one.record.history)])
+            self._end_spent([one for one in self._runs if one.is_running])
             while active := [one for one in self._runs if one.is_running]:
                 self._advance(lanes)
                 self._bar.advanced(self._done, self._rounds_per_second, len(active))
@@ -98,6 +99,7 @@ class BatchLoop:
                 self._end_over_budget(active)
                 self._evaluate_if_due(active, lanes)
                 self._end_given_up(active)
+                self._mark_spent(active)
                 self._call_back(active)
                 is_interrupted = interrupt.is_asked
                 self._save(active, is_due=is_interrupted)
@@ -119,7 +121,9 @@ class BatchLoop:
         """Run one chunk of rounds and record its costs."""
         speed, began = self._rounds_per_second, time.monotonic()
         wanted = 1 if speed is None else max(1, int(speed * CHUNK_SECONDS))
-        chunk = min(self._settings.next_stop(self._done) - self._done, wanted)
+        stops = [one.last_round for one in self._runs if one.is_running]
+        stop = int(min(self._settings.next_stop(self._done), *stops))
+        chunk = min(stop - self._done, wanted)
         if chunk > 1 and not self._has_cohorts and self._settings.callback is not None:
             chunk -= self._settings.is_callback_due(self._done + chunk)  # it may ask for the last
         is_seen = self._settings.callback is not None and chunk == 1
@@ -159,6 +163,8 @@ class BatchLoop:
             one.state, one.round = new.state, first + len(new.ledgers)
             one.is_lent = False
             one.record.add_costs(new.ledgers)
+            if one.spending is not None:
+                one.spending.check(first, new.ledgers)
             one.cohorts = None if new.cohorts is None else new.cohorts[-1]
             self._has_cohorts = new.cohorts is not None
             if not new.is_finite:
@@ -218,6 +224,20 @@ class BatchLoop:
             end = self._settings.over_budget(one.record.ledger) if one.is_running else None
             if end is not None:
                 one.end_at_last_evaluation(*end)
+                one.save()
+
+    def _mark_spent(self, runs: Sequence[RunState]) -> None:
+        """Give private runs that may not go on a reason to stop."""
+        for one in runs:
+            if one.is_running and one.is_spent(self._done):
+                one.reason = one.reason or one.spent_reason
+
+    def _end_spent(self, runs: Sequence[RunState]) -> None:
+        """End private runs whose very next round would exceed their target."""
+        self._mark_spent(runs)
+        for one in runs:
+            if one.is_spent(self._done):
+                one.status = "stopped"
                 one.save()
 
     def _evaluate_start(self, runs: Sequence[RunState]) -> None:

@@ -11,6 +11,11 @@ import numpy as np
 
 from rookery.program.ledger import LEDGER_FIELDS
 
+EPSILON = "epsilon"
+"""The column of private runs that tells how much privacy they have spent."""
+COSTS = ("round", *LEDGER_FIELDS, EPSILON)
+"""Columns that are not measured."""
+
 Row = dict[str, Any]  # the columns have types of their own
 """A line of a table: the round and what was measured; None for a number that was not finite."""
 
@@ -54,7 +59,7 @@ class History(_Rows):
 
     def metrics_of(self, row: Row) -> dict[str, float]:
         """What a row measured: all but the round and the costs."""
-        own = {name: v for name, v in row.items() if name not in ("round", *LEDGER_FIELDS)}
+        own = {name: v for name, v in row.items() if name not in COSTS}
         return {name: math.nan if v is None else v for name, v in own.items()}
 
     def to_table(self) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from rookery.program.ledger import LEDGER_FIELDS
+from rookery.runner.history import COSTS
 
 SILENT = Console(quiet=True)
 LINE_SECONDS = 10.0
@@ -101,7 +101,7 @@ class RunProgress:
 
     def measured(self, row: Mapping[str, float], name: str) -> None:
         """A run was evaluated."""
-        numbers = {k: v for k, v in row.items() if k not in ("round", *LEDGER_FIELDS)}
+        numbers = {k: v for k, v in row.items() if k not in COSTS}
         shown = "  ".join(f"{k} {v:.4g}" for k, v in list(numbers.items())[:3])
         if shown:
             self._measurements.plain = f"round {row['round']}: {shown}"

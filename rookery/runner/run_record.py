@@ -45,6 +45,8 @@ class RunRecord:
     events: list[Event] = field(default_factory=list)
     status: str | None = None
     """How the run ended; None while it runs."""
+    spent: Callable[[int], dict[str, float]] = lambda round: {}
+    """What the run has spent besides, by name: the privacy of a private run."""
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other processes out of the directory."""
@@ -195,10 +197,10 @@ class RunRecord:
 
     def measure(self, round: int, numbers: dict[str, float]) -> dict[str, float]:
         """Add a row: the round, the costs so far and the measured numbers."""
-        costs = {"round": round, **self.ledger.as_dict()}
+        costs = {"round": round, **self.ledger.as_dict(), **self.spent(round)}
         if taken := sorted(set(costs) & set(numbers)):
             raise ValueError(
-                f"a metric cannot be called {', '.join(taken)}: the ledger has a column of that "
+                f"a metric cannot be called {', '.join(taken)}: the costs have a column of that "
                 "name. Rename the metric."
             )
         row = {**costs, **numbers}

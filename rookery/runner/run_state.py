@@ -14,6 +14,7 @@ from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.ledger import Ledger
 from rookery.program.polling import async_traces
 from rookery.program.step_sizes import scale_steps
+from rookery.runner.accountant import NOT_COVERED, Spending
 from rookery.runner.best import Best, Goal, KeepBest, is_better, value_in
 from rookery.runner.checkpoint import Checkpoint
 from rookery.runner.finite import not_finite_in_state, size_of
@@ -87,6 +88,10 @@ class Run:
     def name(self) -> str:
         """The title, or the algorithm's name."""
         return self.title or self.algorithm.name
+
+    def keys(self) -> Key:
+        """The key of the rounds, and that of the evaluations."""
+        return jax.random.split(jax.random.key(self.seed))
 
 
 @dataclass(frozen=True)
@@ -253,6 +258,8 @@ class RunState:
     guard: Guard | None = None
     known_goals: Mapping[str, Goal] = field(default_factory=dict)
     start_state: Callable[[], Tree] = lambda: None
+    spending: Spending | None = None
+    """What a private run spends."""
     watched: Watch | None = None
     """What the guard has seen, or had seen before a guard was left out."""
     status: str = "running"
@@ -272,6 +279,21 @@ class RunState:
     def is_running(self) -> bool:
         """Whether there are rounds left to do."""
         return self.status == "running"
+
+    @property
+    def last_round(self) -> float:
+        """The round after which a private run has spent what it may; infinity if it never has."""
+        is_limited = self.spending is not None and self.spending.last_round < self.spending.rounds
+        return self.spending.last_round if is_limited and self.spending else math.inf
+
+    def is_spent(self, done: int) -> bool:
+        """Whether the next round after ``done`` would exceed the target of a private run."""
+        return done >= self.last_round
+
+    @property
+    def spent_reason(self) -> str:
+        """Why a private run stops."""
+        return "" if self.spending is None else self.spending.reason
 
     @property
     def is_measured(self) -> bool:
@@ -457,6 +479,12 @@ class RunState:
             note["best"] = {"metric": best.metric, "round": best.round, "value": best.value}
         if self.watched is not None:
             note["rollbacks"] = [asdict(one) for one in self.watched.rollbacks]
+        if self.spending is not None:
+            note["privacy"] = {
+                "epsilon": self.spending.epsilon(self.round),
+                "releases": self.spending.releases(self.round),
+                "not_covered": NOT_COVERED,
+            }
         self.record.close(self.status, self.round, self.message, async_traces(self.state), note)
 
     def snapshot(self) -> Snapshot:

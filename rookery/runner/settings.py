@@ -11,12 +11,14 @@ from rich.console import Console
 from rookery.engines.engine import AbstractEngine, Program
 from rookery.program.algorithm import first_state
 from rookery.program.ledger import LEDGER_FIELDS, Ledger
+from rookery.program.privacy import Private
+from rookery.runner.accountant import Spending, spending
 from rookery.runner.best import KeepBest
 from rookery.runner.checkpoint import Checkpoint
 from rookery.runner.describe import describe, fingerprint
 from rookery.runner.finite import not_finite_in_state
 from rookery.runner.guard import Guard
-from rookery.runner.history import Row
+from rookery.runner.history import EPSILON, Row
 from rookery.runner.metrics import AbstractEvaluation
 from rookery.runner.run_record import RunRecord
 from rookery.runner.run_state import Callback, Run, RunState
@@ -132,6 +134,9 @@ class SweepSettings:
             found = {checkpoint.round: checkpoint for checkpoint in checkpoints}
             rows = record.rows_until(max(found, default=0), self.is_evaluation_due)
             self._check_length(run, max(found, default=0), rows)
+            spends = self._spending(run, state)
+            if spends is not None:
+                record.spent = lambda round: {EPSILON: spends.epsilon(round)}
             opened = RunState(
                 run,
                 record,
@@ -145,11 +150,21 @@ class SweepSettings:
                 growth_limit=self.growth_limit,
                 has_budget=self.has_budget,
                 guard=self.guard,
+                spending=spends,
                 start_state=start_state,
                 known_goals={k: v for e in self.evaluate for k, v in e.goals().items()},
             )
             self._end_again(opened, rows)
+            done = max(opened.checkpoints, default=0)
+            if done and opened.is_running and opened.is_spent(done):
+                opened.end_again(done, lambda _: True, "stopped", opened.spent_reason)
             return opened
+
+    def _spending(self, run: Run, state: Tree) -> Spending | None:
+        """What a private run will spend."""
+        if not isinstance(run.algorithm, Private):
+            return None
+        return spending(self.program, run.algorithm, state, run.keys()[0], self.rounds)
 
     def _can_resume(self, checkpoint: Checkpoint) -> bool:
         """Whether a run of these settings would come back to this checkpoint."""

@@ -23,6 +23,7 @@ from rookery.program.aggregate import AbstractRobust, Aggregate, Mean
 from rookery.program.algorithm import AbstractAlgorithm, check_constraints
 from rookery.program.delays import Clock
 from rookery.program.participation import AbstractParticipation, Uniform, WithReplacement
+from rookery.program.privacy import Private
 from rookery.runner.batch_loop import BatchLoop, exclusive
 from rookery.runner.best import KeepBest
 from rookery.runner.describe import data_fingerprint
@@ -105,6 +106,7 @@ def run(
             or after ``rounds`` if that is earlier. Use it to compare algorithms whose rounds
             differ in duration.
         evaluate: what to measure: before round 0, every ``evaluate_every`` rounds, and at the end.
+            The epsilon of a private run does not cover what is measured on clients.
         evaluate_every: rounds between evaluations.
         checkpoint_every: rounds between checkpoints; ``evaluate_every`` if None.
         engine: where to run; :class:`Compiled` if None.
@@ -130,7 +132,7 @@ def run(
             accepts whatever is finite.
         guard: takes a run that begins to break down back to its last good state, with smaller
             steps; see :class:`rookery.stop.Guard`. It changes no number of a run that does not
-            break down. None lets a run diverge.
+            break down. None lets a run diverge. A private run has no guard.
     """
     one = Run(algorithm, start, seed, directory, title, tracker)
     (result,) = _sweep(
@@ -257,6 +259,8 @@ def _sweep(
     _warn_of_bias(checked, population)
     if checked:
         check_blocks(evaluate, checked[0].start, population)
+    if any(isinstance(one.algorithm, Private) for one in runs):
+        guard = None  # a roll-back would release rounds again, and decide by what is not private
     rules = as_rules(stop)
     if guard is not None and not isinstance(guard, Guard):
         raise TypeError(f"guard must be a rk.stop.Guard, or None for no guard; got {guard!r}.")

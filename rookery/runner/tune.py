@@ -114,6 +114,9 @@ def tune(
     the grid has a range, settings are drawn from it and searched by successive halving: 27 of them
     run for a ninth of the rounds, the best third of these for a third, and three to the end.
 
+    The trials of a private algorithm read the clients' data too, and no epsilon counts them: tune
+    on public data, or add up the epsilons of all trials.
+
     >>> import rookery as rk
     >>> zoo = rk.zoo.scalar_bilevel()
     >>> best = zoo.solution()[0][0]

@@ -44,8 +44,8 @@ def finished(zoo, algorithm, rounds=3, **settings) -> Result:
     return rk.run(algorithm, zoo.problem, population, zoo.start, rounds=rounds, **settings)
 
 
-def private(algorithm, clip: Any = 0.5, noise: Any = 0.7, **settings) -> Private:
-    return Private(algorithm, clip=clip, noise=noise, **settings)
+def private(algorithm, clip: Any = 0.5, noise: Any = 0.7, delta=None, **settings) -> Private:
+    return Private(algorithm, clip=clip, noise=noise, delta=delta, **settings)
 
 
 def assert_equal(a: Result, b: Result, rtol=0.0):
@@ -235,6 +235,10 @@ def test_robust_rules_are_refused():
 def test_settings_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="clip=inf would be infinite"):
         private(FEDAVG, clip=np.inf)
+    with pytest.raises(ValueError, match="needs noise above 0 and a delta"):
+        private(FEDAVG, noise=0, delta=1e-5, epsilon=1.0)
+    with pytest.raises(ValueError, match="delta must be between"):
+        private(FEDAVG, delta=2.0)
     with pytest.raises(TypeError, match="got a private one"):
         private(private(FEDAVG))
     with pytest.raises(TypeError, match="takes an algorithm first"):

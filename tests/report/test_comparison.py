@@ -54,6 +54,8 @@ def test_student_agrees_with_scipy(df):
 
 def test_axes_of_a_history():
     run = history([0, 4], [0.1, 0.2])
+    assert np.isnan(axis_values(run, "epsilon")).all()
+    run.rows[1]["epsilon"] = 0.5
     got = {name: axis_values(run, name)[1] for name in AXES}
     assert got == {
         "round": 1,
@@ -64,6 +66,7 @@ def test_axes_of_a_history():
         "gradients": 20,
         "hessian_vectors": 28,
         "seconds": 2,
+        "epsilon": 0.5,
     }
     with pytest.raises(ValueError, match=r"unknown axis 'bytes'; choose one of round, "):
         axis_values(run, "bytes")

@@ -79,6 +79,14 @@ def test_final_table_of_chosen_columns(comparison):
     ]
 
 
+def test_the_epsilon_of_private_runs_is_a_column(comparison):
+    for row in comparison.curves[1].runs[0].rows:
+        row["epsilon"] = 0.25 * row["round"]
+    _, rows = cells(final_table(comparison, metrics=["accuracy"]))
+    assert [row[-1] for row in rows] == ["epsilon", "—", "0.25", "—"]
+    assert "epsilon" not in comparison.metrics
+
+
 def test_cost_to_target(comparison):
     title, rows = cells(cost_table(comparison, "accuracy", 0.9, axes=["exchanges", "megabytes"]))
     assert title == "[red]title: cost of accuracy ≥ 0.9"
