@@ -141,6 +141,26 @@ def test_a_wrong_optimiser_in_a_file_is_found(tmp_path, table, message):
         config.load(write(tmp_path, text))
 
 
+def test_a_table_names_a_private_algorithm(tmp_path):
+    text = (
+        BASE.split("[algorithm]")[0]
+        + """
+[algorithm]
+name = "Private"
+clip = { name = "QuantileClip", start = { name = "Clip", inner = 1.0, outer = 0.5 }, noise = 5.0 }
+noise = { name = "Shares", multiplier = 2.0 }
+algorithm = { name = "FedNest", outer_lr = 0.01, inner_lr = 0.02, clients = 3 }
+
+[run]
+rounds = 3
+"""
+    )
+    overrides = ["algorithm.algorithm.outer_lr=0.5"]
+    (algorithm,) = algorithms(config.load(write(tmp_path, text), overrides))
+    assert (algorithm.name, algorithm.noise.multiplier) == ("PrivateFedNest", 2.0)
+    assert (algorithm.clip.start.outer, algorithm.algorithm.outer_lr) == (0.5, 0.5)
+
+
 def test_overrides_reach_every_curve_and_the_run(tmp_path):
     text = BASE + "[curves.a]\n[curves.b]\nalgorithm = { inner_lr = 0.5 }\n"
     overrides = ["algorithm.outer_lr=0.2", "run.rounds=9", "algorithm.ihgp.terms=7"]

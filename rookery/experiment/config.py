@@ -25,10 +25,10 @@ import jax
 from rookery import check
 from rookery.engines.engine import AbstractEngine
 from rookery.experiment.registry import (
-    ALGORITHMS,
     DATASETS,
     ENGINES,
     PARTITIONS,
+    PROGRAMS,
     TASKS,
     arguments_of,
     check_keys,
@@ -251,7 +251,7 @@ def build_curve(label: str, tables: Table, folder: Path | None = None) -> CurveS
         label=label,
         tables=tables,
         folder=folder,
-        algorithm=make_object(ALGORITHMS, tables["algorithm"], "algorithm", folder),
+        algorithm=make_object(PROGRAMS, tables["algorithm"], "algorithm", folder),
         clock=make_object({"Clock": Clock}, clock, "clock", folder),
         engine=make_object(ENGINES, tables.get("engine", {"name": "Compiled"}), "engine", folder),
     )

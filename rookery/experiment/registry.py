@@ -19,7 +19,7 @@ import optax
 from rookery import algorithms, check, engines, tasks
 from rookery.algorithms.shared.step_rule import Optimiser
 from rookery.clients import datasets, partition
-from rookery.program import availability, delays, participation
+from rookery.program import availability, delays, participation, privacy
 from rookery.program.availability import AbstractAvailability
 from rookery.program.delays import AbstractDelay, Clock
 from rookery.program.participation import AbstractParticipation
@@ -31,7 +31,7 @@ ALGORITHMS: Names = {
     name: getattr(algorithms, name) for name in (*algorithms.__all__, *algorithms.GROUPED)
 }
 _KINDS = (AbstractAvailability, AbstractDelay, AbstractParticipation, Clock)
-PARTS: Names = {
+PARTS: dict[str, Callable] = {
     name: part
     for module in (availability, delays, participation)
     for name, part in vars(module).items()
@@ -41,6 +41,9 @@ PARTS: Names = {
     for name in algorithms.parts.__all__
     if name != "Optimiser"  # a file names the function that makes it, as optax:adam
 }
+PARTS |= {name: getattr(privacy, name) for name in ("Clip", "QuantileClip", "Central", "Shares")}
+PROGRAMS: Names = {**ALGORITHMS, "Private": privacy.Private}
+"""What may stand under ``algorithm``: an algorithm, or a private one around another."""
 TASKS: Names = {name: getattr(tasks, name) for name in tasks.__all__}
 ENGINES: Names = {name: getattr(engines, name) for name in engines.__all__}
 PARTITIONS: Names = {
@@ -166,6 +169,10 @@ def make_object(
     >>> table = {"name": "SOBA", "outer_lr": 0.1, "inner_lr": 0.1, "batch_size": {"train": 8}}
     >>> make_object(ALGORITHMS, table, "algorithm").batch_size
     {'train': 8}
+    >>> plain = {"name": "FedAvg", "lr": 0.1}
+    >>> table = {"name": "Private", "algorithm": plain, "clip": 1, "noise": 1}
+    >>> make_object(PROGRAMS, table, "algorithm").name
+    'PrivateFedAvg'
     """
     fn = lookup(names, table, where, folder)
     may_keep = ":" in name_of(table, where) and "keep" not in inspect.signature(fn).parameters
@@ -196,7 +203,8 @@ def _value(value: object, where: str, folder: Path | None) -> object:
     if isinstance(value, Mapping):
         if where.endswith(".batch_size"):
             return dict(value)  # a number for each split
-        return make_object(PARTS, value, where, folder)
+        names = ALGORITHMS if where.endswith(".algorithm") else PARTS
+        return make_object(names, value, where, folder)
     if isinstance(value, list):
         return tuple(_value(item, f"{where}[{i}]", folder) for i, item in enumerate(value))
     return value
