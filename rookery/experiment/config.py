@@ -329,7 +329,7 @@ def _step_sizes(curve: CurveSettings) -> list[str]:
             elif _is_step(key) and isinstance(value, int | float) and value > 0:
                 found.append(f"{prefix}.{key}")
 
-    make = lookup(ALGORITHMS, table, "algorithm", curve.folder)
+    make = lookup(PROGRAMS, table, "algorithm", curve.folder)
     for name, one in inspect.signature(make).parameters.items():
         if _is_step(name) and one.default is not None and name not in table:
             found.append(f"algorithm.{name}")
