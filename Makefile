@@ -128,4 +128,4 @@ $(VENV)-%/.ready: requirements-%.txt requirements.txt pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-* .cache runs docs/_build docs/_examples docs/gallery docs/reference docs/jupyter_execute
+	rm -rf $(VENV) $(VENV)-* .cache runs docs/_build docs/_examples docs/gallery docs/reference docs/papers/experiments docs/jupyter_execute

@@ -31,7 +31,7 @@ def page_of(target: Path) -> str | None:
     if inside.parts[:1] == ("examples",) and inside.suffix == ".py":
         return f"gallery/{inside.relative_to('examples').with_suffix('.rst')}"
     if inside.parts[:1] == ("experiments",) and len(inside.parts) > 1:
-        return "papers/figures.md"
+        return f"papers/experiments/{inside.parts[1]}.md"
     return PAGES.get(str(inside))
 
 
@@ -54,6 +54,19 @@ def rewritten(text: str, source: Path) -> str:
     return LINK.sub(change, text)
 
 
+def write_experiments(app: Sphinx) -> None:
+    """A page for every folder of experiments: its README with its pictures."""
+    folder = Path(app.srcdir) / "papers" / "experiments"
+    folder.mkdir(exist_ok=True)
+    for readme in sorted((ROOT / "experiments").glob("*/README.md")):
+        here = f"../../../experiments/{readme.parent.name}"
+        text = rewritten(readme.read_text(), readme)
+        text = re.sub(r"(!\[[^\]]*\])\(([^)/]+)\)", rf"\1({here}/\2)", text)
+        page = folder / f"{readme.parent.name}.md"
+        if not page.exists() or page.read_text() != text:
+            page.write_text(text)
+
+
 def on_read(app: Sphinx, page: str, content: list[str]) -> None:
     """Change the links of every Markdown page."""
     source = app.env.doc2path(page)
@@ -68,6 +81,7 @@ def on_include(app: Sphinx, path: Path, page: str, content: list[str]) -> None:
 
 def setup(app: Sphinx) -> dict:
     """Connect."""
+    app.connect("builder-inited", write_experiments, priority=100)
     app.connect("source-read", on_read)
     app.connect("include-read", on_include)
     return {"parallel_read_safe": True, "version": "1"}

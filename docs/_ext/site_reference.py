@@ -16,6 +16,8 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
+from rookery.citation import cite
+
 
 def directive(full: str, *, members: bool = True) -> str:
     """The entry of one name."""
@@ -51,7 +53,13 @@ def algorithm_page(name: str, full: str) -> str:
             heading("Paper, letters and cost", "-"),
             prose(head),
             "",
-            f"The file is ``{cls.__module__.replace('.', '/')}.py``.",
+            f"The file is ``{cls.__module__.replace('.', '/')}.py``. "
+            ":doc:`/reference/costs` has the cost of a round as the ledger counts it.",
+            "",
+            heading("Cite", "-"),
+            ".. code-block:: bibtex",
+            "",
+            *(f"   {line}" for line in cite(name).splitlines()),
             "",
         ]
     )
@@ -116,6 +124,7 @@ def on_missing(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nod
 
 def write(folder: Path) -> None:
     """Write every page whose text has changed."""
+    import site_costs
     from site_command_line import command_page
     from site_toml import toml_page
 
@@ -123,6 +132,7 @@ def write(folder: Path) -> None:
         "index.rst": index_page(),
         "toml.rst": toml_page(),
         "command-line.rst": command_page(),
+        "costs.md": site_costs.page(),
     }
     pages |= {f"{page}.rst": layer_page(page) for page in LAYERS}
     for name, full in algorithm_names().items():
@@ -140,7 +150,7 @@ def write(folder: Path) -> None:
 
 def index_page() -> str:
     """The list of pages."""
-    names = "\n   ".join(["algorithms/index", *LAYERS, "toml", "command-line"])
+    names = "\n   ".join(["algorithms/index", *LAYERS, "toml", "command-line", "costs"])
     return f"""{heading("Reference")}
 Every public name, by layer. ``rk`` is short for ``import rookery as rk``. ``make test`` runs the
 examples.
