@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Integer, UInt32
+from jaxtyping import Array, Float, Integer, UInt32
 
 _WORD = 2**32
 
@@ -73,6 +73,16 @@ def read(counters: Counters) -> list:
     """The values as Python integers, in nested lists of the counters' shape."""
     low, high = (np.asarray(word).astype(np.uint64) for word in counters)
     return (low + np.uint64(_WORD) * high).tolist()
+
+
+def as_floats(counters: Counters) -> Float[Array, "..."]:
+    """The values as numbers that may be rounded.
+
+    >>> as_floats(products((3, 1), jnp.uint32(2), most=2)).tolist()
+    [6.0, 2.0]
+    """
+    low, high = (word.astype(float) for word in counters)
+    return low + float(_WORD) * high
 
 
 def _shifted(numbers: jax.Array, shift: int) -> Counters:

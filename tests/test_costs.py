@@ -25,10 +25,16 @@ CASES = {
         "algorithm": {"name": "AFBO", "inner_lr": 0.05, "outer_lr": 0.01, "wait_for": 2},
         "clock": {"delay": LOG_NORMAL},
     },
+    "asynchronous, work takes time": {
+        "algorithm": {
+            "name": "AFBO", **RATES, "wait_for": 2, "inner_steps": [1, 2, 3, 4, 5],
+        },
+        "clock": {"delay": LOG_NORMAL, "compute": {"name": "Compute", "gradient": 0.1}},
+    },
 }  # fmt: skip
 
 
-LONG = ("asynchronous", "random length")
+LONG = ("asynchronous", "asynchronous, work takes time", "random length")
 
 
 @pytest.mark.parametrize(

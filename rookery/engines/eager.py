@@ -30,8 +30,10 @@ from rookery.program.polling import (
     begun,
     check_poll,
     delivered,
+    job_key,
     later,
     plain_values,
+    received,
     timetable,
 )
 from rookery.program.step import python_loop
@@ -73,7 +75,10 @@ class EagerFederation(AbstractMeteredFederation):
             own = client_key(key, id, occurrence)
             arguments = [_row(v.value, slot) if v.is_stacked else v.value for v in values]
             is_billed = bool(cohort.active[slot])
-            replies.append(self._run(id, own, step, arguments, settings, is_billed=is_billed))
+            reply, work = self._run(id, own, step, arguments, settings)
+            replies.append(reply)
+            if is_billed:
+                self.costs.work(*work, cohort, slot)
         shapes = {str(jax.tree.map(jnp.shape, reply)) for reply in replies}
         if len(shapes) > 1:
             raise ValueError(
@@ -109,14 +114,19 @@ class EagerFederation(AbstractMeteredFederation):
         def nbytes(client: int) -> int:
             return self.costs.unsent(client, values) + nbytes_up
 
-        table = timetable(jobs, self._clock, self.now, nbytes, rules)
+        def work(client: int) -> tuple[int, int]:
+            own = job_key(key, client, jobs.begun[client])
+            return self._run(client, own, step, received(plain, client), settings)[1]
+
+        table = timetable(jobs, self._clock, self.now, nbytes, rules, work)
         for id in table.begins:
             self.costs.send_job(id, values)
         jobs = begun(jobs, table, key, plain)
         replies = {}
         for id in table.arrives:
             own = jax.random.wrap_key_data(jobs.keys[id])
-            replies[id] = self._run(id, own, step, _row(jobs.values, id), settings)
+            replies[id], spent = self._run(id, own, step, _row(jobs.values, id), settings)
+            self.costs.work(*spent)
         self.costs.end_poll(len(replies), nbytes_up, table.now)
         self.cohorts.append(tuple(replies))
         return delivered(jobs, replies, self.weights, table.now, rules)
@@ -136,10 +146,11 @@ class EagerFederation(AbstractMeteredFederation):
         step: Step,
         values: Sequence[Tree],
         settings: Settings,
-        *,
-        is_billed: bool = True,
-    ) -> Tree:
-        """One client's reply; a failure names the client, the step and the round."""
+    ) -> tuple[Tree, tuple[int, int]]:
+        """One client's reply, and its gradients and Hessian-vector products.
+
+        A failure names the client, the step and the round.
+        """
         own = self._population.only(id) if self._population.is_on_disk else self._population
         client = LocalClient(own, id, key, python_loop)
         try:
@@ -147,9 +158,8 @@ class EagerFederation(AbstractMeteredFederation):
         except Exception as error:
             error.add_note(f"client {id}, step {step_name(step)}, round {self.round}")
             raise
-        if is_billed:
-            self.costs.work(*uint64.read(client.work))
-        return reply
+        gradients, hessian_vectors = uint64.read(client.work)
+        return reply, (gradients, hessian_vectors)
 
     def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
         rows, cohort = placed.rows(), placed.cohort

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from rookery import tree
+from rookery import tree, uint64
 from rookery.clients.local_client import LocalClient
 from rookery.engines import client_groups, client_list
 from rookery.engines.client_groups import computed_and_summed, group_size
@@ -25,7 +25,7 @@ from rookery.engines.round_costs import RoundCosts
 from rookery.engines.spread import AbstractSpread, OneDevice
 from rookery.engines.waiting import Pick, Timeline, Times
 from rookery.program.aggregate import Mean
-from rookery.program.delays import Clock
+from rookery.program.delays import Clock, Compute
 from rookery.program.federation import (
     NO_SETTINGS,
     AbstractFederation,
@@ -86,6 +86,7 @@ class TracedFederation(AbstractFederation):
         self._lists: dict[int, tuple[jax.Array, _Listed]] = {}  # id of a mask -> it and its clients
         self._holders: dict[int, jax.Array] = {}  # cached value -> which clients hold it
         self._pending: dict[int, jax.Array] = {}  # cohort -> bytes sent since its last reply
+        self._work: dict[int, jax.Array] = {}  # the same of work, if the clock has a time for it
 
     # ---- synchronous words
 
@@ -111,6 +112,8 @@ class TracedFederation(AbstractFederation):
         else:
             replies, work = self._spread.compute(one, cohort.ids, slots, size)
         self.costs = self.costs.worked(cohort.active, work)
+        if cohort.token in self._work:
+            self._work[cohort.token] = self._work[cohort.token] + uint64.as_floats(work)
         return Placed(cohort, replies, is_stacked=True, mean=mean)
 
     def _sums_as_they_come(self, nbytes: int) -> bool:
@@ -140,13 +143,14 @@ class TracedFederation(AbstractFederation):
         def once(i, carry):
             value, notes = carry
             self._take(notes)
-            holders, pending = tuple(self._holders), tuple(self._pending)
+            holders, pending, work = map(tuple, (self._holders, self._pending, self._work))
             lists = dict(self._lists)
             value = body(i, value)
             # what was cached, drawn or listed inside the body ends with it
             self._lists = lists
             self._holders = {token: self._holders[token] for token in holders}
             self._pending = {token: self._pending[token] for token in pending}
+            self._work = {token: self._work[token] for token in work}
             return value, self._notes()
 
         value, notes = lax.fori_loop(0, n, once, (init, self._notes()))
@@ -155,10 +159,10 @@ class TracedFederation(AbstractFederation):
 
     def _notes(self) -> tuple[Tree, ...]:
         """What loops carry along."""
-        return self.costs, self.has_kept_finite, self._holders, self._pending
+        return self.costs, self.has_kept_finite, self._holders, self._pending, self._work
 
     def _take(self, notes: tuple[Tree, ...]) -> None:
-        self.costs, self.has_kept_finite, self._holders, self._pending = notes
+        self.costs, self.has_kept_finite, self._holders, self._pending, self._work = notes
 
     # ---- asynchronous words
 
@@ -180,6 +184,9 @@ class TracedFederation(AbstractFederation):
             everyone = jnp.arange(self.n_clients, dtype=jnp.int32)
             nbytes = self._unsent(values, lambda a: a) + nbytes_up
             with_transfer = jobs.seconds + self._clock.transfer_seconds(everyone, nbytes)
+        if self._clock.compute is not None:
+            busy = self._busy(self._clock.compute, jobs, step, plain, key, settings, width)
+            with_transfer = (jobs.seconds if with_transfer is None else with_transfer) + busy
 
         def times_of(jobs: InFlight, pick: Pick) -> Times:
             start, seconds, is_idle = map(pick, (jobs.start, jobs.seconds, jobs.is_idle))
@@ -201,6 +208,34 @@ class TracedFederation(AbstractFederation):
         self.costs = self.costs.replied(nbytes_up, arrive.size, self.n_clients, now)
         return result
 
+    def _busy(
+        self,
+        compute: Compute,
+        jobs: InFlight,
+        step: Step,
+        plain: tuple[Tree, ...],
+        key: Key,
+        settings: Settings,
+        width: int,
+    ) -> Float[Array, " clients"]:
+        """How long idle clients would work if they began now; zero for the others.
+
+        Only the counters of the step are used, so XLA removes nearly all of its arithmetic.
+        """
+
+        def one(id):
+            own = job_key(key, id, jobs.begun[id])
+            client = self._client(id, quick(own))
+            step(client, *received(plain, id), **settings)
+            return client.work
+
+        def visit(ids, active, table):
+            work = uint64.as_floats(self._compute(one, ids, ids))
+            return written(table, ids, active, compute.seconds(ids, work))
+
+        idle = self._listed(jobs.is_idle).clients
+        return visit_some(idle, width, visit, jnp.zeros_like(jobs.seconds))
+
     def ask(self, who, step, *values, key, settings=NO_SETTINGS) -> Tree:
         """A loop over the set, some clients at a time."""
         plain = plain_values(values)
@@ -220,7 +255,7 @@ class TracedFederation(AbstractFederation):
             replies, work = self._compute(one, ids, ids)
             nbytes = self._unsent(values, lambda a: a[ids]) + nbytes_up
             lasts = self._clock.exchange_seconds(
-                self.kind, self.round, exchange, ids, active, nbytes
+                self.kind, self.round, exchange, ids, active, nbytes, uint64.as_floats(work)
             )
             total = tree.add(total, weighted_sum(self.weights[ids], active, replies))
             return total, jnp.maximum(slowest, lasts), costs.worked(active, work)
@@ -356,6 +391,8 @@ class TracedFederation(AbstractFederation):
     def _new_cohort(self, cohort: Cohort) -> None:
         # known before a loop begins, or bytes that are sent inside it would be lost at its end
         self._pending.setdefault(cohort.token, jnp.zeros(len(cohort)))
+        if self._clock.compute is not None:
+            self._work.setdefault(cohort.token, jnp.zeros((len(cohort), 2)))
 
     def _new_cached(self, cached: Cached, holders: jax.Array) -> None:
         self._holders[cached.token] = holders
@@ -385,10 +422,13 @@ class TracedFederation(AbstractFederation):
             cohort.ids,
             cohort.active,
             self._pending[cohort.token] + nbytes,
+            self._work.get(cohort.token),
         )
         replies = jnp.sum(cohort.active, dtype=jnp.uint32)
         self.costs = self.costs.replied(nbytes, replies, len(cohort), self.costs.seconds + seconds)
         self._pending[cohort.token] = jnp.zeros(len(cohort))
+        if cohort.token in self._work:
+            self._work[cohort.token] = jnp.zeros((len(cohort), 2))
         return rows, cohort
 
     def _compute(self, one: Callable[[Tree], Tree], ids: jax.Array, slots: Tree) -> Tree:

@@ -1,7 +1,8 @@
 """What a round of a curve costs, from shapes alone: no data, no client work, no compiled round.
 
 The server's side of the rounds is run as it is, so cohorts and random lengths are drawn as in a
-real run. Client steps are only traced for the shapes of their replies, which are then all ones.
+real run. Client steps are only traced for the shapes of their replies, which are then all ones;
+they are run if the clock has a time for the clients' work.
 """
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from rookery import tree
 from rookery.clients.local_client import LocalClient
 from rookery.engines import compile_cache
+from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
 from rookery.experiment.config import CurveSettings
 from rookery.program.accounting import AbstractMeteredFederation
@@ -52,7 +54,10 @@ def trace_costs(curve: CurveSettings, task: Task, rounds: int = 11) -> list[Ledg
     replies: dict[str, Tree] = {}
     ledgers = []
     for round in range(rounds):
-        fed = _ShapeFederation(program, round, replies)
+        if curve.clock.compute is None:
+            fed = _ShapeFederation(program, round, replies)
+        else:  # only the clients' steps tell how long they take
+            fed = EagerFederation(program, round)
         key = jax.random.fold_in(jax.random.key(0), round)
         state = algorithm.round(fed, task.problem, state, key)
         state = later(state, jnp.asarray(fed.costs.now, float))
@@ -101,6 +106,7 @@ class _ShapeFederation(AbstractMeteredFederation):
             self.costs.now,
             lambda client: self.costs.unsent(client, values) + nbytes_up,
             rules,
+            work=lambda client: (0, 0),
         )
         for id in table.begins:
             self.costs.send_job(id, values)

@@ -21,7 +21,7 @@ from rookery.algorithms.shared.step_rule import Optimiser
 from rookery.clients import datasets, partition
 from rookery.program import availability, delays, participation, privacy
 from rookery.program.availability import AbstractAvailability
-from rookery.program.delays import AbstractDelay, Clock
+from rookery.program.delays import AbstractDelay, Clock, Compute
 from rookery.program.participation import AbstractParticipation
 from rookery.runner import stop
 
@@ -30,7 +30,7 @@ Names = Mapping[str, Callable]
 ALGORITHMS: Names = {
     name: getattr(algorithms, name) for name in (*algorithms.__all__, *algorithms.GROUPED)
 }
-_KINDS = (AbstractAvailability, AbstractDelay, AbstractParticipation, Clock)
+_KINDS = (AbstractAvailability, AbstractDelay, AbstractParticipation, Clock, Compute)
 PARTS: dict[str, Callable] = {
     name: part
     for module in (availability, delays, participation)

@@ -54,6 +54,7 @@ class CostMeter:
         self._clock, self._round, self._timer = clock, round, timer
         self._holders: dict[int, set[int]] = {}  # cached value -> clients
         self._pending: dict[int, list[float]] = {}  # cohort -> bytes since its last reply
+        self._work: dict[int, dict[int, list[float]]] = {}  # cohort -> slot -> work since then
 
     def cache(self, cached: Cached, holders: Iterable[int]) -> None:
         """Note which clients hold a cached value from the beginning."""
@@ -85,12 +86,14 @@ class CostMeter:
     def end_exchange(self, kind: str, cohort: Cohort, nbytes: int) -> None:
         """Count one exchange in which every active slot replies with ``nbytes`` bytes."""
         pending = self._pending.pop(cohort.token, [0.0] * len(cohort))
+        worked, none = self._work.pop(cohort.token, {}), [0.0, 0.0]
         seconds = 0.0
         if self._timer is None and not self._clock.is_instant:
             moved = jnp.array(pending) + nbytes
             exchange = self.ledger.exchanges
+            work = jnp.array([worked.get(slot, none) for slot in range(len(cohort))])
             seconds = self._clock.exchange_seconds(
-                kind, self._round, exchange, cohort.ids, cohort.active, moved
+                kind, self._round, exchange, cohort.ids, cohort.active, moved, work
             )
         self.end_poll(sum(cohort.active.tolist()), nbytes, self.now + float(seconds))
 
@@ -116,8 +119,17 @@ class CostMeter:
         self.ledger = replace(self.ledger, seconds=then)
         self.now = then
 
-    def work(self, gradients: int, hessian_vectors: int) -> None:
-        """Count evaluations on a client, in rows."""
+    def work(
+        self, gradients: int, hessian_vectors: int, cohort: Cohort | None = None, slot: int = 0
+    ) -> None:
+        """Count evaluations on a client, in rows.
+
+        Those in a slot of a cohort take time until its next reply; jobs have times of their own.
+        """
+        if cohort is not None:
+            worked = self._work.setdefault(cohort.token, {}).setdefault(slot, [0.0, 0.0])
+            worked[0] += gradients
+            worked[1] += hessian_vectors
         self.ledger += Ledger(gradients=gradients, hessian_vectors=hessian_vectors)
 
 

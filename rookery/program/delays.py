@@ -10,9 +10,13 @@ key of a job (:class:`~rookery.program.polling.InFlight`) with its kind, the cli
     LogNormalDelay      median                  median exp(sigma^2 / 2), 1.65 medians if sigma is 1
     ParetoDelay         least 2^(1/shape)       least shape / (shape - 1)
     Stragglers          factor times that of the clients that are not
+
+Delays do not know what a client does: they stand for the network and for what else its machine has
+to do. Its own work takes time by :class:`Compute`, if a clock has one.
 """
 
 import abc
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -26,6 +30,13 @@ KINDS = ("inner", "outer")
 """Kinds of exchanges and jobs; each may have delays of its own."""
 
 _JOBS = 0x4A000000  # larger than any round number, with which the seed is folded elsewhere
+
+
+def _numbers(value: object) -> Any:  # of the type of the field that it converts
+    """Field converter: a list becomes a tuple, and whole numbers become floats."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_numbers, value))
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 class AbstractDelay(eqx.Module):
@@ -147,6 +158,59 @@ class Stragglers(AbstractDelay):
         return self.delay.seconds(key, client) * jnp.where(slow, self.factor, 1.0)
 
 
+class Compute(eqx.Module):
+    """How long clients take for their evaluations, in seconds per row.
+
+    A client that takes twice as many local steps, or steps on twice as many rows, works twice as
+    long. What counts as an evaluation is what the ledger counts.
+
+    >>> Compute(gradient=1e-3).of_hessian_vector
+    0.002
+
+    Args:
+        gradient: seconds for one gradient of one row, or one number per client.
+        hessian_vector: the same of a product with a second derivative; None is twice ``gradient``,
+            since a derivative along a direction passes twice through what a gradient passes once.
+    """
+
+    gradient: float | tuple[float, ...] = eqx.field(converter=_numbers)
+    hessian_vector: float | tuple[float, ...] | None = eqx.field(converter=_numbers, default=None)
+
+    def __check_init__(self):
+        for name, value in self._given.items():
+            for one in value if isinstance(value, tuple) else (value,):
+                check.not_negative(f"Compute.{name}", one)
+
+    def check(self, n_clients: int) -> None:
+        """Raise unless there is a number for each client where there are several."""
+        for name, value in self._given.items():
+            if isinstance(value, tuple) and len(value) != n_clients:
+                raise ValueError(
+                    f"Compute.{name} has {len(value)} numbers for {n_clients} clients. Give one "
+                    "for each, or one for all."
+                )
+
+    @property
+    def of_hessian_vector(self) -> float | tuple[float, ...]:
+        """``hessian_vector``, or what it is if not given."""
+        if self.hessian_vector is not None:
+            return self.hessian_vector
+        if isinstance(self.gradient, tuple):
+            return tuple(2 * seconds for seconds in self.gradient)
+        return 2 * self.gradient
+
+    def seconds(self, clients: jax.Array, work: jax.Array) -> jax.Array:
+        """How long clients take for their gradients and products, along the last axis of work."""
+        per = [jnp.asarray(s, float) for s in (self.gradient, self.of_hessian_vector)]
+        each = [s[clients] if s.ndim else s for s in per]
+        return work[..., 0] * each[0] + work[..., 1] * each[1]
+
+    @property
+    def _given(self) -> dict[str, float | tuple[float, ...]]:
+        given = {"gradient": self.gradient, "hessian_vector": self.hessian_vector}
+        return {name: value for name, value in given.items() if value is not None}
+
+
 class Clock(eqx.Module):
     """The delay model, the clients' bandwidth and availability, and the seed of all delays.
 
@@ -159,6 +223,7 @@ class Clock(eqx.Module):
         seed: of the delays and the availability alone.
         outer_delay: seconds of a job or an exchange of kind ``outer``; None is ``delay``.
         availability: when clients start jobs; synchronous exchanges ignore it.
+        compute: seconds of the clients' work, beside delays and transfers; None is no time.
     """
 
     delay: AbstractDelay = eqx.field(default_factory=NoDelay)
@@ -166,6 +231,7 @@ class Clock(eqx.Module):
     seed: int = eqx.field(static=True, default=0)
     outer_delay: AbstractDelay | None = None
     availability: AbstractAvailability = eqx.field(default_factory=AlwaysOn)
+    compute: Compute | None = None
 
     def __check_init__(self):
         if isinstance(self.bandwidth, tuple):
@@ -188,6 +254,8 @@ class Clock(eqx.Module):
                     f"but there are {n_clients} clients (0 to {n_clients - 1})."
                 )
         self.availability.check(n_clients)
+        if self.compute is not None:
+            self.compute.check(n_clients)
 
     @property
     def _key(self) -> jax.Array:
@@ -196,9 +264,12 @@ class Clock(eqx.Module):
     @property
     def is_instant(self) -> bool:
         """Whether no exchange takes any time."""
-        return isinstance(self.delay, NoDelay) and self.outer_delay is self.bandwidth is None
+        others = (self.outer_delay, self.bandwidth, self.compute)
+        return isinstance(self.delay, NoDelay) and all(other is None for other in others)
 
-    def exchange_seconds(self, kind: str, round, exchange, clients, active, nbytes) -> jax.Array:
+    def exchange_seconds(
+        self, kind: str, round, exchange, clients, active, nbytes, work=None
+    ) -> jax.Array:
         """How long an exchange lasts: its slowest active client.
 
         Args:
@@ -208,6 +279,7 @@ class Clock(eqx.Module):
             clients: ids of the cohort.
             active: which of them take part.
             nbytes: bytes that each of them receives and sends.
+            work: gradients and Hessian-vector products of each, in rows; None is none.
         """
         if self.is_instant:
             return jnp.zeros(())
@@ -217,6 +289,8 @@ class Clock(eqx.Module):
             return self._delay(kind).seconds(jax.random.fold_in(key, client), client)
 
         seconds = jax.vmap(one)(clients) + self.transfer_seconds(clients, nbytes)
+        if self.compute is not None and work is not None:
+            seconds = seconds + self.compute.seconds(clients, work)
         return jnp.max(jnp.where(active, seconds, 0.0))
 
     def transfer_seconds(self, clients, nbytes) -> jax.Array:

@@ -193,7 +193,12 @@ class Timetable:
 
 
 def timetable(
-    jobs: InFlight, clock: Clock, now: float, nbytes: Callable[[int], int], rules: PollRules
+    jobs: InFlight,
+    clock: Clock,
+    now: float,
+    nbytes: Callable[[int], int],
+    rules: PollRules,
+    work: Callable[[int], Sequence[int]],
 ) -> Timetable:
     """Who begins, who arrives, and when the server stops waiting, in virtual time.
 
@@ -203,6 +208,8 @@ def timetable(
         now: when the poll begins, in seconds since the round began.
         nbytes: bytes that move, down and up, for the job of a client that begins now.
         rules: when the server stops waiting.
+        work: gradients and Hessian-vector products of that job, in rows; called only if the clock
+            has a time for them.
     """
     start, seconds = jobs.start.tolist(), jobs.seconds.tolist()
     versions, numbers = jobs.version.tolist(), jobs.begun.tolist()
@@ -223,6 +230,9 @@ def timetable(
             begins_at[i] = max(start[i], now)
             moved = jnp.asarray(float(nbytes(i)))
             lasts += float(clock.transfer_seconds(jnp.int32(i), moved))
+            if clock.compute is not None:
+                evaluations = jnp.asarray(work(i), float)
+                lasts += float(clock.compute.seconds(jnp.int32(i), evaluations))
         ends_at[i] = begins_at[i] + lasts
 
     eps = SIMULTANEOUS * float(jnp.finfo(jobs.start.dtype).eps)

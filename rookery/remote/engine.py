@@ -59,6 +59,8 @@ class Remote(AbstractEngine):
                 f"the remote engine runs one algorithm at a time, got {len(algorithms)} side by "
                 "side. Use batch=1."
             )
+        if program.clock.compute is not None and not self.in_real_time:
+            program.population.check_rows("the simulated time of the clients' work (Clock.compute)")
         return RemoteRunner(program, algorithms[0], self)
 
 

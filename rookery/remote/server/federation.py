@@ -193,8 +193,8 @@ class RemoteFederation(AbstractFederation):
                 value.source.missing.update(requests.keys() - replies.keys())
         for slot in replies:
             messages.confirm(slot)
-        works = [reply.work for reply in replies.values()]
-        self.costs.work(sum(g for g, _ in works), sum(h for _, h in works))
+        for slot, reply in replies.items():
+            self.costs.work(*reply.work, cohort, slot)
         given = {slot: reply.leaves for slot, reply in replies.items()}
         leaves = [_stacked(given, i, value, len(cohort)) for i, value in enumerate(values)]
         if len(replies) < len(requests):

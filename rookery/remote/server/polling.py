@@ -1,8 +1,9 @@
 """Asynchronous polls as messages: a job is sent when it begins; its reply is awaited when due.
 
 In virtual time the clock's simulation decides which jobs begin and arrive, and when, as on the
-other engines; clients work meanwhile, and the server waits for the replies that are due. In real
-time the order is that of the messages.
+other engines; clients work meanwhile, and the server waits for the replies that are due. If the
+clock has a time for the clients' work, the server, which must know when a job ends before it has
+its reply, counts the evaluations itself. In real time the order is that of the messages.
 """
 
 import time
@@ -13,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery import tree
+from rookery import tree, uint64
+from rookery.clients.local_client import LocalClient
 from rookery.engines.engine import Program
 from rookery.program.accounting import CostMeter
 from rookery.program.federation import Cached, Settings, Step
@@ -26,10 +28,12 @@ from rookery.program.polling import (
     begun,
     check_poll,
     delivered,
+    job_key,
     plain_values,
     received,
     timetable,
 )
+from rookery.program.step import python_loop
 from rookery.remote.protocol import wire
 from rookery.remote.protocol.plan import Call, Plan, spec
 from rookery.remote.server.client_record import JobId, PendingJob
@@ -102,7 +106,14 @@ class Poller:
         if self._in_real_time:
             table = _begin_now(jobs, costs.now)
         else:
-            table = timetable(jobs, self._program.clock, costs.now, nbytes, rules)
+
+            def work(client: int) -> list[int]:
+                own = job_key(key, client, jobs.begun[client])
+                at = LocalClient(self._program.population, client, own, python_loop)
+                step(at, *received(plain, client), **settings)
+                return uint64.read(at.work)
+
+            table = timetable(jobs, self._program.clock, costs.now, nbytes, rules, work)
         for client in table.begins:
             costs.send_job(client, values)
         jobs = begun(jobs, table, key, plain)
