@@ -19,7 +19,8 @@ the equations as others quote them; the full text was not at hand.
 FedBiO is SimFBO with the server's step equal to the clients'. FedBiOAcc lowers the noise of
 samples, not the drift of local steps: at a constant α both end O(α I) from the solution, whatever
 c is; FedMSA's limit is exact. Averages start both points of the next difference: the first step of
-a round starts at the mean, and so does its difference.
+a round starts at the mean, and so does its difference. From the client's own last point, which it
+would have to keep, the drift falls with c (:class:`FedBiOAccLocal`; experiments/theory_drift).
 
 Cost of a round: 1 exchange; FedBiO has all three variables down and up, FedBiOAcc these and their
 estimates; its round 0 has one exchange more, for the mean of the first estimates. FedBiOAcc
