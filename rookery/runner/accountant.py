@@ -8,12 +8,14 @@ The exchanges of one cohort are composed first, and drawing the cohort amplifies
 of them together. Rounds draw anew, and their Rényi divergences add up.
 """
 
+import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +28,7 @@ from rookery.engines.scout import (
     depends_on_unknown,
     unknown_like,
 )
+from rookery.program.algorithm import numbers_to_arrays
 from rookery.program.ledger import Ledger
 from rookery.program.privacy import MOST_RELEASES, Private, Releases, Sampling
 from rookery.types import Key, Tree
@@ -57,6 +60,7 @@ class Spending:
         self._exchanges = each @ np.arange(MOST_RELEASES + 1)
         self._until = np.concatenate([np.zeros_like(each[:1]), np.cumsum(each, axis=0)])
         self._known: dict[int, float] = {}
+        self._replaces = algorithm.replaces(n_clients)
 
     @property
     def rounds(self) -> int:
@@ -113,37 +117,11 @@ class Spending:
         rdp, total = accounting().rdp, 0.0
         for sampling, counts in zip(self._samplings, done, strict=True):
             for exchanges in np.flatnonzero(counts[1:]) + 1:
-                total = total + counts[exchanges] * self._divergences(sampling, int(exchanges))
-        return float(rdp.compute_epsilon(self._orders, total, self._algorithm.delta)[0])
-
-    def _divergences(self, sampling: Sampling, exchanges: int) -> np.ndarray:
-        """The Rényi divergences of a cohort that answers to some exchanges."""
-        key = (sampling, exchanges)
-        if key not in self._vectors:
-            accountant, event = self.accountant(), self.event(sampling, exchanges)
-            # it says which orders it leaves out, which makes epsilon larger and not wrong
-            log = logging.getLogger("absl")
-            before = log.level
-            log.setLevel(logging.ERROR)
-            accountant.compose(event)
-            log.setLevel(before)
-            self._vectors[key] = accountant.rdp
-        return self._vectors[key]
-
-    @cached_property
-    def _vectors(self) -> dict[tuple[Sampling, int], np.ndarray]:
-        return {}
-
-    @cached_property
-    def _orders(self) -> np.ndarray:
-        return self.accountant().orders
-
-    def accountant(self) -> Any:
-        """A fresh accountant for the neighbours of the run."""
-        relation = accounting().NeighboringRelation
-        replaces = self._algorithm.replaces(self._n_clients)
-        kind = relation.REPLACE_ONE if replaces else relation.REPLACE_SPECIAL
-        return accounting().rdp.RdpAccountant(neighboring_relation=kind)
+                event = self.event(sampling, int(exchanges))
+                total = total + counts[exchanges] * _divergences(event, self._replaces)
+        return float(
+            rdp.compute_epsilon(_accountant(self._replaces).orders, total, self._algorithm.delta)[0]
+        )
 
     def event(self, sampling: Sampling, exchanges: int) -> Any:
         """A cohort that answers to some exchanges, in the words of dp-accounting."""
@@ -156,6 +134,25 @@ class Spending:
         if sampling.size is not None:
             return events.SampledWithoutReplacementDpEvent(self._n_clients, sampling.size, several)
         return several
+
+
+def _accountant(replaces: bool) -> Any:
+    """A fresh accountant, for neighbours with other data or for those that are left out."""
+    relation = accounting().NeighboringRelation
+    kind = relation.REPLACE_ONE if replaces else relation.REPLACE_SPECIAL
+    return accounting().rdp.RdpAccountant(neighboring_relation=kind)
+
+
+@functools.lru_cache(maxsize=256)
+def _divergences(event: Any, replaces: bool) -> np.ndarray:
+    """The Rényi divergences of an event, at the accountant's orders."""
+    accountant, log = _accountant(replaces), logging.getLogger("absl")
+    # it says which orders it leaves out, which makes epsilon larger and not wrong
+    before = log.level
+    log.setLevel(logging.ERROR)
+    accountant.compose(event)
+    log.setLevel(before)
+    return accountant.rdp
 
 
 def accounting() -> Any:
@@ -190,11 +187,23 @@ def spending(
     if program.population.is_on_disk:
         blank = program.population.resident(np.zeros(0, int), 1, 1)
         program = replace(program, population=blank)
+    try:
+        releases = _all_releases(program, numbers_to_arrays(algorithm), state, key, rounds)
+    except NotScoutable as word:
+        raise ValueError(f"{word} cannot be private: {algorithm.name} is asynchronous.") from None
+    return Spending(algorithm, program.population.n_clients, releases)
+
+
+@eqx.filter_jit  # runs that differ in numbers and seeds share one program
+def _all_releases(
+    program: Program, algorithm: Private, state: Tree, key: Key, rounds: int
+) -> Releases:
+    """What all rounds release, a row each."""
     found: list[tuple[Sampling, ...]] = []
+    nobody = jnp.zeros(program.population.n_clients, bool)
 
     def all_rounds(unknown):
         shown = jax.tree.map(lambda leaf: unknown_like(leaf, unknown), state)
-        nobody = jnp.zeros(program.population.n_clients, bool)
 
         def one(round):
             fed = ScoutFederation(program, round, nobody, unknown)
@@ -205,13 +214,10 @@ def spending(
 
         return lax.map(one, jnp.arange(rounds, dtype=jnp.int32))
 
-    try:
-        if depends_on_unknown(all_rounds):
-            raise ValueError(
-                f"{algorithm.name}: how many exchanges a round has depends on what clients reply, "
-                "so it would tell about them. Choose a fixed number, or pass delta=None."
-            )
-    except NotScoutable as word:
-        raise ValueError(f"{word} cannot be private: {algorithm.name} is asynchronous.") from None
-    cohorts = jax.jit(all_rounds)(jnp.zeros(()))
-    return Spending(algorithm, program.population.n_clients, Releases(found[-1], cohorts))
+    if depends_on_unknown(all_rounds):
+        raise ValueError(
+            f"{algorithm.name}: how many exchanges a round has depends on what clients reply, so "
+            "it would tell about them. Choose a fixed number, or pass delta=None."
+        )
+    cohorts = all_rounds(jnp.zeros(()))
+    return Releases(found[-1], cohorts)
