@@ -233,9 +233,20 @@ ROWS: dict[str, Row] = {
                  "p", "K + J"),
     "PerFedAvg": Row("meta", simple("PerFedAvg", **ONE), "1", "p", "p", "2*K", "K"),
     "ComFedL": Row("meta", simple("ComFedL", **ONE), "1", "p", "p", "2*K", "K"),
+    "IMAML": Row("personal", lambda s: algorithms.IMAML(
+        outer_lr=0.01, local_steps=s.J, inner=rk.parts.GradientSteps(0.1, steps=s.K),
+        adjoint=rk.parts.LocalNeumannSum(terms=s.N, lipschitz=5.0)),
+        "1", "p", "p", "J*(K + 2)", "J*(N + 1)"),
+    "FedRep": Row("personal", simple("FedRep", **TWO, inner_steps="K", local_steps="J"), "1", "p",
+                  "p", "K + J"),
+    "FedBiOLocal": Row("personal", simple("FedBiOLocal", **TWO, local_steps="K"), "1", "p", "p",
+                       "3*K", "2*K"),
+    "FedBiOAccLocal": Row("personal", simple("FedBiOAccLocal", **TWO, local_steps="K"), "1",
+                          "2*p", "2*p", "6*K", "4*K"),
 }  # fmt: skip
 TITLES = {
     "bilevel": "Bilevel problems",
+    "personal": "Bilevel problems whose inner variables are the clients' own",
     "minimax": "Minimax problems",
     "composition": "Compositions of two layers",
     "single": "Single-level problems",
@@ -250,6 +261,7 @@ def zoo(kind: str) -> Any:  # of a class of its own for each kind
     p, q, n = SIZES["p"], SIZES["q"], SIZES["n"]
     made = {
         "bilevel": lambda: rk.zoo.quadratic_bilevel(n_clients=n, x_size=p, y_size=q),
+        "personal": lambda: rk.zoo.personal_quadratic(n_clients=n, x_size=p, y_size=q),
         "minimax": lambda: rk.zoo.saddle(curvature=1.0, n_clients=n, x_size=p, y_size=q),
         "composition": lambda: rk.zoo.linear_chain(n_clients=n, sizes=(p, q)),
         "single": lambda: rk.zoo.quadratic_losses(n_clients=n, size=p),

@@ -14,7 +14,7 @@ LAYERS = {
         "clients.",
         {"rookery": ["Bilevel", "Minimax", "Composition", "LocalComposition", "Meta",
                      "MultiSequence", "SingleLevel"],
-         "rookery.problem": ["OverPairs", "OverBatch", "masked_mean"],
+         "rookery.problem": ["PersonalBilevel", "OverPairs", "OverBatch", "masked_mean"],
          "rookery.problem.sample": ["Rows"],
          "rookery.problem.batch_norm": None,
          "rookery.problem.constraints": ["Constrained"]},
@@ -29,7 +29,7 @@ LAYERS = {
         "Who takes part, when, and what it is worth",
         "Cohorts, availability, delays, and how replies become one value.",
         {"rookery.participation": None, "rookery.availability": None, "rookery.delays": None,
-         "rookery.aggregate": None},
+         "rookery.aggregate": None, "rookery.program.privacy": None},
     ),
     "program": (
         "The words of fed: for authors of algorithms",

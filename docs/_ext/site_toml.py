@@ -63,13 +63,18 @@ RUN = {
     "keep": 'keep the best iterate, as "best:accuracy:max"',
 }
 TUNE = {
-    "grid": 'values by key, as "algorithm.outer_lr" = [0.01, 0.1]; needed',
+    "grid": 'by key, values as "algorithm.outer_lr" = [0.01, 0.1], or a range as '
+    "{ low = 0.001, high = 10.0 }; needed",
     "without": "by curve, keys of the grid that it does not have",
     "metric": "what decides; needed",
     "goal": "min or max; needed",
     "rounds": "rounds of a trial; those of [run] by default",
     "seconds": "virtual seconds of a trial",
     "seeds": "seeds of the trials; other than those of [run], to be fair",
+    "confirm": "further seeds for the best settings, before one is chosen",
+    "trials": "how many settings a search of ranges begins with",
+    "extend": "how often a range may be widened where the best value is at its end",
+    "sampler": "halton or optuna: what proposes settings in ranges",
 }
 PLOT = {
     "metrics": "metrics to draw; tables use the first",
@@ -80,7 +85,7 @@ PLOT = {
     "higher_is_better": "whether the first metric has to rise; a guess by default",
 }
 GROUPS = {
-    "algorithm": ("Algorithms", "``[algorithm]``", registry.ALGORITHMS),
+    "algorithm": ("Algorithms", "``[algorithm]``", registry.PROGRAMS),
     "part": ("Parts", "a table inside ``[algorithm]`` or ``[clock]``", registry.PARTS),
     "task": ("Tasks", "``[task]``", registry.TASKS),
     "partition": ("Partitions", "``[partition]``; ``clients`` is the number of clients and "
