@@ -1,14 +1,13 @@
 """What a user waits for before the first round: imports, tracing, compiling.
 
 Every figure is CPU seconds (all threads) of a process of its own. The programs are those of the
-demo task: hyper-representation on 5,000 digits, 20 clients, 64 hidden units. Cold is the first call
-of the compiled engine with an empty compile cache, warm the same in the next process; both include
-tracing. Processes take turns, and the least of several counts.
+task of digits.toml: hyper-representation on 5,000 digits, 20 clients, 64 hidden units. Cold is the
+first call of the compiled engine with an empty compile cache, warm the same in the next process;
+both include tracing. Processes take turns, and the least of several counts.
 
 Run it with ``python benchmarks/compile_time.py``, or with the names of some algorithms.
 """
 
-import importlib.resources
 import os
 import subprocess
 import sys
@@ -32,7 +31,7 @@ TRIED = (
     "that XLA compiles once, lighter counters; most of the rest is XLA's code for every gradient "
     "and product of a step in a loop of its own"
 )
-DEMO = Path(str(importlib.resources.files("rookery") / "demo.toml"))
+DIGITS = Path(__file__).with_name("digits.toml")
 
 SETTINGS = """
 import jax, jax.numpy as jnp, sys, time
@@ -55,14 +54,14 @@ ALGORITHMS = {
 FIRST_CALL = (
     SETTINGS
     + """
-demo, name = sys.argv[1:]
+file, name = sys.argv[1:]
 stages = {"jaxpr_trace": 0.0, "jaxpr_to_mlir_module": 0.0, "backend_compile": 0.0}
 def note(event, seconds, **about):
     for stage in stages:
         if stage in event:  # the largest is that of the rounds; traces are nested
             stages[stage] = max(stages[stage], seconds)
 jax.monitoring.register_event_duration_secs_listener(note)
-task = TaskLoader().load(config.load(Path(demo), []).curves[0])
+task = TaskLoader().load(config.load(Path(file), []).curves[0])
 algorithm = ALGORITHMS[name]()
 program = Program(task.problem, task.population, rk.delays.Clock(), rk.aggregate.Mean())
 runner = rk.Compiled().prepare(program, [algorithm])
@@ -141,7 +140,7 @@ def first_calls(name: str) -> list[Row]:
     for _ in range(REPEATS):
         with tempfile.TemporaryDirectory() as cache:
             for kind in times:
-                times[kind].append(child(FIRST_CALL, str(DEMO), name, cache=cache))
+                times[kind].append(child(FIRST_CALL, str(DIGITS), name, cache=cache))
     goals = GOALS[name] or (None, None)
     return [
         Row(
@@ -180,10 +179,10 @@ def commands() -> list[Row]:
     """What ``rookery run`` and ``rookery show`` do before the first round, after their imports."""
     with tempfile.TemporaryDirectory() as cache:
         runs = [
-            child(FIRST_ROUND, str(DEMO), f"{cache}/runs-{i}", cache=cache)
+            child(FIRST_ROUND, str(DIGITS), f"{cache}/runs-{i}", cache=cache)
             for i in range(REPEATS + 1)
         ]
-        shown = [child(SHOW, str(DEMO), cache=cache) for _ in range(REPEATS)]
+        shown = [child(SHOW, str(DIGITS), cache=cache) for _ in range(REPEATS)]
     seconds, compiled = min(shown)
     return [
         Row(

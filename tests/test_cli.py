@@ -15,10 +15,13 @@ from unittest import mock
 import pytest
 
 import rookery as rk
+from rookery.cli import demo
 from rookery.cli.main import main
 from rookery.experiment import config
+from rookery.report.comparison import Comparison, Curve
 from rookery.report.statistics import interval
 from rookery.report.tables import plus_minus
+from rookery.runner.history import History
 
 SMALL = """
 title = "small"
@@ -437,9 +440,42 @@ def test_control_c_leaves_a_run_that_goes_on(tuned_and_run):
         assert expected in said
 
 
-def test_the_demo_file_is_valid():
-    demo = Path(rk.__file__).parent / "demo.toml"
-    assert len(config.load(demo).curves) == 3
+def test_the_demo_files_are_valid():
+    files = sorted((Path(rk.__file__).parent / "demo").glob("*.toml"))
+    assert [len(config.load(file).curves) for file in files] == [5, 3]
+
+
+def runs_of(name, *ends, cost=100.0):
+    """A curve whose seeds go straight from 0 to these accuracies."""
+
+    def row(i, end):
+        costs = {"exchanges": i * cost, "seconds": i * cost, "bytes_up": i * 1e6, "bytes_down": 0}
+        return {"round": i, **costs, "accuracy": i * end}
+
+    return Curve(name, [History([row(0, end), row(1, end)]) for end in ends])
+
+
+def test_the_demo_says_what_was_seen():
+    naive = runs_of("naive", 0.3, 0.4)
+    good, slow = runs_of("A", 0.9, 0.8, cost=9), runs_of("B", 0.8, 0.8, cost=900)
+    first, second = demo.naive_against_nested(Comparison("", [naive, good, slow]))
+    assert "alone ends at 0.35" in first and "end at 0.80 ± 0.00 (B) or better" in first
+    assert "A needs the fewest exchanges, 8 (B: 900), and A the fewest megabytes, 1." in second
+    (third,) = demo.waiting(Comparison("", [good, slow]))
+    assert (
+        "after 8 virtual seconds, B, the fastest that waits, after 900: 105.9 times soon" in third
+    )
+
+
+def test_the_demo_says_when_a_claim_does_not_hold():
+    naive, bad, good = runs_of("naive", 0.5, 0.5), runs_of("C", 0.4, 0.7), runs_of("B", 0.7, 0.7)
+    first, second = demo.naive_against_nested(Comparison("", [naive, bad, good]))
+    assert "only 1 of 2 nested methods did better" in first and "does not hold" in first
+    assert "No nested method reached 0.8" in second
+    fast, late = runs_of("A", 0.8, cost=9), runs_of("B", 0.8, cost=90)
+    assert "later: not waiting did not pay" in demo.waiting(Comparison("", [late, fast]))[0]
+    assert "did not reach 0.8" in demo.waiting(Comparison("", [bad, fast]))[0]
+    assert "no method that waits did" in demo.waiting(Comparison("", [fast, bad]))[0]
 
 
 RANGES = """
