@@ -4,7 +4,7 @@
     where y*(x) = argmin over y of  mean ℓ(...) + (l2 / 2) |y|^2           on training data
 
 x is the hidden layer of a network, y its last layer. The ridge makes the inner problem strongly
-convex in y.
+convex in y. The head may be common to all clients, or each client's own.
 """
 
 import equinox as eqx
@@ -15,7 +15,8 @@ import numpy as np
 from rookery import check, models, tree
 from rookery.clients.datasets import Dataset
 from rookery.clients.population import Population
-from rookery.problem.bilevel import Bilevel
+from rookery.problem.bilevel import AbstractBilevel, Bilevel, PersonalBilevel
+from rookery.runner.metrics import OnClients
 from rookery.tasks.task import Parts, Task, check_splits, server_metrics
 from rookery.types import Loss, Tree
 
@@ -27,7 +28,8 @@ def hyper_representation(
     hidden: int = 200,
     l2: float = 0.001,
     prepare: bool = False,
-) -> Task[Bilevel]:
+    personal: bool = False,
+) -> Task[AbstractBilevel]:
     """Learn a hidden layer on validation data under a head fitted to training data.
 
     Args:
@@ -37,6 +39,9 @@ def hyper_representation(
         l2: ridge on the head.
         prepare: whether local steps of the head compute the features of a client's rows once
             instead of in every step. The results are the same up to rounding.
+        personal: whether every client has a head of its own (:class:`PersonalBilevel`). Runs then
+            measure accuracy and loss on the clients' rows, of the split ``test`` if parts has one
+            and of ``validation`` otherwise.
 
     >>> from rookery.clients import datasets, partition
     >>> digits = datasets.blank_like("digits")
@@ -55,18 +60,23 @@ def hyper_representation(
         rng = np.random.default_rng(seed)
         return models.dense_init(rng, n_in, hidden), models.dense_init(rng, hidden, n_classes)
 
-    if not isinstance(prepare, bool):
-        raise TypeError(f"prepare must be True or False, got {prepare!r}.")
+    for name, value in {"prepare": prepare, "personal": personal}.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}.")
+    kind = PersonalBilevel if personal else Bilevel
     if prepare:
-        inner = RidgeLoss(float(l2), head_loss)
-        problem = Bilevel(outer=head_loss, inner=inner, prepare=features)
+        problem = kind(head_loss, RidgeLoss(float(l2), head_loss), prepare=features)
     else:
-        problem = Bilevel(outer=loss, inner=RidgeLoss(float(l2)))
+        problem = kind(loss, RidgeLoss(float(l2)))
+    split = "test" if "test" in parts else "validation"
+    own = OnClients({"accuracy": accuracy}, {"loss": loss}, split=split)
     return Task(
         problem=problem,
         population=Population.from_parts(dataset.train, parts),
         start=start,
-        evaluate=server_metrics({"accuracy": accuracy, "loss": loss}, dataset),
+        evaluate=(own,)
+        if personal
+        else server_metrics({"accuracy": accuracy, "loss": loss}, dataset),
     )
 
 

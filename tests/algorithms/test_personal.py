@@ -11,6 +11,7 @@ from arena import advance, assert_close, bilevel_maps, solve, trajectory
 import rookery as rk
 from rookery.algorithms import IMAML, FedBiOAccLocal, FedBiOLocal, FedRep, PFedMe, SimFBO
 from rookery.problem import PersonalBilevel
+from rookery.program.privacy import Private
 
 ZOO = rk.zoo.personal_quadratic(n_clients=3, x_size=2, y_size=2)
 SIZES: dict[str, Any] = {"outer_lr": 0.05, "inner_lr": (0.1, 0.08)}
@@ -238,6 +239,19 @@ def test_a_run_goes_on_where_it_stopped(name, tmp_path):
     solve(ZOO, METHODS[name], 2, **settings)
     resumed, whole = solve(ZOO, METHODS[name], 4, **settings), solve(ZOO, METHODS[name], 4)
     assert_close(resumed.state, whole.state, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["FedRep", "FedBiOAccLocal"])
+def test_private_runs_clip_the_way_of_x(name):
+    """x is released as a change from what was sent, so that a small bound keeps it near."""
+    plain = solve(ZOO, METHODS[name], 3)
+    wide, tight = (
+        solve(ZOO, Private(METHODS[name], clip=clip, noise=0, delta=None), 3)
+        for clip in (1e6, 1e-3)
+    )
+    assert_close(wide.solution, plain.solution, rtol=1e-9)
+    assert 1e-4 < np.linalg.norm(tight.solution[0]) <= 3.001e-3
 
 
 # ---- relatives
