@@ -1,7 +1,8 @@
-"""A bilevel problem whose solution is known exactly: watch FedNest find it."""
+"""How does FedNest approach a solution that is known exactly?"""
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 from rich.console import Console
 
 import rookery as rk
@@ -32,3 +33,12 @@ result = rk.run(
 )
 for row in result.history:
     print(f"round {row['round']:>3}: {row['exchanges']:>6} exchanges, {row['distance']:.2e} away")
+
+plt.semilogy(result.history["exchanges"], result.history["distance"])
+plt.xlabel("exchanges")
+plt.ylabel("distance of x from the solution")
+plt.savefig("quadratic.png")
+
+# %%
+# What was learnt: FedNest converges linearly to the exact solution, although the clients differ.
+# The horizontal axis is what it costs: 45 exchanges a round, 40 of them for the series.

@@ -1,8 +1,10 @@
-"""Reading a run: its directory, its history, its solution, its costs."""
+"""What does a run leave on disk, and how is it read?"""
 
 import json
 import tempfile
 from pathlib import Path
+
+import matplotlib.pyplot as plt
 
 import rookery as rk
 from rookery.runner.history import HistoryFile
@@ -31,3 +33,13 @@ table = history.to_table()  # pandas.DataFrame(table) and polars.DataFrame(table
 print("columns:", ", ".join(f"{name} ({column.dtype})" for name, column in table.items()))
 summary = json.loads((directory / "summary.json").read_text())
 print(f"{summary['status']}: {summary['bytes_down']} bytes down, {summary['bytes_up']} up")
+
+plt.plot(history["round"], history["x"], label="x")
+plt.plot(history["round"], history["y"], label="y")
+plt.xlabel("round")
+plt.legend()
+plt.savefig("run.png")
+
+# %%
+# What was learnt: a directory holds configuration, history, checkpoints, solution and summary,
+# all in formats that other programs read: JSON, JSON lines and safetensors.

@@ -1,4 +1,4 @@
-"""Your own coupled sequences: an actor and a critic, linear, on two time scales.
+"""Can sequences be coupled that are no gradients of losses?
 
 The critic z follows the values of the actor's policy x; the actor goes by what the critic says.
 Neither map is the gradient of a loss. Each client has a world of its own; only the mean counts.
@@ -6,6 +6,7 @@ Neither map is the gradient of a loss. Each client has a world of its own; only 
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 
 import rookery as rk
@@ -42,10 +43,24 @@ worlds["reward"] = np.sum(worlds["features"] * (1 + own), axis=-1)
 problem = rk.MultiSequence(actor, (critic,))
 everything = Rows(jax.tree.map(lambda a: jnp.asarray(a.reshape(-1, *a.shape[2:])), worlds))
 
+ends = {}
 for steps in (1, 10):
     fedmsa = rk.FedMSA(outer_lr=0.02, inner_lr=0.1, local_steps=steps, clients=3)
     start = (np.zeros(n_actions), np.zeros(n_features))
     result = rk.run(fedmsa, problem, rk.Population.stacked(worlds), start, rounds=200)
     residuals = [float(jnp.linalg.norm(m)) for m in problem.maps(result.solution, everything)]
+    ends[steps] = residuals
     print(f"{steps:>2} local steps: {result.ledger.exchanges} exchanges,", end=" ")
     print(f"actor {residuals[0]:.1e} and critic {residuals[1]:.1e} from rest")
+
+for (steps, residuals), shift in zip(ends.items(), (-0.2, 0.2), strict=True):
+    plt.bar(np.arange(2) + shift, residuals, width=0.4, label=f"{steps} local steps")
+plt.yscale("log")
+plt.xticks([0, 1], ["actor", "critic"])
+plt.ylabel("distance from rest")
+plt.legend()
+plt.savefig("time_scales.png")
+
+# %%
+# What was learnt: FedMSA finds the common zero of the mean maps, with local steps too: they cost
+# no exchange and leave no bias.

@@ -1,5 +1,6 @@
-"""Your own data: deal any arrays out to clients, unequal ones too, and look at what each has."""
+"""Who holds which rows, if arrays are dealt to unequal clients?"""
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import rookery as rk
@@ -19,3 +20,14 @@ for client in range(population.n_clients):
     classes = np.bincount(mine, minlength=3)
     print(f"client {client}: {len(mine):>3} training rows, classes {classes}")
 print("weights:", population.weights.round(3))
+
+counts = [np.bincount(population.rows(i, "train")["label"], minlength=3) for i in range(8)]
+plt.stackplot(range(8), np.transpose(counts), labels=["class 0", "class 1", "class 2"], step="mid")
+plt.xlabel("client")
+plt.ylabel("training rows")
+plt.legend()
+plt.savefig("who_holds_what.png")
+
+# %%
+# What was learnt: a partition is a list of row numbers per client; a small alpha makes clients
+# that see few classes. Look at the clients before anything is trained.

@@ -1,10 +1,11 @@
-"""A table with a column that says whose row it is: one client per hospital.
+"""How does a table with a column of hospitals become one client per hospital?
 
 Any table with named columns will do: pandas, polars, Arrow, or a dictionary of arrays.
 """
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
@@ -50,3 +51,12 @@ result = rk.run(
 )
 for name, share in result.per_client.last("accuracy/each").items():
     print(f"{name:<6} accuracy {share:.2f}")
+
+shares = result.per_client.last("accuracy/each")
+plt.bar(list(shares), list(shares.values()))
+plt.ylabel("accuracy on test rows")
+plt.savefig("accuracy.png")
+
+# %%
+# What was learnt: from_table deals the rows by a column, encodes text and checks every value.
+# Metrics by client show whom the common model serves.

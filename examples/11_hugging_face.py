@@ -1,9 +1,10 @@
-"""A Hugging Face data set with a column of writers: one client per writer.
+"""How does a Hugging Face data set become one client per writer?
 
 With the package ``datasets``, the first lines are ``dataset = datasets.load_dataset(...)``; here a
 small object with the same attributes stands in, so that nothing is downloaded.
 """
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import rookery as rk
@@ -67,3 +68,14 @@ result = rk.run(
     evaluate=[rk.metrics.OnClients({"accuracy": accuracy})],
 )
 print(f"accuracy of the worst writer: {result.history.last('accuracy/worst'):.3f}")
+
+plt.plot(result.history["round"], result.history["accuracy/mean"], label="mean of the writers")
+plt.plot(result.history["round"], result.history["accuracy/worst"], label="worst writer")
+plt.xlabel("round")
+plt.ylabel("accuracy")
+plt.legend()
+plt.savefig("writers.png")
+
+# %%
+# What was learnt: from_huggingface reads columns of a loaded data set, images included, and deals
+# rows by a column. Nothing is downloaded by rookery.

@@ -1,10 +1,11 @@
-"""A loss over pairs: rank the rare positive rows of every client above its negative ones (AUC).
+"""Can a loss compare two rows, to rank rare positive rows first (AUC)?
 
 A loss over pairs sees two rows of one client, a loss or metric over a batch sees many and their
 weights. A parameter named key would be a random key per pair, for dropout.
 """
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 
 import rookery as rk
@@ -43,3 +44,14 @@ result = rk.run(
 )
 mean, worst = (result.history.last(f"auc/{name}") for name in ("mean", "worst"))
 print(f"AUC: {mean:.2f} in the mean, {worst:.2f} of the worst client")
+
+plt.plot(result.history["round"], result.history["auc/mean"], label="mean of the clients")
+plt.plot(result.history["round"], result.history["auc/worst"], label="worst client")
+plt.xlabel("round")
+plt.ylabel("AUC")
+plt.legend()
+plt.savefig("auc.png")
+
+# %%
+# What was learnt: OverPairs and OverBatch stand wherever a loss or a metric stands, under every
+# algorithm.

@@ -1,11 +1,12 @@
 # pyright: reportMissingImports=false
-"""A PyTorch network, trained federatedly and handed back to PyTorch.
+"""Can a PyTorch network be trained federatedly and handed back to PyTorch?
 
 The last layer is fitted by the inner level, the convolutions by the outer level on held-out rows: a
 shared representation. Needs ``pip install rookery[torch,digits]``.
 """
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from torch import nn
@@ -49,3 +50,11 @@ with torch.no_grad():
     logits = network(torch.from_numpy(digits.test["inputs"].reshape(-1, 1, 8, 8)))
 accuracy = np.mean(logits.argmax(1).numpy() == digits.test["labels"])
 print(f"accuracy of the PyTorch network: {accuracy:.3f}")
+
+plt.imshow(network[0].weight.detach().numpy()[:, 0].reshape(-1, 3), cmap="gray")
+plt.title("filters of the first layer")
+plt.savefig("filters.png")
+
+# %%
+# What was learnt: from_torch makes a pure function of the parameters, and to_torch puts the
+# trained ones back; in between, every algorithm can use the network.

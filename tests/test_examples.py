@@ -1,5 +1,6 @@
 """Every example runs and prints what its docstring promises."""
 
+import ast
 import contextlib
 import io
 import os
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 
 import rookery as rk
@@ -71,6 +73,8 @@ def test_example(name, tmp_path, users_settings, monkeypatch):
     out = io.StringIO()
     with contextlib.chdir(tmp_path), contextlib.redirect_stdout(out):
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    assert list(tmp_path.glob("*.png"))
+    plt.close("all")
     assert has_line(EXPECTED[name], out.getvalue()), out.getvalue()
 
 
@@ -78,16 +82,29 @@ def test_example(name, tmp_path, users_settings, monkeypatch):
 @pytest.mark.parametrize(("recipe", "table"), RECIPES)
 def test_recipe(recipe, table, tmp_path, users_settings, monkeypatch):
     folder = EXAMPLES / "recipes"
-    assert len((folder / f"{recipe}.py").read_text().splitlines()) < 40
+    assert len((folder / f"{recipe}.py").read_text().splitlines()) < 55
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, "tables", raising=False)
     monkeypatch.setattr(sys, "argv", [recipe, table])
     out = io.StringIO()
     with contextlib.chdir(tmp_path), contextlib.redirect_stdout(out):
         runpy.run_path(str(folder / f"{recipe}.py"), run_name="__main__")
+    plt.close("all")
     assert has_line(RECIPES[recipe, table], out.getvalue()), out.getvalue()
     saved = [path.parent.name for path in tmp_path.glob("*/solution.safetensors")]
     assert saved and all(name.endswith(f"-{table}") for name in saved), "a directory per table"
+
+
+PROGRAMS = [*EXAMPLES.glob("*.py"), *(EXAMPLES / "recipes" / f"{name}.py" for name, _ in RECIPES)]
+
+
+@pytest.mark.parametrize("path", sorted({*PROGRAMS}), ids=lambda path: path.stem)
+def test_an_example_asks_shows_and_concludes(path):
+    text = path.read_text()
+    question = (ast.get_docstring(ast.parse(text)) or "").split("?")[0]
+    assert "?" in text[:300] and "." not in question
+    assert "plt.savefig(" in text
+    assert "\n# %%\n# What was learnt: " in text[-300:]
 
 
 def test_every_recipe_is_tested():
@@ -113,10 +130,10 @@ def test_the_readmes_program_runs():
     assert "exchanges=" in python("-c", program)
 
 
-def test_the_readmes_torch_network_predicts_in_torch(users_settings):
+def test_the_pages_torch_network_predicts_in_torch(users_settings):
     pytest.importorskip("torchax", reason="make test-models runs it")
-    readme = (EXAMPLES.parent / "README.md").read_text()
-    (program,) = [p for p in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "torch" in p]
+    page = (EXAMPLES.parent / "docs" / "tutorials" / "pytorch-module.md").read_text()
+    (program,) = [p for p in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "torch" in p]
     names: dict[str, Any] = {}
     exec(program, names)
     test = rk.datasets.load("digits").test

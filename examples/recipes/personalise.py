@@ -4,6 +4,7 @@ Per-FedAvg learns initial weights whose loss is small after the step, not before
 """
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import tables
 
 import rookery as rk
@@ -37,3 +38,12 @@ result = rk.run(
 )
 before, after = (result.history[f"{name}/mean"][-1] for name in ("error", "adapted error"))
 print(f"error {before:.3f}, after a step {after:.3f}; saved in {saved}/solution.safetensors")
+
+for name in ("error", "adapted error"):
+    plt.plot(result.history["round"], result.history[f"{name}/mean"], label=name)
+plt.xlabel("round")
+plt.legend()
+plt.savefig("personal.png")
+
+# %%
+# What was learnt: the common model is not good by itself; it is good after one step on own rows.

@@ -6,6 +6,7 @@ last layer.
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import tables
 
@@ -37,3 +38,12 @@ result = rk.run(
 first, last = result.history["error/mean"][[0, -1]]
 print(f"test error with the learned features: {first:.3f} -> {last:.3f}")
 print(f"The model is in {saved}/solution.safetensors.")
+
+plt.plot(result.history["round"], result.history["error/mean"])
+plt.xlabel("round")
+plt.ylabel("test error")
+plt.savefig("representation.png")
+
+# %%
+# What was learnt: features are learnt on validation rows and the last layer on training rows, so
+# that few labels suffice for each.

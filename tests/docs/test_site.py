@@ -2,8 +2,10 @@
 
 import doctest
 import inspect
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,3 +56,14 @@ def test_every_command_is_on_the_page():
 @pytest.mark.parametrize("module", [site_gallery, site_names, site_toml])
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0
+
+
+def test_the_page_for_assistants_names_pages_that_exist_and_a_program_that_runs():
+    text = (EXTENSIONS.parent / "llms.txt").read_text()
+    for page in re.findall(r"\]\(([\w/-]+)\.html\)", text):
+        written = page.startswith(("reference/", "gallery/"))  # when the site is built
+        assert written or (EXTENSIONS.parent / f"{page}.md").exists(), page
+    program = text.split("## Example")[1].replace("rounds=100", "rounds=2")
+    names: dict[str, Any] = {}
+    exec(program, names)
+    assert names["result"].ledger.exchanges > 0
