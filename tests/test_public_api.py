@@ -25,6 +25,12 @@ def test_every_public_name_is_documented(name):
     assert inspect.getdoc(getattr(rk, name))
 
 
+@pytest.mark.parametrize("name", [*rk.__all__, *algorithms.GROUPED])
+def test_every_public_name_has_an_example(name):
+    thing = getattr(rk, name, None) or getattr(algorithms, name)
+    assert inspect.ismodule(thing) or ">>>" in (inspect.getdoc(thing) or "")
+
+
 @pytest.mark.parametrize("name", algorithms.GROUPED)
 def test_algorithms_without_a_name_at_the_top_are_documented_in_their_package(name):
     assert inspect.getdoc(getattr(algorithms, name)) and not hasattr(rk, name)

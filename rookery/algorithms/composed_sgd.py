@@ -39,6 +39,9 @@ class ComposedSGD(AbstractCompositional):
 
     Args:
         outer_lr: step rule of x.
+
+    >>> ComposedSGD(outer_lr=0.05, clients=10, batch_size=32).name
+    'ComposedSGD'
     """
 
     _: KW_ONLY

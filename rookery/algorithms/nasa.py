@@ -58,6 +58,9 @@ class NASA(AbstractCompositional):
         proximity: B, which divides the step of x.
         gradient_share: a, the share of a new gradient is a t.
         value_share: b, the share of a new value is b t.
+
+    >>> NASA(lr=0.1, clients=10, batch_size=32).name
+    'NASA'
     """
 
     _: KW_ONLY

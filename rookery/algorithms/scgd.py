@@ -56,6 +56,9 @@ class SCGD(AbstractCompositional):
     Args:
         outer_lr: of x; the paper's is a :class:`PowerDecay` with exponent 3/4.
         inner_lr: b, the share of a new value, at most 1; the paper's has exponent 1/2.
+
+    >>> SCGD(outer_lr=0.05, inner_lr=0.5, clients=10, batch_size=32).name
+    'SCGD'
     """
 
     _: KW_ONLY

@@ -32,6 +32,14 @@ class AbstractAlgorithm(eqx.Module):
         label: the name of a configuration that a function returns, such as ``FedNestSGD``; None for
             the class itself.
         projects: whether the rounds keep every variable in its set (``project=`` of a problem).
+
+    >>> class Nothing(AbstractAlgorithm):
+    ...     def check(self, problem, n_clients): ...
+    ...     def init(self, problem, w): return w
+    ...     def round(self, fed, problem, state, key): return state
+    ...     def solution(self, state): return (state,)
+    >>> Nothing().name
+    'Nothing'
     """
 
     label: str | None = eqx.field(static=True, default=None, kw_only=True)

@@ -47,7 +47,11 @@ class RingGraph(AbstractMixing):
 
 
 class CompleteGraph(AbstractMixing):
-    """All agents are neighbours: W is 1/m throughout, so each receives the mean."""
+    """All agents are neighbours: W is 1/m throughout, so each receives the mean.
+
+    >>> CompleteGraph().matrix(2).tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
+    """
 
     def matrix(self, n_clients):
         """The matrix W."""
