@@ -43,7 +43,7 @@ def test_pfedme_ends_at_the_minimum_of_the_envelopes():
     theta = np.einsum("cij,cj->ci", inverse, B + lam * w)
     assert_close(result.state.own.rows, theta, atol=1e-9)
     fedavg = np.linalg.solve(A.mean(0), B.mean(0))
-    assert np.linalg.norm(w - fedavg) > 1e-2
+    assert np.linalg.norm(w - fedavg) == pytest.approx(0.1227, rel=1e-3)  # another problem
     half = solve(ZOO, PFedMe(lr=0.3, server_lr=0.5, **settings), 400).solution[0]
     assert_close(half, w, atol=1e-9)
 
