@@ -112,3 +112,19 @@ def test_nothing_given_solves_quadratics_of_all_conditions_and_scales(kind):
     zoos = untuned.quadratics()
     _, errors = untuned.errors(kind(), zoos, rounds=700_000, every=20_000)
     assert np.all(errors < 1e-8), np.argsort(-errors)[:3]
+
+
+@pytest.mark.slow
+def test_nothing_given_stays_good_with_slow_clients():
+    """An outer step that did not know the age of the results would run away from y and v."""
+    dataset = rk.datasets.load("mnist5k")
+    parts = rk.partition.shards(dataset.train["labels"], 20, shards_per_client=1)
+    parts = rk.partition.split(parts, fractions={"train": 0.5, "validation": 0.5})
+    task = rk.tasks.hyper_representation(dataset, parts, hidden=32, l2=0.01)
+    slow = rk.delays.Stragglers(rk.delays.LogNormalDelay(1.0, 0.5), (0, 5, 10, 15), 10.0)
+    result = rk.run(
+        rk.AFBO(batch_size=32), task.problem, task.population, task.start(0), rounds=120,
+        evaluate=task.evaluate, clock=rk.delays.Clock(slow), guard=None,
+    )  # fmt: skip
+    accuracy = result.history["accuracy"]
+    assert accuracy[-1] > 0.8 and np.min(accuracy[10:]) > np.max(accuracy) - 0.15, accuracy

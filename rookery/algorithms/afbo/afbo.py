@@ -101,10 +101,12 @@ class AFBO(PolledAlgorithm):
     RunningAdjoint(lr=None)
 
     Args:
-        outer_lr: η, the server's step rule of x.
+        outer_lr: η, the server's step rule of x. If both rules find their sizes, the step is also
+            divided by 1 + a: a fast x would run away from y and v.
         inner_lr: β, that of y, and of a running adjoint. :class:`Curvature` is 1 / (2 L (1 + a))
-            with a the mean age of the results. With hops it is 1 / (2 L) with their L, half as much
-            as elsewhere since results are old; y then rests in round 0, whose hops estimate L.
+            with a the mean age of the results, in inner steps of the server. With hops it is
+            1 / (2 L) with their L, half as much as elsewhere since results are old; y then rests in
+            round 0, whose hops estimate L.
         inner_rounds: K.
         aphe: how the adjoint is estimated: without hops and exactly by :class:`RunningAdjoint`;
             with hops, as in the paper, by :class:`APHESum`, :class:`APHERandom`,
@@ -243,8 +245,11 @@ class AFBO(PolledAlgorithm):
             outer, piece, (x, y), v, rules=outer_rules, key=outer_key, settings=here
         )  # -------------------------------------------------------- down  x, y, v  up  H_i
         h = running.summed_again(fed, tree.add(h, arrived.change), arrived.jobs, wait_for)
-        x, x_opt = move(self.outer_lr, h, opts.outer, x, fed.round)
-        x = projected(problem, "x", x)
+        moved, x_opt = move(self.outer_lr, h, opts.outer, x, fed.round)
+        if is_auto(self.outer_lr) and isinstance(versions, PerClient):  # as slow as y and v
+            age = running.mean_age(fed, inner, versions)
+            moved = tree.axpy(1 / (1 + age), tree.sub(moved, x), x)
+        x = projected(problem, "x", moved)
         opts = Opts(y_opt, x_opt, v_opt)
         return AFBOState(x, y, L, g, h, inner, arrived.jobs, opts, v, versions)
 

@@ -170,6 +170,13 @@ def versions_used(jobs: InFlight, before: PerClient) -> PerClient:
     return PerClient(jnp.where(jobs.has_arrived, jobs.version, before.rows))
 
 
+def mean_age(fed: AbstractFederation, jobs: InFlight, versions: PerClient) -> jax.Array:
+    """The mean age of all clients' latest results, in polls; a fresh one has the age 0."""
+    dtype = jobs.results.measured.L.dtype
+    ages = (jobs.polls - 1 - versions.rows).astype(dtype)
+    return jnp.dot(fed.weights.astype(dtype), ages)
+
+
 def sized(
     fed: AbstractFederation,
     rules: Rules,
@@ -182,8 +189,7 @@ def sized(
     assert rules.measured is not None and isinstance(mean.measured, Measured)
     dtype, bend = mean.measured.L.dtype, mean.measured.bend
     L = tree.scale(rules.measured.safety, jnp.max(jobs.results.measured.L)).astype(dtype)
-    ages = (jobs.polls - 1 - versions.rows).astype(dtype)  # a fresh result has the age 0
-    age = jnp.dot(fed.weights.astype(dtype), ages)
+    age = mean_age(fed, jobs, versions)
 
     def size(L):
         known = jnp.where(L > 0, L, jnp.ones_like(L))
