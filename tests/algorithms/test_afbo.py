@@ -152,7 +152,7 @@ def altered(**changes):
 @pytest.mark.parametrize("wait_for", [None, 1])
 @pytest.mark.parametrize("steps", [{}, {"outer_lr": 0.05, "inner_lr": 0.1, "inner_rounds": 2}])
 def test_by_default_the_limit_is_exact_with_any_delays_and_local_iterations(wait_for, steps):
-    state = limit_without_hops(wait_for=wait_for, **steps)
+    state = limit_without_hops(wait_for=wait_for, rounds=12000, **steps)
     assert distance(ZOO, state) < 1e-12
     np.testing.assert_allclose(state.v, ZOO.adjoint(*ZOO.solution()), rtol=1e-10)
     assert int(state.inner.trace.staleness[1:].sum()) > 0
