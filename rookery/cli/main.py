@@ -123,11 +123,11 @@ def compare(
 @app.command(name="tune")
 def tune(
     experiment: tyro.conf.Positional[Path],
+    out: Path | None = None,
+    data: Path | None = None,
     metric: str | None = None,
     goal: str | None = None,
     sampler: str | None = None,
-    out: Path | None = None,
-    data: Path | None = None,
     overrides: Overrides = (),
 ) -> None:
     """Choose settings from the grid or the ranges of an experiment's [tune] table.
@@ -141,11 +141,11 @@ def tune(
 
     Args:
         experiment: the file, or a folder with a config.toml.
+        out: folder for the runs of ranges; by default runs/EXPERIMENT-tuning.
+        data: folder with data files; by default $ROOKERY_DATA, then the user's cache.
         metric: what decides, for a file without [tune].
         goal: max or min, for a metric that does not say it itself.
         sampler: halton spreads the settings evenly; optuna proposes them from the results so far.
-        out: folder for the runs of ranges; by default runs/EXPERIMENT-tuning.
-        data: folder with data files; by default $ROOKERY_DATA, then the user's cache.
         overrides: settings that replace the file's.
     """
     console, loader = Console(), TaskLoader(data)

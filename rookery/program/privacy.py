@@ -297,6 +297,22 @@ class _Draw(NamedTuple):
 # ---- the program
 
 
+class _Release(NamedTuple):
+    """One private mean.
+
+    Attributes:
+        bound: the length that an upload is clipped to.
+        reach: how far one client can move a mean of uploads of length one.
+        draw: how the cohort was drawn.
+        key: of the noise.
+    """
+
+    bound: jax.Array
+    reach: jax.Array
+    draw: _Draw
+    key: Key
+
+
 class PrivateState(NamedTuple):
     """The state of the algorithm, and the bounds if they move."""
 
@@ -572,15 +588,16 @@ class PrivateFederation(AbstractFederation):
         scale = f"{self.kind}_iterate" if around is not None else self.kind
         bound = jnp.asarray(clip.bound(self.bounds, scale), float)
         reach = (2 if self._replaces else 1) * draw.heaviest  # of a mean of uploads of length one
+        release = _Release(bound, reach, draw, key)
         if isinstance(noise, Shares):
             if decode is not None:
                 raise ValueError(
                     "shares of noise and compressed uploads exclude each other: what a client "
                     "decodes to would not have the noise that it added. Use noise at the server."
                 )
-            mean, within = self._mean_of_shares(placed, around, bound, reach, draw, key)
+            mean, within = self._mean_of_shares(placed, around, release)
         else:
-            mean, within = self._noised_mean(placed, decode, around, bound, reach, draw, key)
+            mean, within = self._noised_mean(placed, decode, around, release)
         self.bounds = clip.renewed(self.bounds, scale, within)
         return mean
 
@@ -589,13 +606,10 @@ class PrivateFederation(AbstractFederation):
         placed: Placed,
         decode: Callable[[Tree], Tree] | None,
         around: Around,
-        bound: jax.Array,
-        reach: jax.Array,
-        draw: _Draw,
-        key: Key,
+        release: _Release,
     ) -> tuple[Tree, jax.Array]:
         """The mean, clipped and noised by the server, and the fraction of uploads within."""
-        clip, noise = self._rule.clip, self._rule.noise
+        clip, noise, (bound, reach, draw, key) = self._rule.clip, self._rule.noise, release
         assert clip is not None
         rows = self._fed.stack(placed)
         if decode is not None:
@@ -617,16 +631,11 @@ class PrivateFederation(AbstractFederation):
         return mean, within
 
     def _mean_of_shares(
-        self,
-        placed: Placed,
-        around: Around,
-        bound: jax.Array,
-        reach: jax.Array,
-        draw: _Draw,
-        key: Key,
+        self, placed: Placed, around: Around, release: _Release
     ) -> tuple[Tree, jax.Array]:
         """The mean of uploads that clients have clipped and noised, and the fraction within."""
         clip, noise, cohort = self._rule.clip, self._rule.noise, placed.cohort
+        bound, reach, draw, key = release
         assert clip is not None and noise is not None
         if draw.sampling.rate is not None:
             raise ValueError(_NO_SHARES)
