@@ -285,10 +285,10 @@ def _flat(table: Mapping[str, object], prefix: str) -> dict[str, object]:
 @app.command(name="data")
 def data(
     experiment: tyro.conf.Positional[Path],
+    overrides: Overrides = (),
     label: str | None = None,
     out: Path | None = None,
     data: Path | None = None,
-    overrides: Overrides = (),
 ) -> None:
     """Show who holds what: rows and labels of the clients of an experiment's first curve.
 
@@ -296,10 +296,10 @@ def data(
 
     Args:
         experiment: the file, or a folder with a config.toml.
+        overrides: settings that replace the file's, as partition.alpha=0.1.
         label: the field to count; by default "labels" where the rows have it.
         out: also draw a picture: a name ending in .png, .svg or .pdf.
         data: folder with data files; by default $ROOKERY_DATA, then the user's cache.
-        overrides: settings that replace the file's, as partition.alpha=0.1.
     """
     curve = config.load(experiment, sum(overrides, ())).curves[0]
     population = TaskLoader(data).load(curve).population

@@ -40,8 +40,8 @@ class PowerIteration(eqx.Module):
     safety: float = 1.1
 
     def __check_init__(self):
-        check.count("PowerIteration.iterations", self.iterations)
-        check.count("PowerIteration.every", self.every)
+        for name in ("iterations", "every"):
+            check.count(f"PowerIteration.{name}", getattr(self, name))
         check.positive("PowerIteration.safety", self.safety)
 
     def is_due(self, round: Count) -> jax.Array:
