@@ -20,8 +20,8 @@ from importlib import import_module
 def names_of(package: str) -> Callable[[str], object]:
     """The ``__getattr__`` of a package, by the imports under its ``if TYPE_CHECKING``.
 
-    >>> names_of("rookery")("tree").__name__
-    'rookery.tree'
+    >>> names_of("rookery")("FedAvg").__name__
+    'FedAvg'
     """
     module = sys.modules[package]
     assert module.__spec__ is not None

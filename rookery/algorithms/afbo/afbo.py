@@ -97,8 +97,9 @@ class AFBO(PolledAlgorithm):
     """Steps of the server along the mean of all clients' latest results, however old.
 
     >>> import rookery as rk
-    >>> rk.AFBO(outer_lr=0.05, inner_lr=0.1, inner_steps=rk.parts.RandomSteps(1, 5)).aphe
-    RunningAdjoint(lr=None)
+    >>> afbo = rk.AFBO(outer_lr=0.05, inner_lr=0.1, inner_steps=rk.parts.RandomSteps(1, 5))
+    >>> afbo.aphe == rk.parts.RunningAdjoint()
+    True
 
     Args:
         outer_lr: η, the server's step rule of x. If both rules find their sizes, the step is also

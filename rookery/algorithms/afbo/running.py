@@ -54,8 +54,8 @@ class RunningAdjoint(eqx.Module):
         lr: step rule of v; None is the rule of y.
 
     >>> import rookery as rk
-    >>> rk.AFBO().aphe
-    RunningAdjoint(lr=None)
+    >>> rk.AFBO().aphe == rk.parts.RunningAdjoint()
+    True
     """
 
     lr: StepRule | None = eqx.field(converter=inner_rule, default=None)
