@@ -10,7 +10,7 @@ from rookery.cli import main as command
 NOTE = """The command ``rookery`` is installed with the package. ``rookery --help`` and
 ``rookery COMMAND --help`` print what is below. ``ROOKERY_TRACEBACK=1`` in the environment shows the
 whole traceback of an error. The exit status is 0 after success, 2 after an error that the command
-explains, and 130 after Ctrl-C.
+explains, 130 after Ctrl-C, and 143 after SIGTERM.
 """
 
 

@@ -39,6 +39,7 @@ from rookery.report.write import (
     write_report,
     write_tables,
 )
+from rookery.runner.interrupt import Terminated
 from rookery.runner.tune import Tuning
 
 app = tyro.extras.SubcommandApp()
@@ -563,6 +564,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         stderr.print("[bold red]Error:[/] ", end="")
         stderr.print(str(error), markup=False, highlight=False)
         sys.exit(2)
+    except Terminated:
+        sys.exit(143)
     except KeyboardInterrupt:
         sys.exit(130)
 

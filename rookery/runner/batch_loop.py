@@ -101,14 +101,14 @@ class BatchLoop:
                 self._end_given_up(active)
                 self._mark_spent(active)
                 self._call_back(active)
-                is_interrupted = interrupt.is_asked
-                self._save(active, is_due=is_interrupted)
+                asked = interrupt.asked
+                self._save(active, is_due=asked is not None)
                 self._measure_ends(active)
-                if is_interrupted:
+                if asked is not None:
                     for one in self._runs:
                         one.leave_solution()
                     settings.console.print(_interrupted(self._runs, self._done), markup=False)
-                    raise KeyboardInterrupt
+                    raise asked
         for one in self._runs:
             one.close()
 

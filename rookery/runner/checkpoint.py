@@ -14,7 +14,7 @@ import safetensors.numpy
 from rookery.program.ledger import Ledger
 from rookery.runner.best import Best
 from rookery.runner.guard import Watch
-from rookery.runner.history import replace_file
+from rookery.runner.history import make_directory, replace_file
 from rookery.types import Tree
 
 KEPT = 2
@@ -40,7 +40,7 @@ class Checkpoint:
 
 def save(directory: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint and remove all but the newest ``KEPT``."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     leaves, best = _named_leaves(checkpoint.state), checkpoint.best
     if best is not None:
         leaves += [(_BEST + name, leaf) for name, leaf in _named_leaves(best.solution)]

@@ -174,11 +174,22 @@ class HistoryFile:
         text = "".join(_line(row) for row in rows)
         replace_file(self.path, text.encode())
 
-    def append(self, row: Mapping[str, object]) -> None:
-        """Add one row."""
+    def append(self, row: Mapping[str, object], *, is_synced: bool = True) -> None:
+        """Add one row.
+
+        Args:
+            row: the row.
+            is_synced: whether to wait until the row is on the disk, so that it outlives a power
+                failure.
+        """
+        is_new = not self.path.exists()
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_line(row))
             file.flush()
+            if is_synced:
+                os.fsync(file.fileno())
+        if is_new and is_synced:
+            sync_directory(self.path.parent)
 
 
 def _line(row: Mapping[str, object]) -> str:
@@ -210,3 +221,23 @@ def replace_file(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def make_directory(directory: Path) -> None:
+    """Make a directory and its parents, if they are not there, and flush their names to disk."""
+    new = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in new:
+        sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Flush the names in a directory to the disk: without that a new file may be lost with them."""
+    if os.name != "posix":  # Windows cannot open a directory
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

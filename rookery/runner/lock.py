@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rookery.runner.history import make_directory
+
 try:
     import fcntl
 except ModuleNotFoundError:  # no locking on Windows
@@ -21,7 +23,7 @@ def locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
         directory: created if it does not exist.
         say: called with a warning if the file system has no locks.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     with (directory / "lock").open("a+") as file:
         if fcntl is not None:
             try:

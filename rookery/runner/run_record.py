@@ -209,7 +209,7 @@ class RunRecord:
             self._file().append(row)
             # kept apart from the history, which must be equal for two runs of one seed
             timing = {"round": round, "wall_seconds": time.monotonic() - self.began}
-            HistoryFile(self.directory / "timing.jsonl").append(timing)
+            self._file("timing").append(timing, is_synced=False)
         if self.tracker is not None:
             self.tracker.log(row)
         return row

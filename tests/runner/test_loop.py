@@ -153,7 +153,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_killed_at_a_random_moment_and_resumed_it_is_the_same_bit_for_bit(
     tmp_path, undisturbed, how
 ):
