@@ -31,10 +31,11 @@ LETTERS = {
     "M": "hops that a random length has drawn, from 0 to N - 1",
     "K": "`local_steps`, `inner_steps`",
     "J": "`outer_steps`, `own_steps`, or the `inner_steps` of pFedMe",
+    "m": "`m_in`, inner draws per example of a conditional problem",
     "c": "size of a compressed number over that of a number; 1/2 for bfloat16 and float32",
 }
 CHOICES = ({"T": 2, "N": 3, "K": 4, "J": 6}, {"T": 3, "N": 2, "K": 5, "J": 2})
-SIZES = {"p": 3, "q": 5, "n": 4, "M": 0}
+SIZES = {"p": 3, "q": 5, "n": 4, "M": 0, "m": 2}
 CACHE = Path(__file__).parents[2] / ".cache"
 HEAD = """# What a round of every algorithm costs
 
@@ -204,6 +205,12 @@ ROWS: dict[str, Row] = {
     "ComposedSGD": Row("composition", simple("ComposedSGD", outer_lr=0.05), "3", BLOCKS, BLOCKS,
                        "2"),
     "NASA": Row("composition", simple("NASA", lr=0.1), "2", BLOCKS, BLOCKS, "2"),
+    "FCSG": Row("conditional", simple("FCSG", outer_lr=0.1, local_steps="K"), "1", "p", "p",
+                "K*(m + 1)"),
+    "FCSGM": Row("conditional", simple("FCSGM", outer_lr=0.1, local_steps="K"), "1", "2*p", "2*p",
+                 "K*(m + 1)"),
+    "AccFCSGM": Row("conditional", simple("AccFCSGM", outer_lr=0.1, local_steps="K"), "1", "2*p",
+                    "2*p", "2*K*(m + 1)"),
     "FedAvg": Row("single", simple("FedAvg", **ONE), "1", "p", "p", "K"),
     "FedProx": Row("single", simple("FedProx", **ONE, mu=0.5), "1", "p", "p", "K"),
     "Scaffold": Row("single", simple("Scaffold", **ONE), "1", "2*p", "2*p", "K"),
@@ -249,6 +256,7 @@ TITLES = {
     "personal": "Bilevel problems whose inner variables are the clients' own",
     "minimax": "Minimax problems",
     "composition": "Compositions of two layers",
+    "conditional": "Conditional problems",
     "single": "Single-level problems",
     "meta": "Meta-learning",
 }
@@ -264,6 +272,7 @@ def zoo(kind: str) -> Any:  # of a class of its own for each kind
         "personal": lambda: rk.zoo.personal_quadratic(n_clients=n, x_size=p, y_size=q),
         "minimax": lambda: rk.zoo.saddle(curvature=1.0, n_clients=n, x_size=p, y_size=q),
         "composition": lambda: rk.zoo.linear_chain(n_clients=n, sizes=(p, q)),
+        "conditional": lambda: rk.zoo.conditional_quadratic(n_clients=n, size=p, m_in=SIZES["m"]),
         "single": lambda: rk.zoo.quadratic_losses(n_clients=n, size=p),
         "meta": lambda: rk.zoo.cubic_maml(n_clients=n, size=p),
     }

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from rookery.algorithms.drfa import DRFA as DRFA
     from rookery.algorithms.extragradient import Extragradient as Extragradient
     from rookery.algorithms.f2sa import F2SA as F2SA
+    from rookery.algorithms.fcsg import FCSG as FCSG
+    from rookery.algorithms.fcsg import FCSGM as FCSGM
+    from rookery.algorithms.fcsg import AccFCSGM as AccFCSGM
     from rookery.algorithms.fed_norm_sgda import FedNormSGDA as FedNormSGDA
     from rookery.algorithms.fedavg import FedAvg as FedAvg
     from rookery.algorithms.fedbio import FedBiO as FedBiO
@@ -126,6 +129,7 @@ __all__ = [
 ]
 
 GROUPED = (
+    "AccFCSGM",
     "AggITD",
     "BOME",
     "BRFedBi",
@@ -136,6 +140,8 @@ GROUPED = (
     "Ditto",
     "EFSOBA",
     "F2SA",
+    "FCSG",
+    "FCSGM",
     "FESSGDA",
     "FedAdagrad",
     "FedAdam",

@@ -59,6 +59,7 @@ from rookery.algorithms.shared.step_rule import Optimiser as Optimiser
 from rookery.algorithms.shared.step_rule import PerCall as PerCall
 from rookery.algorithms.shared.views import AdjointView as AdjointView
 from rookery.algorithms.shared.views import BilevelView as BilevelView
+from rookery.algorithms.shared.views import ConditionalView as ConditionalView
 from rookery.algorithms.shared.views import MinimaxView as MinimaxView
 from rookery.algorithms.shared.views import ProductView as ProductView
 from rookery.algorithms.shared.views import SequencesView as SequencesView
@@ -85,6 +86,7 @@ __all__ = [
     "ByRound",
     "CompleteGraph",
     "CompositionWarmUp",
+    "ConditionalView",
     "Curvature",
     "Decay",
     "DoG",

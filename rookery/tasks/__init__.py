@@ -3,6 +3,7 @@
 from rookery.tasks.classification import classification as classification
 from rookery.tasks.hyper_cleaning import hyper_cleaning as hyper_cleaning
 from rookery.tasks.hyper_representation import hyper_representation as hyper_representation
+from rookery.tasks.known_solution import conditional_quadratic as conditional_quadratic
 from rookery.tasks.known_solution import fednest_saddle as fednest_saddle
 from rookery.tasks.known_solution import mean_semideviation as mean_semideviation
 from rookery.tasks.known_solution import personal_quadratic as personal_quadratic
@@ -14,6 +15,7 @@ from rookery.tasks.regularisation import regularisation as regularisation
 
 __all__ = [
     "classification",
+    "conditional_quadratic",
     "fednest_saddle",
     "hyper_cleaning",
     "hyper_representation",

@@ -18,6 +18,7 @@ from rookery.clients.population import Population
 from rookery.problem import zoo
 from rookery.problem.bilevel import Bilevel, PersonalBilevel
 from rookery.problem.composition import Composition
+from rookery.problem.conditional import Conditional
 from rookery.problem.minimax import Minimax
 from rookery.runner.metrics import OfSolution
 from rookery.tasks.task import Task
@@ -46,7 +47,7 @@ def _with_arguments_of(
 @runtime_checkable
 class _Member(Protocol):
     @property
-    def problem(self) -> Bilevel | PersonalBilevel | Minimax | Composition: ...
+    def problem(self) -> Bilevel | PersonalBilevel | Minimax | Composition | Conditional: ...
     @property
     def data(self) -> dict[str, np.ndarray]: ...
     @property
@@ -135,6 +136,24 @@ def mean_semideviation(member: zoo.MeanSemideviation) -> Task:
     [0.1, 0.1]
     """
     return _task(member, DistanceUpToSign(*member.solution()))
+
+
+@_with_arguments_of(zoo.conditional_quadratic)
+def conditional_quadratic(member: zoo.ConditionalQuadratic) -> Task:
+    """Solve a random quadratic of a conditional expectation, starting at zero.
+
+    Arguments are those of :func:`rookery.problem.zoo.conditional_quadratic`. Runs measure the
+    distance of w from the exact solution and, as ``distance_plug_in_w``, from that of the plug-in
+    with ``m_in`` draws, where its bias leads.
+
+    >>> conditional_quadratic(n_clients=3, m_in=2).population.n_clients
+    3
+    """
+    return _task(
+        member,
+        Distance(("w",), member.solution()),
+        Distance(("plug_in_w",), member.plug_in_solution()),
+    )
 
 
 class Distance(eqx.Module):

@@ -20,8 +20,11 @@ from rookery.algorithms import (
     CSOBA,
     EFSOBA,
     F2SA,
+    FCSG,
+    FCSGM,
     FESSGDA,
     IMAML,
+    AccFCSGM,
     AggITD,
     BRFedBi,
     BRFedBiM,
@@ -63,6 +66,8 @@ ROBUST = rk.zoo.robust_quadratic(n_clients=3, size=2, rows=3, noise=0.3)
 MAML = rk.zoo.cubic_maml(n_clients=3, size=2, rows=3, noise=0.3)
 PERSONAL = rk.zoo.personal_quadratic(n_clients=3, x_size=1, y_size=2, rows=3, noise=0.3)
 CHAIN = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2), rows=3, noise=0.3)
+
+CONDITIONAL = rk.zoo.conditional_quadratic(n_clients=3, size=2, draws=4, m_in=2, rows=3, noise=0.3)
 
 PARTIAL: dict[str, Any] = {"clients": 2, "batch_size": 2}
 START = jnp.zeros(2)
@@ -710,6 +715,35 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
         )
     },
     "ProxSkipVIP": {"mini-batch": (SADDLE, ProxSkipVIP(lr=0.05, probability=0.5, batch_size=2))},
+    "FCSG": {
+        "unequal local steps": (
+            CONDITIONAL,
+            FCSG(outer_lr=0.1, local_steps=(1, 2, 3), **PARTIAL),
+        )
+    },
+    "FCSGM": {
+        "partial": (
+            CONDITIONAL,
+            FCSGM(
+                outer_lr=0.1,
+                local_steps=2,
+                estimator=rk.parts.MomentumEstimator(0.5),
+                **PARTIAL,
+            ),
+        )
+    },
+    "AccFCSGM": {
+        "first batch": (
+            CONDITIONAL,
+            AccFCSGM(
+                outer_lr=0.1,
+                local_steps=2,
+                estimator=rk.parts.STORM(0.5),
+                first_batch=1,
+                **PARTIAL,
+            ),
+        )
+    },
     "SCGD": {"two layers": (CHAIN, rk.SCGD(outer_lr=0.05, inner_lr=0.5, **PARTIAL))},
     "ComposedSGD": {"two layers": (CHAIN, rk.ComposedSGD(outer_lr=0.05, **PARTIAL))},
     "NASA": {"two layers": (CHAIN, rk.NASA(lr=0.1, **PARTIAL))},
@@ -847,6 +881,9 @@ OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
     "OptimisticGDA": first("OptimisticGDA", outer_lr=MOMENTUM),
     "FedGDAGT": first("FedGDAGT", inner_lr=MOMENTUM),
     "FESSGDA": first("FESSGDA", inner_lr=KEPT),
+    "FCSG": first("FCSG", outer_lr=KEPT),
+    "FCSGM": first("FCSGM", outer_lr=ADAM),
+    "AccFCSGM": first("AccFCSGM", outer_lr=MOMENTUM),
     "SCGD": first("SCGD", outer_lr=ADAM),
     "ComposedSGD": first("ComposedSGD", outer_lr=MOMENTUM),
     "FedAvg": first("FedAvg", lr=KEPT, server_lr=MOMENTUM),

@@ -32,7 +32,8 @@ LEFT_OUT = set(
     "F2SA MemFBO BOME CSOBA CMSOBA EFSOBA FedPAQ "
     "BRFedBi BRFedBiM BRFedBiP AggITD PFedMe Ditto IMAML FedRep FedBiOLocal FedBiOAccLocal "
     "FedDyn Scaffnew FedExP Mime MimeLite "
-    "FedNormSGDA FedSGDAM OptimisticGDA FedGDAGT FESSGDA ProxSkipVIP".split()
+    "FedNormSGDA FedSGDAM OptimisticGDA FedGDAGT FESSGDA ProxSkipVIP "
+    "FCSG FCSGM AccFCSGM".split()
 )
 CHEAPEST = {
     "FedMSA": "composition, random output",

@@ -10,6 +10,7 @@ import pytest
 from rookery.problem import zoo
 from rookery.problem.bilevel import Bilevel, PersonalBilevel
 from rookery.problem.composition import Composition, LocalComposition
+from rookery.problem.conditional import Conditional
 from rookery.problem.meta import Meta
 from rookery.problem.minimax import Minimax
 from rookery.problem.sample import Rows
@@ -87,6 +88,17 @@ def maml_objective(member, w):
     return np.mean(values)
 
 
+def conditional_objective(member, w):
+    """Both means by hand."""
+    rows = [
+        np.sum((np.mean([(A + n) @ w for n in N], 0) - b) ** 2) / 2
+        for A, b, N in zip(
+            *(a.reshape(-1, *a.shape[2:]) for a in member.data.values()), strict=True
+        )
+    ]
+    return np.mean(rows)
+
+
 # per member: how to make it, its exact objective, and whether rows may scatter about their client
 MEMBERS = {
     "quadratic_bilevel": (zoo.quadratic_bilevel, bilevel_objective, True),
@@ -98,6 +110,7 @@ MEMBERS = {
     "quadratic_losses": (zoo.quadratic_losses, mean_of_losses, True),
     "robust_quadratic": (zoo.robust_quadratic, robust_objective, True),
     "cubic_maml": (zoo.cubic_maml, maml_objective, True),
+    "conditional_quadratic": (zoo.conditional_quadratic, conditional_objective, False),
 }
 NOISY = [name for name, (_, _, noisy) in MEMBERS.items() if noisy]
 EVERY = {name: make for name, (make, _, _) in MEMBERS.items()} | {
@@ -233,7 +246,7 @@ def composed_oracles(member, x):
         for n in reversed(range(len(problem.layers))):
             cotangent = problem.layer_vjp(n, levels[n], cotangent, rows)
         return cotangent
-    if isinstance(problem, SingleLevel):
+    if isinstance(problem, SingleLevel | Conditional):
         return problem.gradient(x, rows)
     assert isinstance(problem, LocalComposition | Meta)
     n_clients = len(member.b)

@@ -20,6 +20,9 @@ TASKS = {
         {"rows": 50, "size": 3},
         rk.zoo.mean_semideviation(rows=50, size=3),
     ),
+    "conditional_quadratic": (
+        rk.tasks.conditional_quadratic, {"draws": 3}, rk.zoo.conditional_quadratic(draws=3)
+    ),
 }  # fmt: skip
 
 
@@ -34,6 +37,8 @@ def test_the_distance_is_to_the_members_solution(name, measure):
         f"distance_{variable}": np.linalg.norm(a - b)
         for variable, a, b in zip("xy", member.start, member.solution(), strict=False)
     }
+    if name == "conditional_quadratic":
+        away = {f"distance_{which}": away["distance_x"] for which in ("w", "plug_in_w")}
     if name == "mean_semideviation":
         (x,), (solution,) = member.start, member.solution()
         away["distance_x"] = min(away["distance_x"], np.linalg.norm(x + solution))

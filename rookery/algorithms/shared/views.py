@@ -8,6 +8,7 @@
     ProductView     x, z_1 .. z_N                   J_0(x)' J_1(z_1)' .. J_N(z_N)',
                                                     z_n - F_{n-1}(z_{n-1})
     SequencesView   those of a MultiSequence        its own
+    ConditionalView w                               the gradient of the plug-in
 
 z_0 is x, J_n is the Jacobian of layer F_n, and a_{N+1} is 1. The problem's own variables are always
 the first blocks. (FedMSA, arXiv:2306.01648, equations 10 and 11; in 10 the system of v is mended
@@ -26,6 +27,7 @@ from rookery import tree
 from rookery.problem import oracles, validation
 from rookery.problem.bilevel import AbstractBilevel, Bilevel
 from rookery.problem.composition import Composition
+from rookery.problem.conditional import Conditional
 from rookery.problem.minimax import Minimax
 from rookery.problem.multisequence import MultiSequence
 from rookery.types import Count, Problem, Sample, Tree
@@ -254,11 +256,40 @@ class SequencesView(AbstractView[MultiSequence]):
         return problem.maps(blocks, samples[0])
 
 
+class ConditionalView(AbstractView[Conditional]):
+    """A conditional problem as one block, w.
+
+    >>> import rookery as rk
+    >>> ConditionalView().n_blocks(rk.zoo.conditional_quadratic().problem)
+    1
+    """
+
+    kind: ClassVar[type] = Conditional
+
+    def n_blocks(self, problem: Conditional) -> int:
+        """w alone."""
+        return 1
+
+    def splits(self, problem: Conditional) -> tuple[str, ...]:
+        """One sample of outer examples; inner draws come with its keys."""
+        return (problem.split,)
+
+    def added(self, problem: Conditional, *variables: Tree) -> Blocks:
+        """Nothing is added."""
+        return ()
+
+    def maps(self, problem: Conditional, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
+        """The gradient of the plug-in."""
+        (w,), (sample,) = blocks, samples
+        return (problem.gradient(w, sample),)
+
+
 NATURAL: dict[type, type[AbstractView]] = {
     Bilevel: BilevelView,
     Minimax: MinimaxView,
     Composition: AdjointView,
     MultiSequence: SequencesView,
+    Conditional: ConditionalView,
 }
 
 

@@ -6,6 +6,7 @@ Each holds the arrays of all clients as [clients, rows, ...] and has ``problem``
 """
 
 from rookery.problem.zoo.composition import LinearChain, linear_chain, scalar_composition
+from rookery.problem.zoo.conditional import ConditionalQuadratic, conditional_quadratic
 from rookery.problem.zoo.linear_sequences import LinearSequences, linear_sequences
 from rookery.problem.zoo.personal import PersonalQuadratic, personal_quadratic
 from rookery.problem.zoo.quadratic import QuadraticBilevel, quadratic_bilevel, scalar_bilevel
@@ -21,6 +22,7 @@ from rookery.problem.zoo.saddle import QuadraticSaddle, fednest_saddle, saddle
 from rookery.problem.zoo.semideviation import MeanSemideviation, mean_semideviation
 
 __all__ = [
+    "ConditionalQuadratic",
     "CubicMAML",
     "LinearChain",
     "LinearSequences",
@@ -30,6 +32,7 @@ __all__ = [
     "QuadraticLosses",
     "QuadraticSaddle",
     "RobustQuadratic",
+    "conditional_quadratic",
     "cubic_maml",
     "fednest_saddle",
     "linear_chain",
