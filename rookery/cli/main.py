@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rookery.cli import flare
+from rookery.cli.audit import audit
 from rookery.cli.demo import run_demo
 from rookery.clients import datasets
 from rookery.experiment import config, execution, registry
@@ -439,6 +440,7 @@ def list_names(
     console.print(table)
 
 
+app.command(name="audit")(audit)
 app.command(name="flare-simulate")(flare.simulate)
 app.command(name="flare-join")(flare.join)
 app.command(name="flare-submit")(flare.submit)

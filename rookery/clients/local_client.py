@@ -32,6 +32,9 @@ BLOCK = 1024
 Count = int | Int[Array, ""]
 """A whole number, perhaps traced."""
 
+Draw = tuple[str, int | None, int]
+"""What a step draws: split, rows of a sample (None: all), and batches that these are dealt into."""
+
 Fn = Callable[[Tree, Float[Array, " rows"]], Tree]
 """A function of rows and their weights."""
 
@@ -52,7 +55,7 @@ class LocalClient:
     """One client while one step runs on it.
 
     The object lives as long as the step does. It counts the rows that were evaluated; inside
-    :meth:`repeat` the counts travel with the loop.
+    :meth:`repeat` the counts travel with the loop. ``draws`` has what was drawn, once each.
 
     Args:
         population: where the client's rows are.
@@ -71,6 +74,7 @@ class LocalClient:
     def __init__(self, population: Population, id: Count | np.integer, key: Key | None, loop: Loop):
         self.id = id
         self.work = uint64.zeros(2)  # gradients and Hessian-vector products
+        self.draws: set[Draw] = set()
         self._population = population
         self._key = key
         self._loop = loop
@@ -93,6 +97,7 @@ class LocalClient:
         taken from what :meth:`prepare` returned. ``size`` may have a number for each split.
         """
         size = rows_per_draw(size, split)
+        self.draws.add((split, size, 1))
         _, count, largest = self._where(split)
         rows = self._rows_of(split, prepared)
         if size is None or size >= largest:
@@ -108,6 +113,7 @@ class LocalClient:
         size = rows_per_draw(size, split)
         _, count, largest = self._where(split)
         n = 1 if size is None else -(-largest // size)
+        self.draws.add((split, None, n))
         bits = jax.random.bits(key, (largest,), jnp.uint32)
         is_row = jnp.arange(largest, dtype=count.dtype) < count
         last = jnp.full_like(bits, 2**32 - 1)  # what is no row comes last

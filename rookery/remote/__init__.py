@@ -1,5 +1,7 @@
 """The remote engine: runs a program by messages to clients in other processes or machines."""
 
+from rookery.remote.client.enforcer import Enforcer as Enforcer
+from rookery.remote.client.site_policy import SitePolicy as SitePolicy
 from rookery.remote.client.worker import Worker as Worker
 from rookery.remote.engine import Remote as Remote
 from rookery.remote.server.policy import Policy as Policy
@@ -11,6 +13,7 @@ from rookery.remote.transports.port import Port as Port
 from rookery.remote.transports.port import Transport as Transport
 
 __all__ = [
+    "Enforcer",
     "Failure",
     "Faults",
     "InProcess",
@@ -18,6 +21,7 @@ __all__ = [
     "Policy",
     "Port",
     "Remote",
+    "SitePolicy",
     "Transport",
     "Worker",
 ]

@@ -147,7 +147,7 @@ def test_a_bad_message_is_one_clients_own():
 class Call:
     """A step that records its batch sizes, and raises for client 13."""
 
-    number = 0
+    number, most_iterations = 0, None
 
     def __init__(self):
         self.batches = []

@@ -41,9 +41,10 @@ def finish(clients: Sequence[Answering], max_batch: int | None = None) -> list[P
                     calls[i] = clients[i].send(result)
             except StopIteration as end:
                 replies[i] = end.value
-        batches: dict[tuple[int, int, int], list[int]] = {}
+        batches: dict[tuple, list[int]] = {}
         for i, (call, population, inputs) in calls.items():
-            batches.setdefault((call.number, id(population), len(inputs.folds)), []).append(i)
+            kind = call.number, call.most_iterations, id(population), len(inputs.folds)
+            batches.setdefault(kind, []).append(i)
         results = {
             i: result
             for batch in batches.values()

@@ -7,8 +7,9 @@ from rookery.clients.population import Population
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.remote.client import batching
 from rookery.remote.client.batching import Answering, PendingCall
+from rookery.remote.client.enforcer import Enforcer, Refused
 from rookery.remote.protocol import handshake, instructions, wire
-from rookery.remote.protocol.plan import Call, Inputs, Plan, spec
+from rookery.remote.protocol.plan import Call, Inputs, Plan, is_beyond, spec
 from rookery.remote.protocol.tracing import trace_round
 from rookery.remote.protocol.wire import Arrays, Kind, Leaf, Message, WireError
 from rookery.types import Problem, Tree
@@ -51,6 +52,7 @@ class Worker:
         limits: limits on the sizes of requests.
         is_checked: whether the checksum of replies covers their arrays; see
             :class:`~rookery.remote.transports.port.Port`.
+        enforcer: enforces the site's policy; None answers whatever the server asks for.
     """
 
     def __init__(
@@ -63,10 +65,15 @@ class Worker:
         plan: Plan | None = None,
         limits: wire.Limits = wire.LIMITS,
         is_checked: bool = True,
+        enforcer: Enforcer | None = None,
     ):
         algorithm = numbers_to_arrays(algorithm)
         plan = plan if plan is not None else trace_round(algorithm, problem, population, state)
         self.id = id
+        self._enforcer, self._objection = enforcer, None
+        if enforcer is not None:
+            self._objection = enforcer.objection(algorithm, plan, population, id)
+            plan = plan.bounded(enforcer.policy.most_local_iterations)
         self._plan = plan
         is_here = all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(population))
         self._population = population if is_here else jax.device_put(population)
@@ -78,6 +85,7 @@ class Worker:
         self._latest = 0  # largest exchange number so far
         self._round = -1
         self._values: dict[int, list[Leaf]] = {}
+        self._origins: dict[int, tuple[Call, list[instructions.Ref]]] = {}  # of computed values
         self._memory: dict[int, tuple[int, list[Leaf]]] = {}  # memory: stamp, leaves
         self._answered: dict[tuple[int, int], wire.Parts] = {}
 
@@ -92,23 +100,36 @@ class Worker:
         Values in the message are stored before the first call, so a second message to this client
         in the same exchange can be started before this one is answered.
         """
+        unknown = Message(Kind.FAILURE, "", self.id)
         try:
+            if self._enforcer is not None:
+                self._enforcer.check_size(wire.size_of(data))
             message = wire.decode(data, self._limits)
         except WireError as error:
-            return self._failure(Message(Kind.FAILURE, "", self.id), f"malformed message: {error}")
+            return self._failure(unknown, f"malformed message: {error}")
+        except Refused as refusal:
+            return self._refusal(unknown, refusal)
         if message.client != self.id:
             return self._failure(message, f"this is client {self.id}, not {message.client}")
         seen = (message.exchange, message.slot)
-        if seen in self._answered:
-            return self._answered[seen]  # a duplicate request: not computed again
-        if message.exchange < self._latest:
-            return self._failure(message, "outdated request: a later exchange was already answered")
         try:
+            if self._enforcer is not None:
+                self._enforcer.count_request(self.id)
+            if seen in self._answered:
+                return self._repeated(message)  # a duplicate request: not computed again
+            if message.exchange < self._latest:
+                return self._failure(
+                    message, "outdated request: a later exchange was already answered"
+                )
             reply = yield from self._reply(message)
+        except Refused as refusal:
+            return self._refusal(message, refusal)
         except _Lost as error:
             return self._failure(message, f"the client does not have {error}", error.lost)
-        except Exception as error:  # reported to the server; the client lives on
+        except WireError as error:  # about the request: it quotes no data
             return self._failure(message, f"{type(error).__name__}: {error}")
+        except Exception as error:  # reported to the server; the client lives on
+            return self._failure(message, self._described(message, error))
         self._answered[seen] = reply
         self._latest = message.exchange
         for old in list(self._answered)[:-_KEPT]:
@@ -116,33 +137,51 @@ class Worker:
         return reply
 
     def _reply(self, message: Message) -> Answering:
+        if self._objection is not None:
+            raise Refused(self._objection)
         if message.kind is Kind.HELLO:
             theirs = handshake.read(message.arrays)
             self._handshake_done = not handshake.differences(theirs, self._configuration)
-            self._values, self._memory, self._round = {}, {}, -1
-            return self._message(Kind.HELLO, message, handshake.write(self._configuration))
+            self._values, self._origins, self._memory, self._round = {}, {}, {}, -1
+            reply = self._message(Kind.HELLO, message, handshake.write(self._configuration))
+            return self._logged(message, reply, [], None)
         if message.kind is not Kind.RUN:
             raise WireError(f"a client takes requests, not messages of kind {message.kind.name}")
         if not self._handshake_done:
             raise _Lost("a handshake with this server", ALL)
         wanted = instructions.read(message.arrays)
+        if self._enforcer is not None:
+            self._enforcer.check_incoming(message.arrays)
+            self._enforcer.check_steps(len(wanted.steps))
         self._change_memory(wanted.commit)
         if wanted.round != self._round:
-            self._round, self._values = wanted.round, {}
+            self._round, self._values, self._origins = wanted.round, {}, {}
         self._store(message.arrays, wanted.tokens)
         self._change_memory(wanted.restore)
+        self._check_memory()
         names = [call.name for call in map(self._call, wanted.steps)]
         if names and message.name not in names:
             raise WireError(f"the message is for step {message.name} but requests {names}")
         gradients = hessian_vectors = 0
         for i, step in enumerate(wanted.steps):
             self._values[step.token], done = yield self._pending_call(i, step, message)
+            self._origins[step.token] = self._call(step), step.arguments
+            if is_beyond(done):
+                most = self._plan.most_iterations
+                raise Refused(f"step {names[i]} has loops beyond most_local_iterations = {most}")
             (low, high), (low_2, high_2) = np.asarray(done).tolist()  # words of two counters
             gradients += low + (high << 32)
             hessian_vectors += low_2 + (high_2 << 32)
+        self._check_memory()
         work = np.array((gradients, hessian_vectors), np.uint64)
-        leaves = {f"reply/{i}": self._leaf(ref) for i, ref in enumerate(wanted.reply)}
-        return self._message(Kind.REPLY, message, {"work": work, **leaves})
+        leaves, rho = [self._leaf(ref) for ref in wanted.reply], None
+        if self._enforcer is not None:
+            leaves, rho = self._enforcer.released(
+                leaves, [self._anchor(ref) for ref in wanted.reply]
+            )
+        named = {f"reply/{i}": leaf for i, leaf in enumerate(leaves)}
+        reply = self._message(Kind.REPLY, message, {"work": work, **named})
+        return self._logged(message, reply, leaves, rho)
 
     def _pending_call(
         self, i: int, step: instructions.Instruction, message: Message
@@ -163,6 +202,8 @@ class Worker:
             raise WireError(f"step {call.name} {takes}")
         if key is not None and not (isinstance(key, wire.Keys) and key.shape == ()):
             raise WireError(f"step {call.name} takes a single key, got {spec(key)}")
+        if key is not None and self._enforcer is not None:
+            key = self._enforcer.mixed(self.id, key)
         folds = (self.id,) if step.occurrence < 0 else (self.id, step.occurrence)
         if key is None or step.occurrence == instructions.OWN_KEY:
             folds = ()
@@ -210,7 +251,59 @@ class Worker:
             raise _Lost(f"leaf {leaf} of value {token}", ALL if token < 0 else VALUES)
         return leaves[leaf]
 
+    def _anchor(self, ref: instructions.Ref) -> Leaf | None:
+        """What the server sent and a leaf has moved away from, if the leaf is an iterate."""
+        token, leaf = ref
+        call, arguments = self._origins.get(token, (None, []))
+        for place in () if call is None else self._plan.anchors.get((call.number, leaf), ()):
+            token, leaf = arguments[place]
+            _, arguments = self._origins.get(token, (None, []))
+        is_sent = (token, leaf) != ref and token >= 0 and token not in self._origins
+        return self._leaf((token, leaf)) if is_sent else None
+
+    def _check_memory(self) -> None:
+        """Refuse to keep more than the site's policy allows, and drop the values."""
+        if self._enforcer is None:
+            return
+        kept = [leaf for _, leaves in self._memory.values() for leaf in leaves]
+        try:
+            self._enforcer.check_memory(
+                [*kept, *(v for some in self._values.values() for v in some)]
+            )
+        except Refused:
+            self._values, self._origins = {}, {}
+            raise
+
+    def _logged(
+        self, to: Message, reply: wire.Parts, leaves: list[Leaf], rho: float | None
+    ) -> wire.Parts:
+        """The reply, after its line in the site's log."""
+        if self._enforcer is not None:
+            self._enforcer.check_size(wire.size_of(reply))
+            self._enforcer.sent(self.id, to.name, leaves, wire.size_of(reply), rho)
+        return reply
+
+    def _repeated(self, message: Message) -> wire.Parts:
+        reply = self._answered[message.exchange, message.slot]
+        if self._enforcer is not None:
+            self._enforcer.repeated(self.id, message.name, wire.size_of(reply))
+        return reply
+
+    def _described(self, message: Message, error: Exception) -> str:
+        """An error as the server may know it: with a policy its text stays at the site."""
+        if self._enforcer is not None:
+            return self._enforcer.error(self.id, message.name, error)
+        return f"{type(error).__name__}: {error}"
+
+    def _refusal(self, to: Message, refusal: Refused) -> wire.Parts:
+        assert self._enforcer is not None, "only a enforcer refuses"
+        self._enforcer.refused(self.id, to.name, str(refusal))
+        reason = wire.encode_text(f"refused by the site's policy: {refusal}"[:2000])
+        return self._message(Kind.FAILURE, to, {"reason": reason, "refused": np.array(1, np.uint8)})
+
     def _failure(self, to: Message, reason: str, lost: int = 0) -> wire.Parts:
+        if self._enforcer is not None:
+            self._enforcer.failed(self.id, to.name, reason)
         arrays = {"reason": wire.encode_text(reason[:2000]), "lost": np.array(lost, np.uint8)}
         return self._message(Kind.FAILURE, to, arrays)
 

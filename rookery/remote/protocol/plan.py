@@ -4,9 +4,10 @@ import hashlib
 import json
 import math
 import threading
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from rookery.clients.local_client import LocalClient
+from rookery.clients.local_client import Count, Draw, LocalClient
 from rookery.clients.population import Population
 from rookery.program.step import Step, traced_loop
 from rookery.remote.protocol import wire
@@ -57,6 +58,9 @@ class Call:
         settings: leaves of the settings; a ``TracedSetting`` for each one that is sent.
         structure: tree structure of the settings.
         has_key: whether the step takes a random key.
+        draws: which rows it averages: of each sample the split, its size (None: all rows) and the
+            number of batches that the rows are dealt into.
+        most_iterations: no loop of it goes on longer; None is no limit. See :func:`is_beyond`.
     """
 
     number: int
@@ -67,6 +71,8 @@ class Call:
     settings: tuple[object, ...]  # of any type that a step takes
     structure: Hashable  # a tree definition, for which JAX has no usable type
     has_key: bool
+    draws: frozenset[Draw] = frozenset()
+    most_iterations: int | None = None
     _compiling: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _compiled: set[tuple[int, int]] = field(default_factory=set, repr=False)
 
@@ -123,9 +129,12 @@ class Call:
         leaves = [next(sent) if isinstance(s, TracedSetting) else s for s in self.settings]
         settings = jax.tree.unflatten(self.structure, leaves)
         arguments = jax.tree.unflatten(jax.tree.structure(self.arguments), values)
-        client = LocalClient(population, inputs.id, key, traced_loop)
+        loop = traced_loop if self.most_iterations is None else BoundedLoop(self.most_iterations)
+        client = LocalClient(population, inputs.id, key, loop)
         reply = self.step(client, *arguments, **settings)
         work = jnp.stack(client.work, axis=-1)
+        if isinstance(loop, BoundedLoop):
+            work = jnp.where(loop.is_beyond, jnp.uint32(_BEYOND), work)
         return [wire.unwrap_keys(jnp.asarray(leaf)) for leaf in jax.tree.leaves(reply)], work
 
 
@@ -150,12 +159,83 @@ class Inputs(NamedTuple):
 Result = tuple[list[wire.Leaf], np.ndarray | jax.Array]
 """The leaves of a call's reply, and its work: gradients and Hessian-vector products."""
 
+_BEYOND = 2**32 - 1  # in every word of the work, of a call whose loops were cut short
+
+
+def is_beyond(work: np.ndarray | jax.Array) -> bool:
+    """Whether a loop of a call was longer than the call's ``most_iterations`` and was cut short.
+
+    The call's result is then worthless.
+    """
+    return bool((np.asarray(work) == _BEYOND).all())
+
+
+class BoundedLoop:
+    """A loop of compiled programs that ends after ``most`` iterations, and tells.
+
+    >>> loop = BoundedLoop(3)
+    >>> int(loop(5, lambda i, total: total + i, 0)), bool(loop.is_beyond)
+    (3, True)
+
+    Args:
+        most: the most iterations of a loop; loops within loops have the same limit each.
+    """
+
+    def __init__(self, most: int):
+        self._most = most
+        self.is_beyond: bool | jax.Array = jnp.asarray(False)
+
+    def __call__(self, n: Count, body: Callable[[Count, Tree], Tree], init: Tree, /) -> Tree:
+        """The last value."""
+
+        def once(i: Count, carry: tuple) -> tuple:
+            value, self.is_beyond = carry
+            value = body(i, value)
+            return value, self.is_beyond
+
+        is_beyond = self.is_beyond | (jnp.asarray(n) > self._most)
+        value, self.is_beyond = traced_loop(jnp.minimum(n, self._most), once, (init, is_beyond))
+        return value
+
+
+Anchors = Mapping[tuple[int, int], tuple[int, ...]]
+"""Of replies that are iterates, where the value is that the client was sent and has moved from.
+
+By number of the call and leaf of its reply: the place of the leaf among the arguments of the call;
+if that argument was computed, the place among the arguments of its call follows, and so on.
+"""
+
 
 class Plan:
-    """All calls of an algorithm, in the order in which tracing a round first meets them."""
+    """All calls of an algorithm, in the order in which tracing a round first meets them.
 
-    def __init__(self, calls: Sequence[Call]):
-        self.calls = tuple(calls)
+    Args:
+        calls: the calls.
+        anchors: where replies have moved away from.
+        most_iterations: no loop of a call goes on longer; None is no limit.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        anchors: Anchors = MappingProxyType({}),
+        most_iterations: int | None = None,
+    ):
+        self.calls, self.anchors, self.most_iterations = tuple(calls), anchors, most_iterations
+        self._bounded: dict[int, Plan] = {}
+
+    def bounded(self, most_iterations: int) -> "Plan":
+        """The same plan whose loops are bounded; always the same object, so it compiles once."""
+        if most_iterations not in self._bounded:
+            calls = [
+                replace(
+                    call, most_iterations=most_iterations, _compiling=threading.Lock(),
+                    _compiled=set(),
+                )
+                for call in self.calls
+            ]  # fmt: skip
+            self._bounded.setdefault(most_iterations, Plan(calls, self.anchors, most_iterations))
+        return self._bounded[most_iterations]
 
     def find(self, step: Step, arguments: list, settings: dict, has_key: bool) -> tuple[Call, list]:
         """The call of a step with these arguments, and the values of its traced settings.

@@ -6,7 +6,9 @@ its number; a client runs only calls of its own algorithm; settings given by key
 because the client's own trace has them; and each side knows which shapes and types to expect.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import (
     NO_SETTINGS,
     AbstractFederation,
+    Around,
     Cached,
     Placed,
     Step,
@@ -60,23 +63,80 @@ def trace_round(
         state: a state of the algorithm, or its shapes.
     """
     calls: list[Call] = []
+    anchors = _Anchors()
 
     def round(state, key, number):
-        fed = _TracingFederation(population, number, calls)
+        fed = _TracingFederation(population, number, calls, anchors)
         return algorithm.round(fed, problem, state, key)
 
     jax.eval_shape(round, state, jax.random.key(0), jnp.int32(0))
-    return Plan(calls)
+    return Plan(calls, anchors.found)
+
+
+class _Anchors:
+    """Finds, of replies that are iterates, the values that they have moved away from.
+
+    Values are told apart by their tracers, which are kept so that none is made at another's place.
+
+    Attributes:
+        found: see :data:`~rookery.remote.protocol.plan.Anchors`.
+    """
+
+    def __init__(self):
+        self.found: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._made: dict[int, tuple[Call, int, list]] = {}  # by tracer: call, leaf, arguments
+        self._kept: list = []
+
+    def mapped(self, call: Call, arguments: Sequence[Placed], reply: Placed) -> None:
+        """A call has made a reply of arguments."""
+        given = jax.tree.leaves([value.value for value in arguments])
+        leaves = jax.tree.leaves(reply.value)
+        self._kept += [given, leaves]
+        for leaf, tracer in enumerate(leaves):
+            self._made[id(tracer)] = call, leaf, given
+
+    def averaged(self, reply: Placed, around: Around) -> None:
+        """A mean of replies is taken, which have moved away from given values."""
+        for tracer, anchor in zip(
+            jax.tree.leaves(reply.value), _anchor_leaves(reply.value, around), strict=True
+        ):
+            made = self._made.get(id(tracer))
+            if made is None:
+                continue
+            call, leaf, given = made
+            path = () if anchor is None else self._path(given, anchor)
+            if self.found.setdefault((call.number, leaf), path) != path:
+                self.found[call.number, leaf] = ()  # not the same each time: around zero
+
+    def _path(self, given: list, anchor: object) -> tuple[int, ...]:
+        """Where an anchor is among the arguments of a call, or of the calls that made them."""
+        for place, tracer in enumerate(given):
+            if tracer is anchor:
+                return (place,)
+        for place, tracer in enumerate(given):
+            if id(tracer) in self._made and (path := self._path(self._made[id(tracer)][2], anchor)):
+                return (place, *path)
+        return ()
+
+
+def _anchor_leaves(reply: Tree, around: Around) -> list:
+    """For each leaf of a reply the tracer of its anchor, or None."""
+    if isinstance(around, tuple) and not isinstance(around, Placed):
+        pairs = zip(reply, around, strict=True)
+        return [leaf for part, one in pairs for leaf in _anchor_leaves(part, one)]
+    n = len(jax.tree.leaves(reply))
+    leaves = [] if around is None else jax.tree.leaves(around.value)
+    return leaves if len(leaves) == n else [None] * n
 
 
 class _TracingFederation(AbstractFederation):
     """The federation, traced on one client of each cohort; counts no costs."""
 
-    def __init__(self, population: Population, round, calls: list[Call]):
+    def __init__(self, population: Population, round, calls: list[Call], anchors: _Anchors):
         weights = jnp.asarray(population.weights, float)
         super().__init__(population.n_clients, weights, round, Mean())
         self._population = population
-        self._calls = calls
+        self._calls, self._anchors = calls, anchors
 
     def map(
         self, step: Step, *values: Placed, key: Key | None = None, **settings: object
@@ -86,12 +146,19 @@ class _TracingFederation(AbstractFederation):
         arguments = tuple(
             jax.tree.map(lambda a: a[0], v.value) if v.is_stacked else v.value for v in values
         )
-        reply = self._trace(step, arguments, key, settings)
+        reply, call = self._trace(step, arguments, key, settings)
 
         def repeated(leaf):
             return jnp.broadcast_to(leaf, (len(cohort), *jnp.shape(leaf)))
 
-        return Placed(cohort, jax.tree.map(repeated, reply), is_stacked=True)
+        placed = Placed(cohort, jax.tree.map(repeated, reply), is_stacked=True)
+        self._anchors.mapped(call, values, placed)
+        return placed
+
+    def mean(self, placed: Placed, *, around: Around = None, **how: Any) -> Tree:
+        """Records what replies have moved away from."""
+        self._anchors.averaged(placed, around)
+        return super().mean(placed, around=around, **how)
 
     def recall(self, cohort: Cohort, memory: Memory) -> Placed:
         """Gathers rows."""
@@ -111,7 +178,7 @@ class _TracingFederation(AbstractFederation):
         """Trace the step on the first client, whose result is the only one to arrive."""
         plain = plain_values(values)
         check_poll(jobs, self.n_clients, plain, rules, self.aggregate)
-        reply = self._trace(step, received(plain, 0), key, dict(settings))
+        reply, _ = self._trace(step, received(plain, 0), key, dict(settings))
         check_result(jobs, jax.tree.map(lambda a: jnp.asarray(a)[None], reply))
         polls = jobs.polls + 1
         return PollResult(
@@ -122,7 +189,7 @@ class _TracingFederation(AbstractFederation):
         """Trace the step on the first client, whose reply is the mean."""
         plain = plain_values(values)
         check_ask(self.n_clients, plain, self.aggregate)
-        return self._trace(step, received(plain, 0), key, dict(settings))
+        return self._trace(step, received(plain, 0), key, dict(settings))[0]
 
     def _new_cohort(self, cohort: Cohort) -> None:
         pass
@@ -136,15 +203,17 @@ class _TracingFederation(AbstractFederation):
     def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
         return placed.rows(), placed.cohort
 
-    def _trace(self, step: Step, arguments: tuple, key: Key | None, settings: dict) -> Tree:
-        """The reply of one client; records the call."""
+    def _trace(
+        self, step: Step, arguments: tuple, key: Key | None, settings: dict
+    ) -> tuple[Tree, Call]:
+        """The reply of one client, and the call, which is recorded."""
         check_step(step, settings)
         client = LocalClient(self._population, jnp.int32(0), client_key(key, 0, None), traced_loop)
         reply = step(client, *arguments, **settings)
-        self._record(step, arguments, reply, settings, key is not None)
-        return reply
+        draws = frozenset(client.draws)
+        return reply, self._record(step, arguments, reply, settings, key is not None, draws)
 
-    def _record(self, step, arguments, reply, settings, has_key) -> None:
+    def _record(self, step, arguments, reply, settings, has_key, draws) -> Call:
         leaves, structure = jax.tree.flatten(settings)
         fixed = tuple(
             TracedSetting(str(leaf.dtype), leaf.shape) if isinstance(leaf, Tracer) else leaf
@@ -159,6 +228,10 @@ class _TracingFederation(AbstractFederation):
             settings=fixed,
             structure=structure,
             has_key=has_key,
+            draws=draws,
         )
-        if not any(is_same(call, other) for other in self._calls):
-            self._calls.append(call)
+        for other in self._calls:
+            if is_same(call, other):
+                return other
+        self._calls.append(call)
+        return call

@@ -234,6 +234,15 @@ def joined(parts: Parts) -> bytes:
     return b"".join(map(_view, parts))
 
 
+def size_of(data: Buffer | Parts) -> int:
+    """The bytes of a message.
+
+    >>> size_of((b"an", b"d"))
+    3
+    """
+    return sum(map(len, map(_view, data if isinstance(data, list | tuple) else (data,))))
+
+
 def decode(data: Buffer | Parts, limits: Limits = LIMITS) -> Message:
     """The message in a buffer or in parts; raises :class:`WireError` if there is none."""
     _little_endian()

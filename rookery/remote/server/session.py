@@ -383,6 +383,8 @@ class Session:
             reply = self._checked(kind, message, request)
         except WireError as error:
             state.failed[slot] = str(error)
+            if "refused" in message.arrays:  # asked again, the site would refuse again
+                state.rejected.add(slot)
             lost = message.arrays.get("lost")
             if isinstance(lost, np.ndarray) and spec(lost) == "uint8[]" and lost > 0:
                 state.lost[slot] = int(lost)

@@ -1,0 +1,269 @@
+"""Enforces a site's policy in the client's process, whatever the server says.
+
+A worker asks its enforcer before it takes a request, before it runs a step and before a reply leaves.
+Every answer is a line of the site's log. A refusal raises :class:`Refused`; its text goes to the
+server and holds no data.
+"""
+
+import hashlib
+import math
+import os
+import secrets
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.clients.population import Population
+from rookery.program.algorithm import AbstractAlgorithm
+from rookery.remote.client import site_log
+from rookery.remote.client.site_log import SiteLog
+from rookery.remote.client.site_policy import SitePolicy
+from rookery.remote.protocol import wire
+from rookery.remote.protocol.plan import Plan, spec
+from rookery.remote.protocol.wire import Arrays, Leaf
+
+KEY = "site.key"
+"""The file with the site's secret key, in the site's folder."""
+
+_HOUR = 3600.0
+
+
+class Refused(Exception):
+    """The site's policy does not allow it."""
+
+
+class Enforcer:
+    """The policy of a site at work; all clients of the site share it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     enforcer = Enforcer(SitePolicy(largest_incoming_norm=1.0), folder)
+    ...     enforcer.check_incoming({"value/0/0": np.array([3.0, 4.0])})
+    Traceback (most recent call last):
+    rookery.remote.client.enforcer.Refused: the request's norm is above largest_incoming_norm = 1
+
+    Args:
+        policy: the limits.
+        folder: the site's own folder, for its log and its secret key. Requests and epsilon that an
+            earlier process has logged there are counted too.
+    """
+
+    def __init__(self, policy: SitePolicy, folder: str | Path):
+        self.policy = policy
+        self.log = SiteLog(folder)
+        self._secret = _secret_key(Path(folder) / KEY) if policy.mix_keys else b""
+        self._noise = np.random.Generator(np.random.Philox(secrets.randbits(128)))
+        self._lock = threading.Lock()
+        self._rho = site_log.spent(self.log.file)
+        recent = site_log.request_times(self.log.file, time.time() - _HOUR)
+        self._requests = {client: deque(times) for client, times in recent.items()}
+
+    # ---- what comes in
+
+    def objection(
+        self, algorithm: AbstractAlgorithm, plan: Plan, population: Population, client: int
+    ) -> str | None:
+        """Why the site takes no part in a program at all; None if it does.
+
+        Args:
+            algorithm: the client's own.
+            plan: the steps of a round.
+            population: has the client's rows.
+            client: the client's number.
+        """
+        name, allowed = type(algorithm).__name__, self.policy.algorithms
+        if allowed and name not in allowed:
+            return f"algorithm {name} is not among those allowed, {', '.join(allowed)}"
+        place = int(population.place(client))
+        for call in plan.calls:
+            for split, size, batches in sorted(call.draws, key=str):
+                count = int(population.counts[population.split_index(split), place])
+                rows = min(count if size is None else size, count // batches)
+                if rows < self.policy.min_rows:
+                    return (
+                        f"step {call.name} averages fewer rows of split {split} than "
+                        f"min_rows = {self.policy.min_rows}"
+                    )
+        return None
+
+    def check_size(self, nbytes: int) -> None:
+        """Refuse a message that is too large, in either direction."""
+        if nbytes > self.policy.largest_message:
+            raise Refused(
+                f"the message has {nbytes} bytes, above largest_message = "
+                f"{self.policy.largest_message}"
+            )
+
+    def count_request(self, client: int) -> None:
+        """Refuse a request beyond those of an hour."""
+        now, limit = time.time(), self.policy.requests_per_hour
+        with self._lock:
+            times = self._requests.setdefault(client, deque())
+            while times and times[0] < now - _HOUR:
+                times.popleft()
+            is_full = len(times) >= limit
+            if not is_full:
+                times.append(now)
+        if is_full:
+            raise Refused(f"more requests than requests_per_hour = {limit}")
+
+    def check_incoming(self, arrays: Arrays) -> None:
+        """Refuse values that are too long or not finite."""
+        if not _norm(arrays.values()) <= self.policy.largest_incoming_norm:
+            limit = self.policy.largest_incoming_norm
+            raise Refused(f"the request's norm is above largest_incoming_norm = {limit:g}")
+
+    def check_steps(self, steps: int) -> None:
+        """Refuse a request to run too many steps."""
+        if steps > self.policy.most_local_iterations:
+            raise Refused(
+                f"the request has {steps} steps, above most_local_iterations = "
+                f"{self.policy.most_local_iterations}"
+            )
+
+    def check_memory(self, leaves: Sequence[Leaf]) -> None:
+        """Refuse to keep more values than the site has room for."""
+        if sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) > self.policy.memory:
+            raise Refused(f"the values to keep exceed memory = {self.policy.memory} bytes")
+
+    def mixed(self, client: int, key: wire.Keys) -> wire.Keys:
+        """The key to draw with: a keyed hash of the server's, if the policy says so.
+
+        Equal keys stay equal and others independent, as algorithms need them; which rows a key
+        draws is known only to whoever has the site's secret.
+        """
+        if not self.policy.mix_keys:
+            return key
+        words = np.asarray(key.words)
+        said = f"{client}/{key.impl}/".encode() + words.astype("<u4").tobytes()
+        digest = hashlib.blake2b(said, key=self._secret, digest_size=words.nbytes).digest()
+        return wire.Keys(key.impl, np.frombuffer(digest, "<u4").astype(np.uint32))
+
+    # ---- what goes out
+
+    def released(
+        self, leaves: Sequence[Leaf], anchors: Sequence[Leaf | None]
+    ) -> tuple[list[Leaf], float | None]:
+        """A reply as it may leave: clipped and noised; and its cost in zCDP, None if unknown.
+
+        Args:
+            leaves: the reply.
+            anchors: for each leaf the value that was sent and that the client has moved away from,
+                or None. The way from there is clipped.
+        """
+        policy = self.policy
+        if math.isinf(policy.clip):
+            self._check_outgoing(leaves)
+            return [*leaves], None
+        floats = [i for i, leaf in enumerate(leaves) if _is_inexact(leaf)]
+        base = {i: 0.0 if (at := anchors[i]) is None else _wide(at) for i in floats}
+        ways = {i: _wide(leaves[i]) - base[i] for i in floats}
+        length = _norm(ways.values())
+        if not math.isfinite(length):
+            raise Refused("the reply is not finite")
+        scale = min(1.0, policy.clip / length) if length > 0 else 1.0
+        out = [*leaves]
+        with self._lock:  # the generator is not safe for threads
+            noise = {i: self._drawn(ways[i]) for i in floats}
+        for i in floats:
+            changed = base[i] + scale * ways[i] + policy.noise * policy.clip * noise[i]
+            out[i] = np.asarray(changed).astype(leaves[i].dtype)
+        self._check_outgoing(out)
+        return out, policy.rho if len(floats) == len(leaves) else None
+
+    def sent(
+        self, client: int, step: str, leaves: Sequence[Leaf], nbytes: int, rho: float | None
+    ) -> None:
+        """Log a reply that is about to leave."""
+        if leaves:
+            with self._lock:
+                before = self._rho.get(client, 0.0)
+                self._rho[client] = total = before + (math.inf if rho is None else rho)
+        else:
+            total = math.inf
+        epsilon = self.policy.epsilon(total) if math.isfinite(total) else None
+        self.log.append(
+            "sent", client=client, step=step, shapes=[spec(leaf) for leaf in leaves],
+            norm=_norm(leaves), bytes=nbytes, rho=rho, epsilon=epsilon,
+        )  # fmt: skip
+
+    def repeated(self, client: int, step: str, nbytes: int) -> None:
+        """Log a reply that leaves once more, as it was."""
+        self.log.append("repeated", client=client, step=step, bytes=nbytes)
+
+    def refused(self, client: int, step: str, reason: str) -> None:
+        """Log a refusal."""
+        self.log.append("refused", client=client, step=step, reason=reason)
+
+    def failed(self, client: int, step: str, reason: str) -> None:
+        """Log that the server is told why a request failed."""
+        self.log.append("failed", client=client, step=step, reason=reason)
+
+    def error(self, client: int | None, step: str, error: Exception) -> str:
+        """Log an error with its text; returns what the server may know of it."""
+        reference, kind = secrets.token_hex(4), type(error).__name__
+        text = "".join(traceback.format_exception(error))
+        content = {} if client is None else {"client": client}
+        self.log.append("error", **content, step=step, reference=reference, kind=kind, text=text)
+        return f"{kind} at the site; its log has the text, reference {reference}"
+
+    def _check_outgoing(self, leaves: Sequence[Leaf]) -> None:
+        if not _norm(leaves) <= self.policy.largest_outgoing_norm:
+            limit = self.policy.largest_outgoing_norm
+            raise Refused(f"the reply's norm is above largest_outgoing_norm = {limit:g}")
+
+    def _drawn(self, like: np.ndarray) -> np.ndarray:
+        """Noise of unit variance; of unit variance in each part of complex numbers."""
+        noise = self._noise.standard_normal(like.shape)
+        if np.iscomplexobj(like):
+            return noise + 1j * self._noise.standard_normal(like.shape)
+        return noise
+
+
+def _secret_key(file: Path) -> bytes:
+    """The site's secret key, made when it is first needed; only its owner can read it."""
+    try:
+        made = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        secret = file.read_bytes()
+        if len(secret) != 32:
+            raise ValueError(
+                f"{file} must hold 32 bytes, the site's secret key, got {len(secret)}. Delete "
+                "it to have a new one made."
+            ) from None
+        return secret
+    with os.fdopen(made, "wb") as new:
+        secret = secrets.token_bytes(32)
+        new.write(secret)
+        new.flush()
+        os.fsync(new.fileno())
+    return secret
+
+
+def _wide(leaf: Leaf) -> np.ndarray:
+    """A floating-point array with 64 bits for each number."""
+    array = np.asarray(leaf)
+    return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+
+
+def _norm(leaves) -> float:
+    """The Euclidean norm over all floating-point numbers; NaN and infinity count as they are."""
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for leaf in leaves:
+            if _is_inexact(leaf):
+                flat = np.abs(_wide(leaf)).ravel()
+                total += float(flat @ flat)
+    return math.sqrt(total)
+
+
+def _is_inexact(leaf: Leaf) -> bool:
+    # NumPy does not count bfloat16 as a floating-point type
+    return isinstance(leaf, np.ndarray | jax.Array) and jnp.issubdtype(leaf.dtype, jnp.inexact)
