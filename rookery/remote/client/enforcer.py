@@ -1,8 +1,8 @@
 """Enforces a site's policy in the client's process, whatever the server says.
 
-A worker asks its enforcer before it takes a request, before it runs a step and before a reply leaves.
-Every answer is a line of the site's log. A refusal raises :class:`Refused`; its text goes to the
-server and holds no data.
+A worker asks its enforcer before it takes a request, before it runs a step and before a reply
+leaves. Every answer is a line of the site's log. A refusal raises :class:`Refused`; its text goes
+to the server and holds no data.
 """
 
 import hashlib

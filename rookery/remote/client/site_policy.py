@@ -1,8 +1,8 @@
 """A site's policy: what a site answers, in a file of its own, whatever a server asks for.
 
-A policy is a TOML file beside the site's data. :class:`~rookery.remote.client.enforcer.Enforcer` enforces
-it in the client's process. ``rookery flare-join`` writes the default one, and adds the content hash
-of every study that the site joins; nothing that comes over the network can change the file.
+A policy is a TOML file beside the site's data. :mod:`rookery.remote.client.enforcer` enforces it in
+the client's process. ``rookery flare-join`` writes the default one, and adds the content hash of
+every study that the site joins; nothing that comes over the network can change the file.
 """
 
 import hashlib

@@ -176,9 +176,8 @@ class Worker:
         work = np.array((gradients, hessian_vectors), np.uint64)
         leaves, rho = [self._leaf(ref) for ref in wanted.reply], None
         if self._enforcer is not None:
-            leaves, rho = self._enforcer.released(
-                leaves, [self._anchor(ref) for ref in wanted.reply]
-            )
+            anchors = [self._anchor(ref) for ref in wanted.reply]
+            leaves, rho = self._enforcer.released(leaves, anchors)
         named = {f"reply/{i}": leaf for i, leaf in enumerate(leaves)}
         reply = self._message(Kind.REPLY, message, {"work": work, **named})
         return self._logged(message, reply, leaves, rho)
@@ -266,10 +265,9 @@ class Worker:
         if self._enforcer is None:
             return
         kept = [leaf for _, leaves in self._memory.values() for leaf in leaves]
+        kept += [leaf for leaves in self._values.values() for leaf in leaves]
         try:
-            self._enforcer.check_memory(
-                [*kept, *(v for some in self._values.values() for v in some)]
-            )
+            self._enforcer.check_memory(kept)
         except Refused:
             self._values, self._origins = {}, {}
             raise
