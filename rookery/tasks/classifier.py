@@ -103,6 +103,20 @@ class Accuracy(eqx.Module):
         return models.is_correct(self.network(params, example["inputs"]), example["labels"])
 
 
+class OfX(eqx.Module):
+    """A metric or a loss of the model in x, of a solution (x, y).
+
+    >>> float(OfX(lambda w, example: w * example)(jnp.array(2.0), None, jnp.array(3.0)))
+    6.0
+    """
+
+    metric: Metric
+
+    def __call__(self, x: Tree, y: Tree, example: Tree) -> jax.Array:
+        """Of one example."""
+        return self.metric(x, example)
+
+
 class ClassWeighted(eqx.Module):
     """A metric or a loss times the weight of the example's class.
 

@@ -124,6 +124,19 @@ def fednest_saddle(member: zoo.QuadraticSaddle) -> Task:
     return _task(member, Distance(("x", "y"), member.solution()))
 
 
+@_with_arguments_of(zoo.dirac_gan)
+def dirac_gan(member: zoo.DiracGAN) -> Task:
+    """Train a GAN of one point, on which plain descent-ascent spirals outwards.
+
+    Arguments are those of :func:`rookery.problem.zoo.dirac_gan`. Runs measure the distances of the
+    generator x and the critic y from the saddle point.
+
+    >>> dirac_gan(n_clients=3).start(0)[1].tolist()
+    [1.0, 1.0]
+    """
+    return _task(member, Distance(("x", "y"), member.solution()))
+
+
 @_with_arguments_of(zoo.mean_semideviation)
 def mean_semideviation(member: zoo.MeanSemideviation) -> Task:
     """Recover a vector from squared measurements, starting at 0.1 in every coordinate.

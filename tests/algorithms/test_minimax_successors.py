@@ -88,6 +88,29 @@ def test_descent_ascent_cycles_where_smoothing_and_optimism_end():
     assert np.hypot(x, y) < 1e-8
 
 
+def test_descent_ascent_on_the_dirac_gan_grows_as_its_closed_form_says():
+    """(|x - x*|² / α + |y|² / β) is multiplied by 1 + α β in every round."""
+    alpha, beta = 0.3, 0.2
+    zoo = rk.zoo.dirac_gan(n_clients=2)
+    state, _ = advance(zoo, rk.GDA(outer_lr=alpha, inner_lr=beta), 3)
+    far = [
+        np.sum((x - zoo.solution()[0]) ** 2) / alpha + np.sum(np.square(y)) / beta
+        for x, y in (zoo.start, (state.x, state.y))
+    ]
+    assert far[1] == pytest.approx(far[0] * (1 + alpha * beta) ** 3, rel=1e-12)
+
+
+@pytest.mark.slow
+def test_optimism_and_extragradient_train_the_dirac_gan():
+    zoo = rk.zoo.dirac_gan(n_clients=3)
+    for algorithm in (
+        OptimisticGDA(outer_lr=0.3, inner_lr=0.3),
+        rk.Extragradient(outer_lr=0.3, inner_lr=0.3),
+    ):
+        got = solve(zoo, algorithm, 1000).solution
+        assert_close(got, zoo.solution(), atol=1e-9)
+
+
 @pytest.mark.slow
 def test_gradient_tracking_and_proxskip_end_at_the_saddle_point():
     assert gap(FedGDAGT(**RATES, local_steps=4), 400) < 1e-10

@@ -88,6 +88,12 @@ def maml_objective(member, w):
     return np.mean(values)
 
 
+def gan_objective(member, x):
+    """The maximum over the critic, by the formula for a concave quadratic."""
+    mean = member.z.reshape(-1, member.z.shape[-1]).mean(0)
+    return np.sum((mean - x) ** 2) / (2 * member.penalty)
+
+
 def conditional_objective(member, w):
     """Both means by hand."""
     rows = [
@@ -105,6 +111,7 @@ MEMBERS = {
     "personal_quadratic": (zoo.personal_quadratic, personal_objective, True),
     "saddle": (zoo.saddle, saddle_objective, True),
     "curved_saddle": (partial(zoo.saddle, curvature=1.0), saddle_objective, True),
+    "dirac_gan": (partial(zoo.dirac_gan, penalty=0.7), gan_objective, True),
     "linear_chain": (zoo.linear_chain, chain_objective, True),
     "mean_semideviation": (zoo.mean_semideviation, semideviation_objective, False),
     "quadratic_losses": (zoo.quadratic_losses, mean_of_losses, True),

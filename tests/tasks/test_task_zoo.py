@@ -15,6 +15,7 @@ TASKS = {
     "curved saddle": (
         rk.tasks.saddle, {"curvature": 1.0, "x_size": 3}, rk.zoo.saddle(curvature=1.0)
     ),
+    "dirac_gan": (rk.tasks.dirac_gan, {}, rk.zoo.dirac_gan()),
     "mean_semideviation": (
         rk.tasks.mean_semideviation,
         {"rows": 50, "size": 3},

@@ -7,6 +7,7 @@ Each holds the arrays of all clients as [clients, rows, ...] and has ``problem``
 
 from rookery.problem.zoo.composition import LinearChain, linear_chain, scalar_composition
 from rookery.problem.zoo.conditional import ConditionalQuadratic, conditional_quadratic
+from rookery.problem.zoo.gan import DiracGAN, dirac_gan
 from rookery.problem.zoo.linear_sequences import LinearSequences, linear_sequences
 from rookery.problem.zoo.personal import PersonalQuadratic, personal_quadratic
 from rookery.problem.zoo.quadratic import QuadraticBilevel, quadratic_bilevel, scalar_bilevel
@@ -24,6 +25,7 @@ from rookery.problem.zoo.semideviation import MeanSemideviation, mean_semideviat
 __all__ = [
     "ConditionalQuadratic",
     "CubicMAML",
+    "DiracGAN",
     "LinearChain",
     "LinearSequences",
     "MeanSemideviation",
@@ -34,6 +36,7 @@ __all__ = [
     "RobustQuadratic",
     "conditional_quadratic",
     "cubic_maml",
+    "dirac_gan",
     "fednest_saddle",
     "linear_chain",
     "linear_sequences",
