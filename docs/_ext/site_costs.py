@@ -226,6 +226,12 @@ ROWS: dict[str, Row] = {
     "FedDyn": Row("single", simple("FedDyn", **ONE, alpha=0.5), "1", "p", "p", "K"),
     "Scaffnew": Row("single", simple("Scaffnew", lr=0.1, probability=0.5), "1", "p", "p",
                     "~1 / probability in the mean"),
+    "Scafflix": Row("single", simple("Scafflix", lr=0.1, probability=0.5, alpha=0.5, own_steps="J",
+                                     own_lr=0.1), "1", "p", "p", "~1 / probability in the mean"),
+    "FedEx": Row("single", lambda s: algorithms.FedEx(
+        settings=[rk.parts.LocalSetting(lr=0.1, local_steps=s.K)], validation_split="train"),
+        "1", "~p, and the index of a setting", "~p + 1, and the index of a setting",
+        "K"),
     "FedExP": Row("single", simple("FedExP", **ONE, epsilon=0.1), "1", "p", "p + 1", "K"),
     "Mime": Row("single", simple("Mime", **ONE), "2", "3*p", "2*p", "2*K + 1"),
     "MimeLite": Row("single", simple("MimeLite", **ONE), "1", "2*p", "2*p", "K + 1"),

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from rookery.algorithms.fedbio_local import FedBiOLocal as FedBiOLocal
     from rookery.algorithms.fedbuff import FedBuff as FedBuff
     from rookery.algorithms.feddyn import FedDyn as FedDyn
+    from rookery.algorithms.fedex import FedEx as FedEx
     from rookery.algorithms.fedexp import FedExP as FedExP
     from rookery.algorithms.fedgda_gt import FedGDAGT as FedGDAGT
     from rookery.algorithms.fedmbo import FedMBO as FedMBO
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from rookery.algorithms.pfedme import PFedMe as PFedMe
     from rookery.algorithms.prometheus.prometheus import Prometheus as Prometheus
     from rookery.algorithms.qfedavg import QFedAvg as QFedAvg
+    from rookery.algorithms.scafflix import Scafflix as Scafflix
     from rookery.algorithms.scaffnew import ProxSkipVIP as ProxSkipVIP
     from rookery.algorithms.scaffnew import Scaffnew as Scaffnew
     from rookery.algorithms.scaffold import Scaffold as Scaffold
@@ -151,6 +153,7 @@ GROUPED = (
     "FedBiOAccLocal",
     "FedBiOLocal",
     "FedDyn",
+    "FedEx",
     "FedExP",
     "FedGDAGT",
     "FedNormSGDA",
@@ -166,6 +169,7 @@ GROUPED = (
     "OptimisticGDA",
     "PFedMe",
     "ProxSkipVIP",
+    "Scafflix",
     "Scaffnew",
     "ShroFBO",
     "SimFBO",

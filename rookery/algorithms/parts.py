@@ -12,6 +12,7 @@ from rookery.algorithms.aid import FederatedCG as FederatedCG
 from rookery.algorithms.comfedl.weighting import NormalisedWeights as NormalisedWeights
 from rookery.algorithms.comfedl.weighting import PrintedWeights as PrintedWeights
 from rookery.algorithms.comfedl.weighting import ShiftedWeights as ShiftedWeights
+from rookery.algorithms.fedex import LocalSetting as LocalSetting
 from rookery.algorithms.fedmbo import PHE as PHE
 from rookery.algorithms.fedmbo import PHESum as PHESum
 from rookery.algorithms.fedmsa.output import LastIterate as LastIterate
@@ -108,6 +109,7 @@ __all__ = [
     "LocalHessians",
     "LocalNeumann",
     "LocalNeumannSum",
+    "LocalSetting",
     "MinimaxView",
     "MixingMatrix",
     "MomentumEstimator",

@@ -20,6 +20,7 @@ exact, and with p = 1 it is gradient descent. A client learns w with the next ro
 updates its variate: it keeps c_i and its model before the mean. Cost of a round: that of FedAvg.
 """
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY
 from typing import NamedTuple
 
@@ -126,14 +127,40 @@ def controlled_steps(
     steps: Count,
 ) -> tuple[Blocks, Blocks]:
     """The client's variate after the last mean, and its variables before the next one."""
+
+    def field(blocks, key):
+        sample = client.draw(problem.split, algorithm.batch_size, key)
+        return own_field(problem, blocks, sample)
+
+    return steps_from_mean(client, field, w, own, algorithm.lr, algorithm.probability, steps)
+
+
+def steps_from_mean(
+    client: Client,
+    field: Callable[[Tree, Key], Tree],
+    w: Tree,
+    own: tuple[Tree, Tree],
+    lr: Number,
+    probability: Number,
+    steps: Count,
+) -> tuple[Tree, Tree]:
+    """A client's variate after the mean w, and its variables after steps along  field - variate.
+
+    Args:
+        client: who takes them.
+        field: what a step of size one subtracts, with a fresh key each.
+        w: the mean.
+        own: the variate and the variables before that mean.
+        lr: γ.
+        probability: p.
+        steps: how many.
+    """
     c, before = own
-    c = tree.axpy(algorithm.probability / algorithm.lr, tree.sub(w, before), c)
+    c = tree.axpy(probability / lr, tree.sub(w, before), c)
 
     def step(k, own):
-        key = jax.random.fold_in(client.key, k)
-        sample = client.draw(problem.split, algorithm.batch_size, key)
-        field = own_field(problem, own, sample)
-        return tree.axpy(-algorithm.lr, tree.sub(field, c), own)
+        here = field(own, jax.random.fold_in(client.key, k))
+        return tree.axpy(-lr, tree.sub(here, c), own)
 
     return c, client.repeat(steps, step, w)
 

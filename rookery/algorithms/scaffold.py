@@ -13,25 +13,29 @@ controlled averaging for federated learning. ICML 2020, arXiv:1910.06378.
     S       clients         who takes part in an exchange
 
 A local step subtracts  η_l (g_i(w; ξ) - c_i + c).  After K of them, from w to w_i, the client's
-variate becomes  c_i - c + (w - w_i) / (K η_l),  the mean of its local values of g_i (option II).
+variate becomes
+
+    option I    g_i(w)  at the server's w, on all rows of the client
+    option II   c_i - c + (w - w_i) / (K η_l),  the mean of its local values of g_i
+
 Where the mean field is zero, c_i = g_i and c = 0 leave every client at rest, however many steps it
-takes: the method converges to that point.
+takes: by both options the method converges to that point.
 
 Cost of a round: 1 exchange, twice the blocks down (w, c) and up (both changes); the c_i stay with
-the clients. Departures from the paper: c moves by the weight of the cohort among all clients, which
-is its |S| / N when all weights are equal, so that c stays the weighted mean of the c_i; clients may
-take unequal numbers of steps.
+the clients. Option I costs one more pass over the client's rows. Departures from the paper: c moves
+by the weight of the cohort among all clients, which is its |S| / N when all weights are equal, so
+that c stays the weighted mean of the c_i; clients may take unequal numbers of steps.
 """
 
 import abc
 from dataclasses import KW_ONLY
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from rookery import tree
+from rookery import check, tree
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.field import Blocks
 from rookery.algorithms.shared.step_rule import (
@@ -64,12 +68,15 @@ class ScaffoldState(NamedTuple):
     opt: Tree = ()
 
 
-OPTION_II = (
-    "The new control variate is the client's move divided by K lr, which is the mean of its local "
-    "gradients for plain steps alone. Use a number, a schedule or PerCall; server_lr may be an "
-    "optimiser."
+Option = Literal["I", "II"]
+"""How a client renews its control variate."""
+
+PLAIN = (
+    "Local steps of SCAFFOLD are plain: by option II the new control variate is the client's move "
+    "divided by K lr, which is the mean of its local gradients for plain steps alone. Use a "
+    "number, a schedule or PerCall; server_lr may be an optimiser."
 )
-"""Why local steps of SCAFFOLD are plain."""
+"""Why local steps of SCAFFOLD have a size."""
 
 
 class AbstractScaffold(SampledAlgorithm):
@@ -79,6 +86,8 @@ class AbstractScaffold(SampledAlgorithm):
         local_steps: K, one number or one per client.
         server_lr: η_g, the server's step rule, for which minus the mean of the clients' moves is
             the gradient; one for all blocks together.
+        option: what a client's new variate is: ``"I"``, its field at the server's iterate, or
+            ``"II"``, the mean of its local fields, which costs no evaluation.
     """
 
     kind: ClassVar[type]  # of the problems that a subclass solves
@@ -86,6 +95,7 @@ class AbstractScaffold(SampledAlgorithm):
     _: KW_ONLY
     local_steps: local.LocalSteps = eqx.field(converter=local.local_steps, default=1)
     server_lr: StepRule = eqx.field(converter=step_rule, default=1.0)
+    option: Option = eqx.field(static=True, default="II")
 
     @abc.abstractmethod
     def rates(self) -> tuple[Size, ...]:
@@ -97,9 +107,10 @@ class AbstractScaffold(SampledAlgorithm):
 
     def __check_init__(self):
         local.check_fields(self)
+        check.one_of("option", self.option, ["I", "II"])
         for name, value in vars(self).items():
             if name.endswith("lr") and name != "server_lr":
-                check_size(self.name, name, value, OPTION_II, "local")
+                check_size(self.name, name, value, PLAIN, "local")
                 check_divisor(self.name, name, value)
         check_rule(self.name, self.clients)
 
@@ -188,9 +199,12 @@ def controlled_steps(
         return tuple(map(_step_back, sizes, direction, blocks))
 
     moved = tree.sub(client.repeat(steps, step, blocks), blocks)
-    count = jnp.asarray(steps).astype(float)
-    lengths = tuple(1 / (size * count) for size in sizes)
-    new = tuple(map(_step_back, lengths, moved, tree.sub(c_i, c)))  # option II
+    if algorithm.option == "I":
+        new = algorithm.field(problem, blocks, client.draw(problem.split, None, client.key))
+    else:
+        count = jnp.asarray(steps).astype(float)
+        lengths = tuple(1 / (size * count) for size in sizes)
+        new = tuple(map(_step_back, lengths, moved, tree.sub(c_i, c)))
     return (moved, tree.sub(new, c_i)), new
 
 

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from arena import federation, pooled, saddle_fields, solve
+from arena import advance, federation, pooled, saddle_fields, solve
 
 import rookery as rk
 from rookery.program.algorithm import first_state, numbers_to_arrays
@@ -26,8 +26,8 @@ def after(rounds, algorithm, zoo, weights=None):
     return rk.run(algorithm, zoo.problem, population, zoo.start, rounds=rounds).state
 
 
-def by_hand(zoo, rates, steps, cohort, server_lr, rounds):
-    """The paper's algorithm 1 with option II; the second step size is shared out over the steps."""
+def by_hand(zoo, rates, steps, cohort, server_lr, rounds, option):
+    """The paper's algorithm 1; the second step size is shared out over the steps."""
     p, q = zoo.A.shape[-1], zoo.A.shape[-2]
     fields, m = saddle_fields(zoo), len(zoo.D)
     w, c, own = np.full(p + q, 10.0), np.zeros(p + q), np.zeros((m, p + q))
@@ -38,7 +38,7 @@ def by_hand(zoo, rates, steps, cohort, server_lr, rounds):
             eta = np.repeat((rates[0], rates[1] / steps[i]), (p, q))
             for _ in range(steps[i]):
                 v = v - eta * (M @ v - k - own[i] + c)
-            new = own[i] - c + (w - v) / (steps[i] * eta)
+            new = M @ w - k if option == "I" else own[i] - c + (w - v) / (steps[i] * eta)
             moved.append(v - w)
             turned.append(new - own[i])
             own[i] = new
@@ -47,17 +47,19 @@ def by_hand(zoo, rates, steps, cohort, server_lr, rounds):
     return w, c, own
 
 
-def test_rounds_by_hand():
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_rounds_by_hand(option):
     steps, cohort = (1, 4, 2, 3), (0, 1, 3)
     algorithm = rk.ScaffoldS(
         outer_lr=0.05,
         inner_lr=rk.parts.PerCall(0.08),
         local_steps=steps,
         server_lr=0.9,
+        option=option,
         clients=rk.participation.Fixed(cohort),
     )
     state = after(3, algorithm, ZOO)
-    w, c, own = by_hand(ZOO, (0.05, 0.08), steps, cohort, 0.9, 3)
+    w, c, own = by_hand(ZOO, (0.05, 0.08), steps, cohort, 0.9, 3, option)
     np.testing.assert_allclose(np.concatenate(state.blocks), w, rtol=1e-11)
     np.testing.assert_allclose(np.concatenate(state.c), c, rtol=1e-11)
     np.testing.assert_allclose(np.concatenate(state.own.rows, axis=1), own, rtol=1e-11)
@@ -94,9 +96,11 @@ def test_the_servers_variate_is_the_mean_of_the_clients(clients, weights):
         assert np.any(c)
 
 
-def test_several_local_steps_end_at_the_minimiser_where_fedavg_does_not():
+@pytest.mark.parametrize("option", [pytest.param("I", marks=pytest.mark.slow), "II"])
+def test_several_local_steps_end_at_the_minimiser_where_fedavg_does_not(option):
     steps = (1, 5, 3, 2)
-    scaffold = solve(LOSSES, rk.Scaffold(lr=0.05, local_steps=steps, clients=2), 600)
+    algorithm = rk.Scaffold(lr=0.05, local_steps=steps, clients=2, option=option)
+    scaffold = solve(LOSSES, algorithm, 600)
     (stalled,), (exact,) = (
         solve(LOSSES, rk.FedAvg(lr=0.05, local_steps=steps), 600).solution,
         LOSSES.solution(),
@@ -157,7 +161,18 @@ def test_single_precision_stays_single():
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(new))
 
 
+def test_option_one_reads_all_rows_once_more():
+    """Its variate is the gradient on all rows, also where local steps take batches."""
+    algorithm = rk.Scaffold(lr=0.05, local_steps=3, batch_size=2, option="I")
+    state, (ledger,) = advance(NOISY_LOSSES, algorithm, 1, rk.Compiled())
+    want = NOISY_LOSSES.gradients(NOISY_LOSSES.start[0])
+    np.testing.assert_allclose(state.own.rows[0], want, rtol=1e-12)
+    assert ledger.gradients == 4 * (3 * 2 + 4)
+
+
 def test_bad_input():
+    with pytest.raises(ValueError, match="unknown option 'III'"):
+        rk.Scaffold(lr=0.1, option="III")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="ScaffoldS solves Minimax problems, got Bilevel"):
         solve(rk.zoo.scalar_bilevel(), rk.ScaffoldS(outer_lr=0.1, inner_lr=0.1), 1)
     with pytest.raises(TypeError, match="Scaffold solves SingleLevel problems, got Minimax"):

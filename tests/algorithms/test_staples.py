@@ -1,4 +1,6 @@
-"""FedDyn, Scaffnew, FedExP, MIME: exact limits, invariants, and rounds by hand."""
+"""FedDyn, Scaffnew, Scafflix, FedExP, MIME: exact limits, invariants, and rounds by hand."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ import pytest
 from arena import advance, assert_close, solve, trajectory
 
 import rookery as rk
-from rookery.algorithms import FedDyn, FedExP, Mime, MimeLite, Scaffnew
+from rookery.algorithms import FedDyn, FedExP, Mime, MimeLite, Scafflix, Scaffnew
 from rookery.algorithms.scaffnew import geometric
 
 ZOO = rk.zoo.quadratic_losses(n_clients=4, size=3)
@@ -85,6 +87,37 @@ def test_scaffnew_that_always_communicates_is_gradient_descent():
     np.testing.assert_allclose(got, want, rtol=1e-11)
 
 
+@pytest.mark.slow
+def test_scafflix_of_the_common_model_alone_is_scaffnew():
+    how: dict[str, Any] = {"lr": 0.1, "probability": 0.5, "batch_size": 2}
+    alone: dict[str, Any] = {"own_steps": 2, "own_lr": 0.1}
+    got = solve(NOISY, Scafflix(**how, alpha=1.0, **alone), 3)
+    want = solve(NOISY, Scaffnew(**how), 3)
+    assert_close(got.solution, want.solution, rtol=1e-12)
+    still = solve(NOISY, Scafflix(**how, alpha=0.0, **alone), 3)
+    assert_close(still.solution[0], NOISY.start[0], rtol=1e-15)
+    assert np.abs(np.asarray(still.state.own.rows[2]) - NOISY.start[0]).max() > 1e-3
+    assert got.ledger.gradients == want.ledger.gradients + 4 * 2 * 2  # round 0: two steps alone
+
+
+def test_scafflix_ends_at_the_minimum_of_the_mixtures():
+    """On quadratics it is a linear system: Σ α_i ∇f_i(α_i w + (1 - α_i) alone_i) = 0."""
+    alpha = np.array([0.2, 1.0, 0.7, 0.0])
+    algorithm = Scafflix(lr=0.2, probability=0.3, alpha=tuple(alpha), own_steps=3, own_lr=0.1)
+    result = solve(ZOO, algorithm, 400)
+    alone = np.tile(ZOO.start[0], (4, 1))
+    for _ in range(3):
+        alone = alone - 0.1 * np.stack([gradients(ZOO, alone[i])[i] for i in range(4)])
+    assert_close(result.state.own.rows[2], alone, rtol=1e-12)
+    w = np.asarray(result.solution[0])
+    mixed = alpha[:, None] * w + (1 - alpha[:, None]) * alone
+    here = np.stack([gradients(ZOO, mixed[i])[i] for i in range(4)])
+    assert np.abs((alpha[:, None] * here).mean(0)).max() < 1e-10
+    assert np.linalg.norm(w - minimum(ZOO)) > 1e-2  # it is another problem
+    assert_close(algorithm.own_leaves(result.state)[0], mixed, rtol=1e-12)
+    assert result.ledger.bytes_up == result.ledger.bytes_down == 400 * 4 * 3 * 8
+
+
 def test_numbers_of_steps_are_geometric():
     draws = np.asarray(
         jax.vmap(lambda k: geometric(k, 0.25))(jax.random.split(jax.random.key(0), 8000))
@@ -146,5 +179,11 @@ def test_settings_are_checked():
         FedExP(lr=0.1, epsilon=1.0, server_lr=1.0)
     with pytest.raises(ValueError, match=r"probability"):
         Scaffnew(lr=0.1, probability=0.0)
+    with pytest.raises(ValueError, match=r"one minus alpha"):
+        Scafflix(lr=0.1, probability=0.5, alpha=1.5, own_steps=1, own_lr=0.1)
+    with pytest.raises(ValueError, match=r"alpha has 2 entries for 4 clients"):
+        Scafflix(lr=0.1, probability=0.5, alpha=(0.5, 1.0), own_steps=1, own_lr=0.1).check(
+            ZOO.problem, 4
+        )
     with pytest.raises(ValueError, match=r"FedDyn"):
         FedDyn(lr=0.1, alpha=0.1, clients=rk.participation.WithReplacement(2))

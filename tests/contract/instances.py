@@ -38,6 +38,7 @@ from rookery.algorithms import (
     FedBiOAccLocal,
     FedBiOLocal,
     FedDyn,
+    FedEx,
     FedExP,
     FedGDAGT,
     FedNormSGDA,
@@ -52,6 +53,7 @@ from rookery.algorithms import (
     OptimisticGDA,
     PFedMe,
     ProxSkipVIP,
+    Scafflix,
     Scaffnew,
     ShroFBO,
     SimFBO,
@@ -671,6 +673,32 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
         "unequal local steps": (LOSSES, FedDyn(lr=0.1, alpha=0.5, local_steps=(1, 2, 3), **PARTIAL))
     },
     "Scaffnew": {"mini-batch": (LOSSES, Scaffnew(lr=0.1, probability=0.5, batch_size=2))},
+    "Scafflix": {
+        "mini-batch": (
+            LOSSES,
+            Scafflix(
+                lr=0.1,
+                probability=0.5,
+                alpha=(0.2, 1.0, 0.7),
+                own_steps=2,
+                own_lr=0.1,
+                batch_size=2,
+            ),
+        )
+    },
+    "FedEx": {
+        "adaptive": (
+            LOSSES,
+            FedEx(
+                settings=(
+                    rk.parts.LocalSetting(lr=0.1, local_steps=2, momentum=0.5),
+                    rk.parts.LocalSetting(lr=0.05, local_steps=3, mu=0.5),
+                ),
+                validation_split="train",
+                **PARTIAL,
+            ),
+        )
+    },
     "FedExP": {"partial": (LOSSES, FedExP(lr=0.1, epsilon=0.1, local_steps=2, **PARTIAL))},
     "Mime": {"unequal local steps": (LOSSES, Mime(lr=0.1, local_steps=(1, 2, 3), **PARTIAL))},
     "MimeLite": {"partial": (LOSSES, MimeLite(lr=0.1, beta=0.5, local_steps=2, **PARTIAL))},
@@ -757,7 +785,8 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
         "unequal local steps": (
             LOSSES,
             rk.Scaffold(lr=0.1, local_steps=(1, 2, 3), server_lr=0.9, **PARTIAL),
-        )
+        ),
+        "option I": (LOSSES, rk.Scaffold(lr=0.1, local_steps=2, option="I", **PARTIAL)),
     },
     "QFedAvg": {"partial": (LOSSES, rk.QFedAvg(lr=0.1, q=0.5, local_steps=2, **PARTIAL))},
     "DRFA": {
@@ -875,7 +904,9 @@ OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
     "PFedMe": first("PFedMe", lr=MOMENTUM, server_lr=ADAM),
     "Ditto": first("Ditto", lr=MOMENTUM, own_lr=ADAM),
     "FedDyn": first("FedDyn", lr=MOMENTUM),
+    "FedEx": first("FedEx", server_lr=MOMENTUM),
     "FedExP": first("FedExP", lr=KEPT),
+    "Scafflix": first("Scafflix", own_lr=MOMENTUM),
     "FedNormSGDA": first("FedNormSGDA", inner_lr=KEPT, server_lr=ADAM),
     "FedSGDAM": first("FedSGDAM", inner_lr=ADAM),
     "OptimisticGDA": first("OptimisticGDA", outer_lr=MOMENTUM),

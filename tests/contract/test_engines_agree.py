@@ -31,7 +31,7 @@ LEFT_OUT = set(
     "FedMBO AFACS PerFedAvg FedProx ADBO Prometheus AFBO DRFA SimFBO ShroFBO FedBiO FedBiOAcc "
     "F2SA MemFBO BOME CSOBA CMSOBA EFSOBA FedPAQ "
     "BRFedBi BRFedBiM BRFedBiP AggITD PFedMe Ditto IMAML FedRep FedBiOLocal FedBiOAccLocal "
-    "FedDyn Scaffnew FedExP Mime MimeLite "
+    "FedDyn Scafflix Scaffnew FedEx FedExP Mime MimeLite "
     "FedNormSGDA FedSGDAM OptimisticGDA FedGDAGT FESSGDA ProxSkipVIP "
     "FCSG FCSGM AccFCSGM".split()
 )
