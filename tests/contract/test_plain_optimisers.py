@@ -20,7 +20,8 @@ DIVIDED = ("AFACD", "FedBuff")
 """They divide the step size by the number of results, an optimiser is given the mean of these."""
 REFUSED = {"ADBO", "SDBO", "Prometheus", "NASA", "SCGD.inner_lr", "Scaffold.lr", "QFedAvg.lr",
            "AgnosticFL.ascent_lr", "ScaffoldS.outer_lr", "AggITD.inner_lr", "PFedMe.inner_lr",
-           "Scaffnew.lr", "ProxSkipVIP.lr", "Mime.lr", "MimeLite.lr", "FESSGDA"}  # fmt: skip
+           "Scaffnew.lr", "Scafflix.lr", "ProxSkipVIP.lr", "Mime.lr", "MimeLite.lr",
+           "FESSGDA"}  # fmt: skip
 EVERY = [
     pytest.param(
         name,
