@@ -61,8 +61,8 @@ class LocalSetting(eqx.Module):
         momentum: how much of the last step stays, at least 0 and below 1; reset in every round.
         mu: strength of a proximal term  mu/2 |w_i - w|²,  as in FedProx.
 
-    >>> LocalSetting(lr=0.1, local_steps=5)
-    LocalSetting(lr=0.1, local_steps=5, momentum=0.0, mu=0.0)
+    >>> LocalSetting(lr=0.1, local_steps=5).momentum
+    0.0
     """
 
     _: KW_ONLY
@@ -108,7 +108,7 @@ class FedEx(SampledAlgorithm):
     >>> tried = tuple(LocalSetting(lr=lr, local_steps=5) for lr in (0.01, 0.1, 1.0))
     >>> algorithm = FedEx(settings=tried, clients=10)
     >>> state = algorithm.init(None, jnp.zeros(2))
-    >>> algorithm.probabilities(state).round(3).tolist()
+    >>> [round(float(theta), 3) for theta in algorithm.probabilities(state)]
     [0.333, 0.333, 0.333]
     """
 
