@@ -64,7 +64,8 @@ test-tracking: $(VENV)-tracking/.ready
 
 # the epsilon of private runs, compared with dp-accounting's own
 test-privacy: $(VENV)-privacy/.ready
-	$(VENV)-privacy/bin/pytest -rs tests/runner/test_accountant.py tests/program/test_privacy.py
+	$(VENV)-privacy/bin/pytest -rs tests/runner/test_accountant.py tests/runner/test_row_accountant.py \
+		tests/program/test_privacy.py tests/program/test_row_privacy.py
 
 # clients in the processes of a local Ray cluster; some processes are killed
 test-ray: $(VENV)-ray/.ready

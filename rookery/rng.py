@@ -41,6 +41,29 @@ def below(key: Key, shape: tuple[int, ...], n: int | Integer[Array, ""]) -> Int3
     return (bits % jnp.asarray(n).astype(jnp.uint32)).astype(jnp.int32)
 
 
+def distinct(key: Key, size: int, n: int | Integer[Array, ""]) -> Int32[Array, " size"]:
+    """``size`` different integers (int32) below n, every set equally likely: Floyd's algorithm.
+
+    >>> sorted(distinct(jax.random.key(0), 3, 3).tolist())
+    [0, 1, 2]
+
+    Args:
+        key: random key.
+        size: how many.
+        n: at least ``size``; may be traced.
+    """
+    last = jnp.asarray(n, jnp.int32) - size + jnp.arange(size, dtype=jnp.int32)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size, dtype=jnp.int32))
+    drawn = jax.vmap(below, (0, None, 0))(keys, (), last + 1)
+
+    def add(i: int | jax.Array, chosen: jax.Array) -> jax.Array:
+        # a number drawn before makes room for the newest candidate
+        pick = jnp.where(jnp.any(chosen == drawn[i]), last[i], drawn[i])
+        return chosen.at[i].set(pick)
+
+    return lax.fori_loop(0, size, add, jnp.full(size, -1, jnp.int32))
+
+
 def quick(key: Key) -> Key:
     """A key that gives the same random numbers and compiles faster on a CPU.
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 from rookery import uint64
 from rookery.clients.population import Population
 from rookery.loss import Batch
-from rookery.rng import below
+from rookery.rng import below, distinct
 from rookery.samples import (
     ROW_KEYS,
     AllPairs,
@@ -88,13 +88,22 @@ class LocalClient:
             )
         return self._key
 
-    def draw(self, split: str, size: BatchSize, key: Key, prepared: Tree = None) -> Sample:
+    def draw(
+        self,
+        split: str,
+        size: BatchSize,
+        key: Key,
+        prepared: Tree = None,
+        *,
+        is_distinct: bool = False,
+    ) -> Sample:
         """A sample handle: ``size`` rows of a split, or all of them if ``size`` is None.
 
-        Rows are drawn uniformly with replacement. If ``size`` is at least the client's number of
-        rows, the sample is all its rows, each once. The keys that losses get are made from ``key``
-        too, so one sample gives the same keys at every point. With ``prepared`` the same rows are
-        taken from what :meth:`prepare` returned. ``size`` may have a number for each split.
+        Rows are drawn uniformly with replacement, or without it if ``is_distinct`` is set. If
+        ``size`` is at least the client's number of rows, the sample is all its rows, each once. The
+        keys that losses get are made from ``key`` too, so one sample gives the same keys at every
+        point. With ``prepared`` the same rows are taken from what :meth:`prepare` returned.
+        ``size`` may have a number for each split.
         """
         size = rows_per_draw(size, split)
         self.draws.add((split, size, 1))
@@ -102,7 +111,7 @@ class LocalClient:
         rows = self._rows_of(split, prepared)
         if size is None or size >= largest:
             return _Whole(self, rows, count, min(largest, BLOCK), largest, size, key)
-        return _Drawn(self, rows, count, size, key)
+        return _Drawn(self, rows, count, size, key, is_distinct)
 
     def deal(self, split: str, size: int | None, key: Key, prepared: Tree = None) -> Deal:
         """All rows of a split, dealt at random into batches of at most ``size`` rows; None is one.
@@ -231,11 +240,20 @@ class _Drawn(_Batch):
     """A mini-batch; its rows are gathered once, however many functions are averaged over them."""
 
     def __init__(
-        self, client: LocalClient, rows: Gather, count: Int[Array, ""], size: int, key: Key
+        self,
+        client: LocalClient,
+        rows: Gather,
+        count: Int[Array, ""],
+        size: int,
+        key: Key,
+        is_distinct: bool,
     ):
         small = count <= size
         position = jnp.arange(size, dtype=count.dtype)
-        drawn = below(key, (size,), count).astype(count.dtype)
+        if is_distinct:
+            drawn = distinct(key, size, jnp.maximum(count, size)).astype(count.dtype)
+        else:
+            drawn = below(key, (size,), count).astype(count.dtype)
         index = jnp.where(small, jnp.minimum(position, count - 1), drawn)
         self.size = jnp.minimum(count, size)
         self._weights = jnp.where(small & (position >= count), 0.0, 1.0) / self.size.astype(float)

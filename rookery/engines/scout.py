@@ -47,6 +47,12 @@ class ScoutFederation(AbstractFederation):
         """Unknown replies of the shapes that the step gives."""
         cohort = common_cohort(step, values)
         self._visit(cohort)
+        replies = jax.eval_shape(lambda: self.evaluate(step, *values, key=key, **settings))
+        return Placed(cohort, unknown_like(replies, self._unknown), is_stacked=True)
+
+    def evaluate(self, step: Step, *values: Placed, key: Key | None = None, **settings) -> Tree:
+        """The replies themselves, a row per slot, of a step that does not read the rows."""
+        cohort = common_cohort(step, values)
 
         def one(slot):
             id, occurrence, own = slot
@@ -56,8 +62,7 @@ class ScoutFederation(AbstractFederation):
             return step(client, *arguments, **settings)
 
         slots = (cohort.ids, cohort.occurrence, [v.value for v in values if v.is_stacked])
-        replies = jax.eval_shape(jax.vmap(one), slots)
-        return Placed(cohort, unknown_like(replies, self._unknown), is_stacked=True)
+        return jax.vmap(one)(slots)
 
     def recall(self, cohort: Cohort, memory: Memory) -> Placed:
         """Unknown rows."""

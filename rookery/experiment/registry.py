@@ -19,7 +19,7 @@ import optax
 from rookery import algorithms, check, engines, tasks
 from rookery.algorithms.shared.step_rule import Optimiser
 from rookery.clients import datasets, partition
-from rookery.program import availability, delays, participation, privacy
+from rookery.program import availability, delays, participation, privacy, row_privacy
 from rookery.program.availability import AbstractAvailability
 from rookery.program.delays import AbstractDelay, Clock, Compute
 from rookery.program.participation import AbstractParticipation
@@ -42,7 +42,7 @@ PARTS: dict[str, Callable] = {
     if name != "Optimiser"  # a file names the function that makes it, as optax:adam
 }
 PARTS |= {name: getattr(privacy, name) for name in ("Clip", "QuantileClip", "Central", "Shares")}
-PROGRAMS: Names = {**ALGORITHMS, "Private": privacy.Private}
+PROGRAMS: Names = {**ALGORITHMS, "Private": privacy.Private, "RowPrivate": row_privacy.RowPrivate}
 """What may stand under ``algorithm``: an algorithm, or a private one around another."""
 TASKS: Names = {name: getattr(tasks, name) for name in tasks.__all__}
 ENGINES: Names = {name: getattr(engines, name) for name in engines.__all__}

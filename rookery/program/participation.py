@@ -34,7 +34,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from rookery import check
-from rookery.rng import below
+from rookery.rng import below, distinct
 from rookery.types import Key
 
 _tokens = itertools.count()
@@ -121,18 +121,8 @@ class Everyone(AbstractParticipation):
 
 
 @partial(jax.jit, static_argnums=(1, 2), inline=True)  # outside of a program it compiles once
-def _floyd(key: Key, n: int, n_clients: int) -> jax.Array:
-    """``n`` different numbers below ``n_clients``, by Floyd's algorithm."""
-    last = jnp.arange(n_clients - n, n_clients, dtype=jnp.int32)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(n, dtype=jnp.int32))
-    drawn = jax.vmap(below, (0, None, 0))(keys, (), last + 1)
-
-    def add(i, chosen):
-        # a client drawn before makes room for the newest candidate
-        pick = jnp.where(jnp.any(chosen == drawn[i]), last[i], drawn[i])
-        return chosen.at[i].set(pick)
-
-    return lax.fori_loop(0, n, add, jnp.full(n, -1, jnp.int32))
+def _distinct(key: Key, n: int, n_clients: int) -> jax.Array:
+    return distinct(key, n, n_clients)
 
 
 class Uniform(AbstractOfSize):
@@ -150,7 +140,7 @@ class Uniform(AbstractOfSize):
         """Floyd's algorithm: n draws, whatever the size of the population."""
         if self.n == n_clients:
             return Everyone().draw(key, n_clients, probabilities)
-        return _all_active(_floyd(key, self.n, n_clients))
+        return _all_active(_distinct(key, self.n, n_clients))
 
     def check(self, n_clients):
         """There must be n different clients."""

@@ -30,20 +30,25 @@ data. docs/privacy.md tells what the guarantee does not cover.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from rookery import check, tree
 from rookery.program.aggregate import Mean
 from rookery.program.algorithm import AbstractAlgorithm, check_splits
-from rookery.program.federation import AbstractFederation, Around, Cached, Client, Placed
-from rookery.program.memory import Memory
+from rookery.program.clipping import SCALES as SCALES
+from rookery.program.clipping import AbstractNoise as AbstractNoise
+from rookery.program.clipping import Central as Central
+from rookery.program.clipping import Clip as Clip
+from rookery.program.clipping import QuantileClip as QuantileClip
+from rookery.program.clipping import Shares as Shares
+from rookery.program.clipping import as_clip, as_noise, clipped, gaussian
+from rookery.program.federation import NO_SETTINGS, AbstractFederation, Around, Client, Placed
 from rookery.program.participation import (
     AbstractParticipation,
     Cohort,
@@ -52,10 +57,9 @@ from rookery.program.participation import (
     Poisson,
     Uniform,
 )
+from rookery.program.polling import PollResult
+from rookery.program.wrapped import AbstractWrapped
 from rookery.types import Key, Tree
-
-SCALES = ("inner", "outer", "inner_iterate", "outer_iterate")
-"""Uploads that have a bound each: directions and iterates, of inner and of outer exchanges."""
 
 MOST_RELEASES = 64
 """To how many exchanges a cohort may answer."""
@@ -66,179 +70,6 @@ _NO_SHARES = (
     "shares of noise need a cohort of known size, and a Poisson cohort has none. Use Uniform(n), "
     "Everyone() or noise at the server."
 )
-
-
-# ---- how uploads are clipped
-
-
-class Clip(eqx.Module):
-    """Uploads longer than a bound are shortened to it; a number is a bound for all.
-
-    Directions and iterates differ in size, and so do the levels of a nested problem. An iterate is
-    clipped around the value that was sent, so its bound is one for the way that it has gone.
-
-    >>> Clip(1.0, outer=0.5).bound((), "outer_iterate")
-    0.5
-
-    Args:
-        inner: the longest upload, in the Euclidean norm over all its arrays.
-        outer: the same for exchanges that bring the outer variable or its direction.
-        inner_iterate: the same for inner iterates; ``inner`` if None.
-        outer_iterate: the same for outer iterates; ``outer`` if None.
-        by_block: whether the entries of an upload that is a tuple (x, y, v ...) are clipped each by
-            itself to the bound. An upload of B blocks has noise √B times as large then.
-    """
-
-    inner: float
-    _: KW_ONLY
-    outer: float | None = None
-    inner_iterate: float | None = None
-    outer_iterate: float | None = None
-    by_block: bool = eqx.field(static=True, default=False)
-
-    def __check_init__(self):
-        for name in SCALES:
-            if (bound := getattr(self, name)) is not None:
-                check.positive(f"Clip.{name}", bound)
-
-    def first(self) -> Tree:
-        """What is remembered before round 0: nothing."""
-        return ()
-
-    def bound(self, memory: Tree, scale: str) -> Any:
-        """The longest upload of a scale."""
-        outer = self.inner if self.outer is None else self.outer
-        own = getattr(self, scale)
-        return (outer if scale.startswith("outer") else self.inner) if own is None else own
-
-    def renewed(self, memory: Tree, scale: str, within: Float[Array, ""]) -> Tree:
-        """What is remembered after a release."""
-        return memory
-
-    def total_noise(self, multiplier: float) -> float:
-        """The noise multiplier of a release with all that is said about it."""
-        return multiplier
-
-    @property
-    def bit_noise(self) -> float | None:
-        """The noise multiplier of the fraction of uploads within the bound; None if unused."""
-        return None
-
-
-class QuantileClip(eqx.Module):
-    """Bounds that follow a quantile of the lengths of the uploads.
-
-    The fraction of uploads within the bound is released too, with noise of its own, and the bound
-    moves by exp(-lr (fraction - quantile)). Each of the four scales of :class:`Clip` has a bound.
-    (G. Andrew, O. Thakkar, H. B. McMahan, S. Ramaswamy. NeurIPS 2021, arXiv:1905.03871.)
-
-    >>> round(QuantileClip(1.0, noise=4.0).total_noise(1.0), 3)
-    0.97
-
-    Args:
-        start: the bounds before round 0: a :class:`Clip`, or a number for all.
-        quantile: the fraction of uploads that should not be shortened.
-        lr: how fast the bounds move.
-        noise: noise multiplier of the fraction. The accountant adds this release to the other.
-    """
-
-    start: Clip = eqx.field(
-        converter=lambda start: start if isinstance(start, Clip) else Clip(start)
-    )
-    _: KW_ONLY
-    quantile: float = 0.5
-    lr: float = 0.2
-    noise: float
-
-    def __check_init__(self):
-        check.fraction("QuantileClip.quantile", self.quantile)
-        check.positive("QuantileClip.lr", self.lr)
-        check.positive("QuantileClip.noise", self.noise)
-        if self.start.by_block:
-            raise ValueError("QuantileClip clips all blocks jointly; leave by_block out.")
-
-    @property
-    def by_block(self) -> bool:
-        """All blocks are clipped jointly."""
-        return False
-
-    def first(self) -> Tree:
-        """The bounds."""
-        return jnp.stack([jnp.asarray(self.start.bound((), s), float) for s in SCALES])
-
-    def bound(self, memory: Tree, scale: str) -> Any:
-        """The present bound of a scale."""
-        return memory[SCALES.index(scale)]
-
-    def renewed(self, memory: Tree, scale: str, within: Float[Array, ""]) -> Tree:
-        """The bounds after a release."""
-        factor = jnp.exp(-self.lr * (within - self.quantile))
-        return memory.at[SCALES.index(scale)].multiply(factor.astype(memory.dtype))
-
-    def total_noise(self, multiplier: float) -> float:
-        """The noise multiplier of a release together with its fraction."""
-        return (multiplier**-2 + self.noise**-2) ** -0.5
-
-    @property
-    def bit_noise(self) -> float | None:
-        """The noise multiplier of the fraction."""
-        return self.noise
-
-
-def _clip(given: Clip | QuantileClip | float) -> Clip | QuantileClip | None:
-    if isinstance(given, Clip | QuantileClip):
-        return given
-    return (
-        None if isinstance(given, float | int) and math.isinf(given) and given > 0 else Clip(given)
-    )
-
-
-# ---- who adds the noise
-
-
-class AbstractNoise(eqx.Module):
-    """Gaussian noise of every release; a number is :class:`Central`."""
-
-    multiplier: eqx.AbstractVar[float]
-
-    def __check_init__(self):
-        check.positive(f"{type(self).__name__}.multiplier", self.multiplier)
-
-
-class Central(AbstractNoise):
-    """The server adds it.
-
-    >>> Central(1.1).multiplier
-    1.1
-
-    Args:
-        multiplier: standard deviation over sensitivity.
-    """
-
-    multiplier: float
-
-
-class Shares(AbstractNoise):
-    """Every client of a cohort adds its share, before it uploads.
-
-    The shares of n slots with weights s_i sum to one, so Σ s_i² is at least 1/n: a share of √n
-    times the noise of the mean suffices for all weights, and is exact for equal ones. Two numbers
-    are sent down with every exchange, the bound and the size of the share.
-
-    >>> Shares(1.1).multiplier
-    1.1
-
-    Args:
-        multiplier: standard deviation over sensitivity, of the mean.
-    """
-
-    multiplier: float
-
-
-def _noise(given: AbstractNoise | float) -> AbstractNoise | None:
-    if isinstance(given, AbstractNoise):
-        return given
-    return None if isinstance(given, float | int) and given == 0 else Central(given)
 
 
 # ---- how cohorts are drawn
@@ -344,8 +175,8 @@ class Private(AbstractAlgorithm):
 
     algorithm: AbstractAlgorithm
     _: KW_ONLY
-    clip: Clip | QuantileClip | None = eqx.field(converter=_clip)
-    noise: AbstractNoise | None = eqx.field(converter=_noise)
+    clip: Clip | QuantileClip | None = eqx.field(converter=as_clip)
+    noise: AbstractNoise | None = eqx.field(converter=as_noise)
     delta: float | None = eqx.field(static=True, default=1e-5)
     epsilon: float | None = eqx.field(static=True, default=None)
 
@@ -456,7 +287,7 @@ class Releases(NamedTuple):
     cohorts: Int[Array, "samplings most"]
 
 
-class PrivateFederation(AbstractFederation):
+class PrivateFederation(AbstractWrapped):
     """The words of another federation, with private means.
 
     Attributes:
@@ -464,7 +295,7 @@ class PrivateFederation(AbstractFederation):
     """
 
     def __init__(self, fed: AbstractFederation, rule: Private, bounds: Tree, key: Key):
-        super().__init__(fed.n_clients, fed.weights, fed.round, fed.aggregate)
+        super().__init__(fed)
         if rule.clip is not None and type(fed.aggregate) is not Mean:
             raise ValueError(
                 f"a private run needs the plain mean, got aggregate={type(fed.aggregate).__name__}"
@@ -472,19 +303,13 @@ class PrivateFederation(AbstractFederation):
                 "number of clients. Leave aggregate out."
             )
         self.bounds = bounds
-        self._fed, self._rule, self._key = fed, rule, key
+        self._rule, self._key = rule, key
         self._replaces = rule.replaces(fed.n_clients)
         self._draws: dict[int, _Draw] = {}  # cohort -> how it was drawn
         self._samplings: list[Sampling] = []
         self._uses: dict[int, jax.Array] = {}  # cohort -> its exchanges so far
         self._released = jnp.zeros((), jnp.int32)
         self._cohorts = jnp.zeros((len(SCALES), MOST_RELEASES + 1), jnp.int32)
-
-    @contextmanager
-    def outer(self) -> Iterator[None]:
-        """Outer exchanges, of the other federation too."""
-        with self._fed.outer(), super().outer():
-            yield
 
     def sample(
         self,
@@ -493,7 +318,7 @@ class PrivateFederation(AbstractFederation):
         probabilities: Float[Array, " clients"] | None = None,
     ) -> Cohort:
         """A fresh cohort, whose draw is noted."""
-        cohort = self._fed.sample(rule, key, probabilities)
+        cohort = self.fed.sample(rule, key, probabilities)
         if self._rule.clip is None:
             return cohort
         if probabilities is not None:
@@ -532,38 +357,6 @@ class PrivateFederation(AbstractFederation):
         most = lightest[-1]  # its share is largest among the lightest of the others
         return _Draw(sampling, weights, most / (most + jnp.sum(lightest[: sampling.size - 1])))
 
-    # ---- down, and on the clients
-
-    def cache(self, value: Tree, held_by: Bool[Array, " clients"] | None = None) -> Cached:
-        """As on the other federation."""
-        return self._fed.cache(value, held_by)
-
-    def broadcast(self, cohort: Cohort, *values: Tree | Cached) -> Any:
-        """As on the other federation."""
-        return self._fed.broadcast(cohort, *values)
-
-    def scatter(self, cohort: Cohort, rows: Tree) -> Placed:
-        """As on the other federation."""
-        return self._fed.scatter(cohort, rows)
-
-    def as_sent(self, placed: Placed) -> Tree:
-        """As on the other federation."""
-        return self._fed.as_sent(placed)
-
-    def map(self, step, *values: Placed, key: Key | None = None, **settings: object) -> Placed:
-        """As on the other federation."""
-        return self._fed.map(step, *values, key=key, **settings)
-
-    def recall(self, cohort: Cohort, memory: Memory) -> Placed:
-        """As on the other federation."""
-        return self._fed.recall(cohort, memory)
-
-    def keep(self, memory: Memory, placed: Placed) -> Memory:
-        """As on the other federation."""
-        return self._fed.keep(memory, placed)
-
-    # ---- up
-
     def mean(
         self,
         placed: Placed,
@@ -575,7 +368,7 @@ class PrivateFederation(AbstractFederation):
         """The private mean: one release."""
         clip, noise = self._rule.clip, self._rule.noise
         if clip is None:
-            return self._fed.mean(placed, decode=decode, apart=apart, around=around)
+            return self.fed.mean(placed, decode=decode, apart=apart, around=around)
         draw = self._draws.get(placed.cohort.token)
         if draw is None:
             raise ValueError(
@@ -611,7 +404,7 @@ class PrivateFederation(AbstractFederation):
         """The mean, clipped and noised by the server, and the fraction of uploads within."""
         clip, noise, (bound, reach, draw, key) = self._rule.clip, self._rule.noise, release
         assert clip is not None
-        rows = self._fed.stack(placed)
+        rows = self.fed.stack(placed)
         if decode is not None:
             rows = jax.vmap(decode)(rows)
         centre = self._centre(around, jax.tree.map(lambda r: jnp.zeros(r.shape[1:], r.dtype), rows))
@@ -646,7 +439,7 @@ class PrivateFederation(AbstractFederation):
         shape = jax.tree.map(lambda a: isinstance(a, Placed), around, is_leaf=_is_around)
         sent = jax.tree.leaves(around, is_leaf=_is_placed)
         how = {"by_block": clip.by_block, "around": shape}
-        rows = self._fed.stack(self._fed.map(noised_share, placed, numbers, *sent, key=key, **how))
+        rows = self.fed.stack(self.fed.map(noised_share, placed, numbers, *sent, key=key, **how))
         mean, *within = self.aggregate(rows, draw.weights)
         return mean, within[0] + 0.5 if within else jnp.zeros(())
 
@@ -661,63 +454,57 @@ class PrivateFederation(AbstractFederation):
                 "a private mean is clipped around a value that all clients were sent; this one "
                 "differs between clients, and so would tell who they are."
             )
-        return self._fed.as_sent(around)
+        return self.fed.as_sent(around)
 
     def weighted_mean(self, placed: Placed, weights: Placed) -> Tree:
         """Refused: the weight that a client sends has no bound."""
         if self._rule.clip is None:
-            return self._fed.weighted_mean(placed, weights)
+            return self.fed.weighted_mean(placed, weights)
         raise _refusal("fed.weighted_mean", "the weight that a client sends is not bounded")
 
     def sum(self, placed: Placed) -> Tree:
         """Refused."""
         if self._rule.clip is None:
-            return self._fed.sum(placed)
+            return self.fed.sum(placed)
         raise _refusal("fed.sum", "its uploads are counts, or those of few clients")
 
     def stack(self, placed: Placed) -> Tree:
         """Refused: it shows the upload of every client."""
         if self._rule.clip is None:
-            return self._fed.stack(placed)
+            return self.fed.stack(placed)
         raise _refusal(
             "fed.stack",
             "the server would see the upload of every single client. Measured step sizes and "
             "Lipschitz constants do that too; give numbers instead",
         )
 
-    def poll(self, jobs, step, *values, rules, key, **settings):
+    def poll(self, jobs, step, *values, rules, key, settings=NO_SETTINGS) -> PollResult:
         """Refused: asynchronous results come one by one."""
         if self._rule.clip is None:
-            return self._fed.poll(jobs, step, *values, rules=rules, key=key, **settings)
+            return super().poll(jobs, step, *values, rules=rules, key=key, settings=settings)
         raise _refusal("fed.poll", "results come from single clients, at times of their own")
 
-    def ask(self, who, step, *values, key, **settings) -> Tree:
+    def ask(self, who, step, *values, key, settings=NO_SETTINGS) -> Tree:
         """Refused: the set of clients comes from what they have done before."""
         if self._rule.clip is None:
-            return self._fed.ask(who, step, *values, key=key, **settings)
+            return super().ask(who, step, *values, key=key, settings=settings)
         raise _refusal("fed.ask", "the set of clients is not drawn, and may be small")
 
     # ---- loops
 
-    def repeat(self, n, body, init) -> Tree:
-        """The loop of the other federation, which carries the notes along."""
-
-        def once(i, carry):
-            value, notes = carry
-            self._take(notes)
-            before = set(self._uses)
-            value = body(i, value)
-            self._close(token for token in tuple(self._uses) if token not in before)
-            return value, self._notes()
-
-        value, notes = self._fed.repeat(n, once, (init, self._notes()))
-        self._take(notes)
+    def turn(self, body: Callable[[jax.Array, Tree], Tree], i: jax.Array, value: Tree) -> Tree:
+        """One turn of a loop; cohorts drawn in it have no exchange after it."""
+        before = set(self._uses)
+        value = body(i, value)
+        self._close(token for token in tuple(self._uses) if token not in before)
         return value
 
-    def _notes(self) -> tuple[Tree, ...]:
+    def notes(self) -> Tree:
+        """The bounds, and the releases so far."""
         return self.bounds, self._released, dict(self._uses), self._cohorts
 
-    def _take(self, notes: tuple[Tree, ...]) -> None:
+    def take_notes(self, notes: Tree) -> None:
+        """Continue from these."""
         self.bounds, self._released, uses, self._cohorts = notes
         self._uses = dict(uses)
 
@@ -733,51 +520,8 @@ class PrivateFederation(AbstractFederation):
         self._close(iter(tuple(self._uses)))
         return Releases(tuple(self._samplings), self._cohorts[: len(self._samplings)])
 
-    # ---- never asked for: the words above are those of the other federation
-
-    def _new_cohort(self, cohort: Cohort) -> None:
-        raise NotImplementedError
-
-    def _new_cached(self, cached: Cached, holders: Bool[Array, " clients"]) -> None:
-        raise NotImplementedError
-
-    def _send(self, cohort: Cohort, value: Tree | Cached, *, as_rows: bool) -> Tree:
-        raise NotImplementedError
-
-    def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
-        raise NotImplementedError
-
 
 # ---- what is computed
-
-
-def clipped(way: Tree, bound: jax.Array, by_block: bool) -> tuple[Tree, Float[Array, ""]]:
-    """A way that is no longer than the bound, and whether it was (1) or not (0).
-
-    One that is not finite counts as zero: it must not show.
-
-    >>> way, is_within = clipped(jnp.array([3.0, 4.0]), jnp.array(1.0), False)
-    >>> [round(float(w), 6) for w in way], float(is_within)
-    ([0.6, 0.8], 0.0)
-    """
-    if by_block and isinstance(way, tuple):
-        parts = [clipped(part, bound, False) for part in way]
-        return tuple(part for part, _ in parts), jnp.min(jnp.stack([w for _, w in parts]))
-    squares = [jnp.sum(jnp.square(leaf.astype(float))) for leaf in jax.tree.leaves(way)]
-    length = jnp.sqrt(sum(squares, jnp.zeros(())))
-    is_long = length > bound
-    factor = jnp.where(is_long, bound / jnp.where(is_long, length, 1.0), 1.0)
-    is_finite = jnp.isfinite(length)
-
-    def one(leaf):
-        return jnp.where(is_finite, leaf, jnp.zeros_like(leaf)) * factor.astype(leaf.dtype)
-
-    return jax.tree.map(one, way), jnp.where(is_long | ~is_finite, 0.0, 1.0)
-
-
-def gaussian(key: Key, like: Tree, std: jax.Array) -> Tree:
-    """Noise of the shapes and types of a tree."""
-    return tree.scale(std, tree.random_normal(key, like))
 
 
 def noised_share(

@@ -8,12 +8,13 @@ The exchanges of one cohort are composed first, and drawing the cohort amplifies
 of them together. Rounds draw anew, and their Rényi divergences add up.
 """
 
+import abc
 import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import equinox as eqx
 import jax
@@ -39,48 +40,63 @@ NOT_COVERED = (
 )
 
 
-class Spending:
+class Target(Protocol):
+    """What a private program promises."""
+
+    @property
+    def name(self) -> str:
+        """Of the program."""
+        ...
+
+    @property
+    def delta(self) -> float | None:
+        """Of (epsilon, delta)-privacy."""
+        ...
+
+    @property
+    def epsilon(self) -> float | None:
+        """The most that it may spend."""
+        ...
+
+
+class AbstractSpending(abc.ABC):
     """What a private run spends, from its first round to its last.
 
     Args:
-        algorithm: the private program.
-        n_clients: of the population.
-        releases: of all rounds; the counts have one row per round.
+        target: the private program.
     """
 
-    def __init__(self, algorithm: Private, n_clients: int, releases: Releases):
-        self._algorithm, self._n_clients = algorithm, n_clients
-        self._samplings = releases.samplings
-        each = np.asarray(releases.cohorts, np.int64)  # [rounds, samplings, exchanges]
-        if each[:, :, MOST_RELEASES].any():
-            raise ValueError(
-                f"a cohort of {algorithm.name} answers to {MOST_RELEASES} exchanges or more, which "
-                "is not accounted for. Draw more often, or pass delta=None."
-            )
-        self._exchanges = each @ np.arange(MOST_RELEASES + 1)
-        self._until = np.concatenate([np.zeros_like(each[:1]), np.cumsum(each, axis=0)])
+    def __init__(self, target: Target):
+        self._target = target
         self._known: dict[int, float] = {}
-        self._replaces = algorithm.replaces(n_clients)
 
     @property
+    @abc.abstractmethod
     def rounds(self) -> int:
         """How many rounds are known."""
-        return len(self._until) - 1
 
+    @abc.abstractmethod
     def releases(self, rounds: int) -> int:
-        """How many exchanges there are in this many rounds."""
-        return int(self._exchanges[:rounds].sum())
+        """How many releases there are in this many rounds."""
+
+    @abc.abstractmethod
+    def check(self, first: int, ledgers: Sequence[Ledger]) -> None:
+        """Raise if the ledger of a round shows more than was accounted for."""
+
+    @abc.abstractmethod
+    def compute_epsilon(self, rounds: int) -> float:
+        """Epsilon after this many rounds; infinite without noise."""
 
     def epsilon(self, rounds: int) -> float:
-        """Epsilon after this many rounds; infinite without noise."""
+        """The same, computed once."""
         if rounds not in self._known:
-            self._known[rounds] = self._epsilon(rounds)
+            self._known[rounds] = self.compute_epsilon(rounds)
         return self._known[rounds]
 
     @cached_property
     def last_round(self) -> int:
         """The number of rounds that stay within the target."""
-        target = self._algorithm.epsilon
+        target = self._target.epsilon
         if target is None or self.epsilon(self.rounds) <= target:
             return self.rounds
         below, above = 0, self.rounds
@@ -92,11 +108,44 @@ class Spending:
     @property
     def reason(self) -> str:
         """Why the run stops after its last round."""
-        last, target = self.last_round, self._algorithm.epsilon
+        last, target = self.last_round, self._target.epsilon
         return (
             f"Privacy: round {last + 1} would exceed epsilon={target:g} at "
-            f"delta={self._algorithm.delta:g}; after round {last} it is {self.epsilon(last):.4g}."
+            f"delta={self._target.delta:g}; after round {last} it is {self.epsilon(last):.4g}."
         )
+
+
+class Spending(AbstractSpending):
+    """What a run with private clients spends.
+
+    Args:
+        algorithm: the private program.
+        n_clients: of the population.
+        releases: of all rounds; the counts have one row per round.
+    """
+
+    def __init__(self, algorithm: Private, n_clients: int, releases: Releases):
+        super().__init__(algorithm)
+        self._algorithm, self._n_clients = algorithm, n_clients
+        self._samplings = releases.samplings
+        each = np.asarray(releases.cohorts, np.int64)  # [rounds, samplings, exchanges]
+        if each[:, :, MOST_RELEASES].any():
+            raise ValueError(
+                f"a cohort of {algorithm.name} answers to {MOST_RELEASES} exchanges or more, which "
+                "is not accounted for. Draw more often, or pass delta=None."
+            )
+        self._exchanges = each @ np.arange(MOST_RELEASES + 1)
+        self._until = np.concatenate([np.zeros_like(each[:1]), np.cumsum(each, axis=0)])
+        self._replaces = algorithm.replaces(n_clients)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are known."""
+        return len(self._until) - 1
+
+    def releases(self, rounds: int) -> int:
+        """How many exchanges there are in this many rounds."""
+        return int(self._exchanges[:rounds].sum())
 
     def check(self, first: int, ledgers: Sequence[Ledger]) -> None:
         """Raise unless rounds had the exchanges that were accounted for."""
@@ -108,7 +157,8 @@ class Spending:
                 f"and {known} are accounted for: epsilon would be wrong. This is a bug."
             )
 
-    def _epsilon(self, rounds: int) -> float:
+    def compute_epsilon(self, rounds: int) -> float:
+        """Epsilon after this many rounds; infinite without noise."""
         done = self._until[rounds]
         if not done.any():
             return 0.0
@@ -118,9 +168,9 @@ class Spending:
         for sampling, counts in zip(self._samplings, done, strict=True):
             for exchanges in np.flatnonzero(counts[1:]) + 1:
                 event = self.event(sampling, int(exchanges))
-                total = total + counts[exchanges] * _divergences(event, self._replaces)
+                total = total + counts[exchanges] * divergences(event, self._replaces)
         return float(
-            rdp.compute_epsilon(_accountant(self._replaces).orders, total, self._algorithm.delta)[0]
+            rdp.compute_epsilon(accountant(self._replaces).orders, total, self._algorithm.delta)[0]
         )
 
     def event(self, sampling: Sampling, exchanges: int) -> Any:
@@ -136,7 +186,7 @@ class Spending:
         return several
 
 
-def _accountant(replaces: bool) -> Any:
+def accountant(replaces: bool) -> Any:
     """A fresh accountant, for neighbours with other data or for those that are left out."""
     relation = accounting().NeighboringRelation
     kind = relation.REPLACE_ONE if replaces else relation.REPLACE_SPECIAL
@@ -144,15 +194,15 @@ def _accountant(replaces: bool) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _divergences(event: Any, replaces: bool) -> np.ndarray:
+def divergences(event: Any, replaces: bool) -> np.ndarray:
     """The Rényi divergences of an event, at the accountant's orders."""
-    accountant, log = _accountant(replaces), logging.getLogger("absl")
+    own, log = accountant(replaces), logging.getLogger("absl")
     # it says which orders it leaves out, which makes epsilon larger and not wrong
     before = log.level
     log.setLevel(logging.ERROR)
-    accountant.compose(event)
+    own.compose(event)
     log.setLevel(before)
-    return accountant.rdp
+    return own.rdp
 
 
 def accounting() -> Any:
@@ -184,14 +234,20 @@ def spending(
         return None
     if algorithm.noise is not None:
         accounting()  # missing packages are reported before the work
-    if program.population.is_on_disk:
-        blank = program.population.resident(np.zeros(0, int), 1, 1)
-        program = replace(program, population=blank)
+    program = without_rows(program)
     try:
         releases = _all_releases(program, numbers_to_arrays(algorithm), state, key, rounds)
     except NotScoutable as word:
         raise ValueError(f"{word} cannot be private: {algorithm.name} is asynchronous.") from None
     return Spending(algorithm, program.population.n_clients, releases)
+
+
+def without_rows(program: Program) -> Program:
+    """The same program with few rows of a population on disk: only their shapes are used."""
+    if not program.population.is_on_disk:
+        return program
+    blank = program.population.resident(np.zeros(0, int), 1, 1)
+    return replace(program, population=blank)
 
 
 @eqx.filter_jit  # runs that differ in numbers and seeds share one program

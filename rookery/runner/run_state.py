@@ -14,7 +14,7 @@ from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.ledger import Ledger
 from rookery.program.polling import async_traces
 from rookery.program.step_sizes import scale_steps
-from rookery.runner.accountant import NOT_COVERED, Spending
+from rookery.runner.accountant import NOT_COVERED, AbstractSpending
 from rookery.runner.best import Best, Goal, KeepBest, is_better, value_in
 from rookery.runner.checkpoint import Checkpoint
 from rookery.runner.finite import not_finite_in_state, size_of
@@ -258,7 +258,7 @@ class RunState:
     guard: Guard | None = None
     known_goals: Mapping[str, Goal] = field(default_factory=dict)
     start_state: Callable[[], Tree] = lambda: None
-    spending: Spending | None = None
+    spending: AbstractSpending | None = None
     """What a private run spends."""
     watched: Watch | None = None
     """What the guard has seen, or had seen before a guard was left out."""

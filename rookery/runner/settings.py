@@ -12,7 +12,8 @@ from rookery.engines.engine import AbstractEngine, Program
 from rookery.program.algorithm import first_state
 from rookery.program.ledger import LEDGER_FIELDS, Ledger
 from rookery.program.privacy import Private
-from rookery.runner.accountant import Spending, spending
+from rookery.program.row_privacy import RowPrivate
+from rookery.runner.accountant import AbstractSpending, spending
 from rookery.runner.best import KeepBest
 from rookery.runner.checkpoint import Checkpoint
 from rookery.runner.describe import describe, fingerprint
@@ -20,6 +21,7 @@ from rookery.runner.finite import not_finite_in_state
 from rookery.runner.guard import Guard
 from rookery.runner.history import EPSILON, Row
 from rookery.runner.metrics import AbstractEvaluation
+from rookery.runner.row_accountant import row_spending
 from rookery.runner.run_record import RunRecord
 from rookery.runner.run_state import Callback, Run, RunState
 from rookery.runner.stop import AbstractRule, Budget, any_of
@@ -160,11 +162,15 @@ class SweepSettings:
                 opened.end_again(done, lambda _: True, "stopped", opened.spent_reason)
             return opened
 
-    def _spending(self, run: Run, state: Tree) -> Spending | None:
+    def _spending(self, run: Run, state: Tree) -> AbstractSpending | None:
         """What a private run will spend."""
-        if not isinstance(run.algorithm, Private):
-            return None
-        return spending(self.program, run.algorithm, state, run.keys()[0], self.rounds)
+        match run.algorithm:
+            case Private() as algorithm:
+                return spending(self.program, algorithm, state, run.keys()[0], self.rounds)
+            case RowPrivate() as algorithm:
+                return row_spending(self.program, algorithm, state, run.keys()[0], self.rounds)
+            case _:
+                return None
 
     def _can_resume(self, checkpoint: Checkpoint) -> bool:
         """Whether a run of these settings would come back to this checkpoint."""

@@ -24,6 +24,7 @@ from rookery.program.algorithm import AbstractAlgorithm, check_constraints
 from rookery.program.delays import Clock
 from rookery.program.participation import AbstractParticipation, Uniform, WithReplacement
 from rookery.program.privacy import Private
+from rookery.program.row_privacy import RowPrivate
 from rookery.runner.batch_loop import BatchLoop, exclusive
 from rookery.runner.best import KeepBest
 from rookery.runner.describe import data_fingerprint
@@ -259,7 +260,7 @@ def _sweep(
     _warn_of_bias(checked, population)
     if checked:
         check_blocks(evaluate, checked[0].start, population)
-    if any(isinstance(one.algorithm, Private) for one in runs):
+    if any(isinstance(one.algorithm, Private | RowPrivate) for one in runs):
         guard = None  # a roll-back would release rounds again, and decide by what is not private
     rules = as_rules(stop)
     if guard is not None and not isinstance(guard, Guard):
