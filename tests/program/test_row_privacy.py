@@ -78,7 +78,8 @@ def test_full_batches_without_noise_are_clipped_gradient_descent():
 
 def client_of(rule: RowPrivate, rows: np.ndarray, key=None, loop=python_loop) -> PrivateClient:
     key = jax.random.key(0) if key is None else key
-    return PrivateClient(LocalClient(rk.Population.stacked(rows), 0, key, loop), rule, [])
+    own: Any = LocalClient(rk.Population.stacked(rows), 0, key, loop)
+    return PrivateClient(own, rule, [])
 
 
 def total(rows, weights):
@@ -122,7 +123,8 @@ def test_samples_are_counted_by_their_averages():
 
     def turn(i, carry):
         sample = client.draw("train", 2, client.key)
-        sample.average(total), sample.average(total)
+        sample.average(total)
+        sample.average(total)
         return carry
 
     client.repeat(4, turn, jnp.zeros(()))
