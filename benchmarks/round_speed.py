@@ -101,11 +101,11 @@ class Peer:
 def torch_python() -> str:
     """A Python that has torch."""
     given = os.environ.get("ROOKERY_TORCH_PYTHON")
-    found = Path(given) if given else HERE.parent / ".venv-models" / "bin" / "python"
+    found = Path(given) if given else HERE.parent / ".venv-bench-pfl" / "bin" / "python"
     if not found.exists():
         raise FileNotFoundError(
-            f"{found} does not exist. The peer needs torch in an environment of its own: run make "
-            "test-models once, or set ROOKERY_TORCH_PYTHON."
+            f"{found} does not exist. The peer needs torch in an environment of its own: make bench "
+            "installs it, or set ROOKERY_TORCH_PYTHON."
         )
     return str(found)
 
