@@ -24,7 +24,7 @@ problem (features once, where only the head moves), ``dealt`` batches, ``fresh=F
 ``renewal=None``, and a ``clients_at_once`` of the engine. They keep the numbers of steps and rows
 in a batch, and evaluate fewer rows: the notes have both counts.
 
-Torch comes from an environment of its own: ``make test-models`` makes ``.venv-models``, or set
+Torch comes from an environment of its own: ``make bench`` makes ``.venv-bench-pfl``, or set
 ROOKERY_TORCH_PYTHON to a Python that has it.
 """
 
@@ -104,8 +104,8 @@ def torch_python() -> str:
     found = Path(given) if given else HERE.parent / ".venv-bench-pfl" / "bin" / "python"
     if not found.exists():
         raise FileNotFoundError(
-            f"{found} does not exist. The peer needs torch in an environment of its own: make bench "
-            "installs it, or set ROOKERY_TORCH_PYTHON."
+            f"{found} does not exist. The peer needs torch in an environment of its own: run make "
+            "bench, which installs it, or set ROOKERY_TORCH_PYTHON."
         )
     return str(found)
 
