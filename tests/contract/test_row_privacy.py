@@ -22,7 +22,7 @@ def test_it_runs_or_is_refused_by_name(name):
 
     def solution(noise):
         private = RowPrivate(algorithm, clip=1.0, noise=noise, delta=None)
-        result = rk.run(private, zoo.problem, population, zoo.start, rounds=1, engine=rk.Eager())
+        result = rk.run(private, zoo.problem, population, zoo.start, rounds=2, engine=rk.Eager())
         return np.concatenate([np.ravel(leaf) for leaf in result.solution])
 
     try:
