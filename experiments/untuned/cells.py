@@ -62,8 +62,8 @@ def _with_server(name: str, **fixed) -> Callable[..., rk.AbstractAlgorithm]:
 
 def _comfedl(outer_lr: float | None = None, inner_lr: float | None = None) -> rk.AbstractAlgorithm:
     """ComFedL for robust learning, whose one step is the product of two factors."""
-    steps = {} if outer_lr is None or inner_lr is None else {"lr": outer_lr * inner_lr}
-    return rk.ComFedL(gamma=1.0, clients=PER_EXCHANGE, batch_size=BATCH, **steps)
+    lr = "auto" if outer_lr is None or inner_lr is None else outer_lr * inner_lr
+    return rk.ComFedL(lr=lr, gamma=1.0, clients=PER_EXCHANGE, batch_size=BATCH)
 
 
 _SAMPLED = {"clients": PER_EXCHANGE, "batch_size": BATCH}

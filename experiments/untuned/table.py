@@ -144,7 +144,7 @@ def show(path: Path) -> None:
 
 def main() -> None:
     """Run cells, or show the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=["run", "show"])
     parser.add_argument("results", type=Path)
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)

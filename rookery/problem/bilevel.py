@@ -12,6 +12,7 @@ import equinox as eqx
 from rookery.loss import Prepared, wants_key
 from rookery.problem import oracles, validation
 from rookery.problem.constraints import projections
+from rookery.problem.gauss_newton import GaussNewton, check_outermost
 from rookery.problem.splits import AbstractTwoSplits
 from rookery.types import Loss, Sample, Scalar, Tree
 
@@ -28,6 +29,7 @@ class AbstractBilevel(AbstractTwoSplits):
     def __check_init__(self):
         validation.check_function("outer", self.outer)
         validation.check_function("inner", self.inner)
+        check_outermost(self.inner)
         if self.prepare is not None:
             validation.check_function("prepare", self.prepare)
             if wants_key(self.prepare):
@@ -100,14 +102,30 @@ class AbstractBilevel(AbstractTwoSplits):
         """g_y."""
         return oracles.gradient(self._inner, (x, y), 1, sample)
 
+    @property
+    def has_exact_hessian(self) -> bool:
+        """Whether :meth:`inner_hvp` has the Hessian of the inner loss: not with GaussNewton."""
+        return not isinstance(self.inner, GaussNewton)
+
     def inner_hvp(self, x: Tree, y: Tree, v: Tree, sample: Sample) -> Tree:
-        """g_yy v, of the shape of y."""
+        """g_yy v, of the shape of y; a Gauss-Newton product if the loss asks for it."""
+        if isinstance(self.inner, GaussNewton):
+            loss = self.inner.linearised
+            loss = loss if self.prepare is None else Prepared(loss, self.prepare)
+            return oracles.second_derivative(loss, (x, y, y), 2, 2, v, sample)
+        return self.exact_inner_hvp(x, y, v, sample)
+
+    def exact_inner_hvp(self, x: Tree, y: Tree, v: Tree, sample: Sample) -> Tree:
+        """The Hessian of the inner loss times v: the curvature that steps of y meet."""
         return oracles.second_derivative(self._inner, (x, y), 1, 1, v, sample)
 
     def inner_derivatives(
         self, x: Tree, y: Tree, v: Tree, sample: Sample
     ) -> tuple[Tree, Tree, Tree]:
         """g_y, g_xy v and g_yy v, which share their passes over the rows."""
+        if not self.has_exact_hessian:
+            g_y, g_xy = self.inner_grad_y(x, y, sample), self.inner_cross(x, y, v, sample)
+            return g_y, g_xy, self.inner_hvp(x, y, v, sample)
         return oracles.gradient_and_products(self._inner, (x, y), v, sample)
 
     def inner_cross(self, x: Tree, y: Tree, v: Tree, sample: Sample) -> Tree:
@@ -125,7 +143,7 @@ class Bilevel(AbstractBilevel):
 
     Args:
         outer: loss of the outer level.
-        inner: loss of the inner level.
+        inner: loss of the inner level; :class:`~rookery.problem.GaussNewton` for a network.
         outer_split: the split of a client's data that the outer loss is averaged over.
         inner_split: the split that the inner loss is averaged over.
         prepare: ``prepare(x, row)`` makes of a row what both losses take in its place, such as the

@@ -20,6 +20,7 @@ from rookery import check, models, tree
 from rookery.clients.datasets import Dataset
 from rookery.clients.population import Population
 from rookery.problem.bilevel import Bilevel
+from rookery.problem.gauss_newton import GaussNewton
 from rookery.runner.metrics import OnServer
 from rookery.tasks.classifier import Accuracy, Classifier, ClassWeighted, Loss, classifier
 from rookery.tasks.task import Parts, Task, check_splits, server_rows
@@ -32,6 +33,7 @@ def loss_tuning(
     *,
     hidden: Sequence[int] = (200, 100),
     l2: float = 0.0001,
+    gauss_newton: bool = False,
 ) -> Task[Bilevel]:
     """Tune the loss of each class for balanced accuracy under long-tailed training data.
 
@@ -42,6 +44,9 @@ def loss_tuning(
         hidden: widths of the hidden layers; for images the channels of two convolutions and the
             units of a dense layer.
         l2: ridge on the network.
+        gauss_newton: whether products with the inner Hessian are Gauss-Newton products
+            (:class:`~rookery.problem.GaussNewton` states their bias). The Hessian of a network is
+            indefinite, the Gauss-Newton matrix is not.
 
     >>> from rookery.clients import datasets, partition
     >>> digits = datasets.blank_like("digits")
@@ -53,6 +58,8 @@ def loss_tuning(
     """
     check_splits(parts, "train", "validation")
     check.positive("l2", l2)
+    if not isinstance(gauss_newton, bool):
+        raise TypeError(f"gauss_newton must be True or False, got {gauss_newton!r}.")
     network, n_classes = classifier(dataset, hidden), dataset.n_classes
     weights = class_weights(dataset.train["labels"][np.concatenate(parts["train"])], n_classes)
 
@@ -60,9 +67,11 @@ def loss_tuning(
         zeros = np.zeros(n_classes, np.float32)
         return {"delta": zeros, "l": zeros}, network.init(np.random.default_rng(seed))
 
+    inner = ScaledLoss(network, float(l2))
     return Task(
         problem=Bilevel(
-            outer=ClassWeighted(Loss(network), weights), inner=ScaledLoss(network, float(l2))
+            outer=ClassWeighted(Loss(network), weights),
+            inner=GaussNewton(inner.logits, label_loss, inner.ridge) if gauss_newton else inner,
         ),
         population=Population.from_parts(dataset.train, parts),
         start=start,
@@ -105,7 +114,18 @@ class ScaledLoss(eqx.Module):
 
     def __call__(self, x: Tree, y: Tree, example: Tree) -> jax.Array:
         """The inner loss of one example."""
-        logits = jax.nn.sigmoid(x["delta"]) * self.network(y, example["inputs"]) + x["l"]
-        ridge = tree.dot(y, y) / 2
-        loss = models.cross_entropy(logits, example["labels"])
-        return loss + jnp.asarray(self.l2).astype(ridge.dtype) * ridge
+        return label_loss(self.logits(x, y, example), example) + self.ridge(x, y, example)
+
+    def logits(self, x: Tree, y: Tree, example: Tree) -> jax.Array:
+        """Scaled and shifted."""
+        return jax.nn.sigmoid(x["delta"]) * self.network(y, example["inputs"]) + x["l"]
+
+    def ridge(self, x: Tree, y: Tree, example: Tree) -> jax.Array:
+        """The penalty on the network."""
+        half = tree.dot(y, y) / 2
+        return jnp.asarray(self.l2).astype(half.dtype) * half
+
+
+def label_loss(logits: jax.Array, example: Tree) -> jax.Array:
+    """Cross-entropy of the example's label."""
+    return models.cross_entropy(logits, example["labels"])

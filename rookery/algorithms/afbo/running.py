@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from rookery import tree
 from rookery.algorithms.shared.auto import AutoOpt, Curvature
-from rookery.algorithms.shared.curvature import damping_for, inner_product, is_due, largest
+from rookery.algorithms.shared.curvature import damping_for, inner_product, is_due, steepest
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     check_curvature,
@@ -137,7 +137,7 @@ def measured_curvature(
     def measure(_, known):
         sample = client.draw(problem.inner_split, batch_size, sample_key)
         product = inner_product(problem, x, y, sample)
-        found = largest(client, product, y, iterations, start_key)
+        found = steepest(client, problem, x, y, sample, iterations, start_key)
         length = tree.dot(v, v)
         bend = tree.dot(v, product(v)) / jnp.where(length > 0, length, jnp.ones_like(length))
         L = jnp.maximum(found, tree.scale(0.8, known.L))

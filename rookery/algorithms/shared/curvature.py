@@ -124,8 +124,27 @@ def inner_curvature(
     """The largest curvature in y of one sample."""
     start_key, sample_key = jax.random.split(client.key)
     sample = _inner_sample(client, problem, batch_size, sample_key)
-    product = inner_product(problem, *point, sample)
-    return largest(client, product, point[1], iterations, start_key)
+    return steepest(client, problem, *point, sample, iterations, start_key)
+
+
+def steepest(
+    client: Client,
+    problem: Problem,
+    x: Tree,
+    y: Tree,
+    sample: Sample,
+    iterations: int,
+    key: Key,
+) -> jax.Array:
+    """The largest curvature that steps of y and of v meet; with GaussNewton they differ."""
+    found = largest(client, inner_product(problem, x, y, sample), y, iterations, key)
+    if not isinstance(problem, Bilevel) or problem.has_exact_hessian:
+        return found
+
+    def exact(p):
+        return problem.exact_inner_hvp(x, y, p, sample)
+
+    return jnp.maximum(found, largest(client, exact, y, iterations, key))
 
 
 def inner_product(problem: Problem, x: Tree, y: Tree, sample: Sample) -> Product:
@@ -239,22 +258,21 @@ def block_curvature(
     start_key, sample_key = jax.random.split(client.key)
     x, y, *others = blocks
     sample = _inner_sample(client, problem, batch_size, sample_key)
-    product = inner_product(problem, x, y, sample)
     if isinstance(view, PenaltyView) and isinstance(problem, Bilevel):
         share = view.at(round).share
         outer = client.draw(problem.outer_split, batch_size, start_key)
 
         def both(p):
             bent = oracles.second_derivative(problem.outer, (x, y), 1, 1, p, outer)
-            return tree.axpy(share, bent, problem.inner_hvp(x, y, p, sample))
+            return tree.axpy(share, bent, problem.exact_inner_hvp(x, y, p, sample))
 
         found = largest(client, both, y, iterations, start_key)
         return found, jnp.zeros_like(found)
-    found = largest(client, product, y, iterations, start_key)
+    found = steepest(client, problem, x, y, sample, iterations, start_key)
     if not isinstance(view, BilevelView):
         return found, jnp.zeros_like(found)
     (v,) = others
-    length = tree.dot(v, v)
+    product, length = inner_product(problem, x, y, sample), tree.dot(v, v)
     return found, tree.dot(v, product(v)) / jnp.where(length > 0, length, jnp.ones_like(length))
 
 
