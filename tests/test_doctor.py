@@ -1,5 +1,6 @@
 """The doctor: measurements equal closed forms, and every verdict holds where it is known to."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +9,16 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.algorithms.shared.auto import AutoOpt
+from rookery.algorithms.shared.step_rule import first_opt, observed
+from rookery.algorithms.shared.two_level import Opts
 from rookery.doctor import diagnose
 from rookery.doctor.settings_of import settings_of
 from rookery.doctor.verdicts import verdicts_of, verdicts_of_record
-from rookery.doctor.vitals import measure
+from rookery.doctor.vitals import Vitals, measure
+from rookery.doctor.wording import sentences
+from rookery.program.step_sizes import scale_steps
+from rookery.report.read import read_runs
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=4)
 MEAN = np.asarray(ZOO.H).mean((0, 1))
@@ -93,6 +100,24 @@ def test_noise_and_drift_are_those_of_the_clients():
     assert names == ["client drift"]
 
 
+def test_sizes_that_a_run_has_found_are_read_from_its_state():
+    untuned = rk.FedMBO()
+    at = rk.parts.DoG(first=10.0, most=0.01), jnp.ones(2)
+    opt = first_opt(*at)
+    for _ in range(4):
+        opt = observed(at[0], jnp.ones(2), opt, at[1])
+    state = Opts(AutoOpt(jnp.array(0.25)), opt)
+    own = settings_of(scale_steps(untuned, 0.5), 4, 0, state)
+    assert (own.step, own.clipped, own.is_warm) == (0.125, 1.0, True)
+    assert settings_of(untuned, 4, 0, untuned.first_opts(jnp.ones(2), jnp.ones(2))).step is None
+    vitals = Vitals(0, 4.0, 1.0, 4.0, hops=0.9, v=2.0, amplification=3.0, signal=1.0, noise=0.5)
+    assert [one.name for one in verdicts_of(vitals, own)] == ["steps clipped"]
+    text = " ".join(sentences([vitals], own))
+    for part in ("0.125 is 0.5 / L", "contracts", "0.9 times", "norm 2,", "0.5 times", "100%"):
+        assert part in text
+    assert sentences([], own) == []
+
+
 def test_the_record_of_a_run_is_read():
     rollbacks = [{"round": 9, "to": 0, "reason": "w grew", "factor": 0.5, "lost": 9}]
     summary = {"status": "finished", "rounds": 90, "rollbacks": rollbacks}
@@ -117,5 +142,9 @@ def test_a_directory_is_examined_with_the_steps_that_the_guard_left(tmp_path):
     assert diagnosis.settings.step == 5.0 * result.step_factor
     assert [v.round for v in diagnosis.vitals] == [0, 90, 100]
     assert "rolled back" in str(diagnosis) and "lr times L" in str(diagnosis)
+    assert diagnosis.save() == tmp_path / "diagnosis.json"
+    (curve,) = read_runs([tmp_path]).curves
+    assert curve.examined[0] == json.loads(json.dumps(diagnosis.record()))
+    assert [row["round"] for row in curve.examined[0]["curvature"]] == [0, 90, 100]
     with pytest.raises(ValueError, match="another algorithm than FedAvg"):
         diagnose(tmp_path, replace(wild, lr=0.1), *what[1:], zoo.start)

@@ -323,7 +323,8 @@ def doctor(
 ) -> None:
     """Say what is wrong with runs and what to change: steps, series, noise, drift, roll-backs.
 
-    It measures at the runs' checkpoints, on the clients' rows. Nothing is added to the rounds.
+    It measures at the runs' checkpoints, on the clients' rows. Nothing is added to the rounds. What
+    it finds is written into each run directory, and "rookery report" shows it.
 
     Example: rookery doctor runs/fednest_fig2a --experiment experiments/fednest_fig2a
 
@@ -339,6 +340,8 @@ def doctor(
     console = Console()
     for diagnosis in examine(runs, TaskLoader(data), experiment, sum(overrides, ())):
         console.print(str(diagnosis), markup=False, highlight=False)
+        diagnosis.save()
+    console.print('Kept in each run directory; "rookery report" shows it.', highlight=False)
 
 
 @app.command(name="report")

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from rookery.clients.population import Population
 from rookery.doctor.settings_of import Settings, settings_of
 from rookery.doctor.verdicts import Verdict, verdicts_of, verdicts_of_record
 from rookery.doctor.vitals import Vitals, measure
+from rookery.doctor.wording import sentences
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm, first_state
@@ -19,9 +20,12 @@ from rookery.runner.checkpoint import load_all
 from rookery.runner.describe import describe
 from rookery.runner.finite import not_finite_in_state
 from rookery.runner.guard import GUARD
-from rookery.runner.history import HistoryFile
+from rookery.runner.history import HistoryFile, replace_file, to_json
 from rookery.runner.run_record import read_config
 from rookery.types import Problem, Tree
+
+DIAGNOSIS = "diagnosis.json"
+"""The file in a run directory that reports read."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,29 @@ class Diagnosis:
             "amplification of v": v.amplification,
             "norm of the direction": v.signal,
             "noise over signal": v.noise,
+            "share of clipped steps": self.settings.clipped,
         }
         return {name: value for name, value in figures.items() if value is not None}
+
+    def record(self) -> dict[str, object]:
+        """All of it, ready for JSON: what a report shows of a run."""
+        return {
+            "round": self.vitals[-1].round if self.vitals else None,
+            "verdicts": [asdict(one) for one in self.verdicts],
+            "sentences": sentences(self.vitals, self.settings),
+            "curvature": [
+                {"round": v.round, "L": v.L, "largest": v.largest, "smallest": v.smallest}
+                for v in self.vitals
+            ],
+            "figures": self.figures(),
+            "notes": self.notes,
+        }
+
+    def save(self) -> Path:
+        """Write the record into the directory of the run, where reports find it."""
+        path = self.directory / DIAGNOSIS
+        replace_file(path, (json.dumps(to_json(self.record())) + "\n").encode())
+        return path
 
 
 def diagnose(
@@ -114,7 +139,8 @@ def diagnose(
     found, notes = load_all(directory / "checkpoints", state, algorithm.solution(state))
     factor = next((c.watched.factor for c in found if c.watched is not None), 1.0)
     last = max((c.round for c in found), default=0)
-    own = settings_of(scale_steps(algorithm, factor), population.n_clients, last)
+    at_last = next((c.state for c in found if not not_finite_in_state(c.state)), state)
+    own = settings_of(scale_steps(algorithm, factor), population.n_clients, last, at_last)
     vitals: list[Vitals] = []
     if not isinstance(problem, Bilevel | SingleLevel):
         notes.append(

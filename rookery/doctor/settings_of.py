@@ -4,13 +4,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import equinox as eqx
+import jax
 
+from rookery.algorithms.shared.auto import AbstractAuto, AutoOpt, DoG, DoGMemory
 from rookery.algorithms.shared.lipschitz import NeumannSettings
 from rookery.algorithms.shared.schedule import AbstractSchedule
-from rookery.algorithms.shared.step_rule import PerCall
+from rookery.algorithms.shared.step_rule import PerCall, is_auto
+from rookery.algorithms.shared.warm import WarmSeries
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.participation import AbstractParticipation
-from rookery.types import BatchSize
+from rookery.types import BatchSize, Tree
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Settings:
         cohort: clients of one exchange.
         batch_size: rows of one evaluation.
         series: of the adjoint.
+        clipped: share of the outer steps that their rule has cut; None if it cuts none.
     """
 
     step: float | None
@@ -32,10 +36,18 @@ class Settings:
     cohort: int
     batch_size: BatchSize
     series: NeumannSettings | None
+    clipped: float | None = None
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the series goes on from round to round, so that its length is no truncation."""
+        return isinstance(self.series, WarmSeries)
 
 
-def settings_of(algorithm: AbstractAlgorithm, n_clients: int, round: int) -> Settings:
-    """The settings of an algorithm in a round.
+def settings_of(
+    algorithm: AbstractAlgorithm, n_clients: int, round: int, state: Tree = ()
+) -> Settings:
+    """The settings of an algorithm in a round; sizes that it found come from its state.
 
     >>> import rookery as rk
     >>> own = settings_of(rk.FedNest(outer_lr=0.1, inner_lr=0.2, inner_steps=3), 5, 0)
@@ -47,15 +59,41 @@ def settings_of(algorithm: AbstractAlgorithm, n_clients: int, round: int) -> Set
     steps = steps if isinstance(steps, int) else 1
     who = getattr(algorithm, "clients", None)
     n = getattr(who, "n", n_clients) if isinstance(who, AbstractParticipation) else n_clients
-    series = next((part for part in _parts(algorithm) if isinstance(part, NeumannSettings)), None)
+    chosen = getattr(algorithm, "adjoint", None) or getattr(algorithm, "estimator", None)
+    parts = [chosen, *_parts(algorithm)]
+    series = next((part for part in parts if isinstance(part, NeumannSettings)), None)
+    rule, found = getattr(algorithm, name, None), _found(state)
     return Settings(
-        _number(getattr(algorithm, name, None), steps, round),
+        _found_size(rule, found) if is_auto(rule) else _number(rule, steps, round),
         name,
         steps,
         min(int(n), n_clients),
         getattr(algorithm, "batch_size", None),
         series,
+        _clipped(found),
     )
+
+
+def _found(state: Tree) -> list[AutoOpt]:
+    """The states of all rules that find their sizes."""
+    leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, AutoOpt))
+    return [leaf for leaf in leaves if isinstance(leaf, AutoOpt)]
+
+
+def _found_size(rule: object, found: list[AutoOpt]) -> float | None:
+    """The largest size that a rule has found; None before its first step."""
+    rule = rule[0] if isinstance(rule, tuple) else rule
+    assert isinstance(rule, AbstractAuto)
+    is_outer = isinstance(rule, DoG)
+    own = [opt for opt in found if isinstance(opt.memory, DoGMemory) == is_outer]
+    return max((float(rule.size(opt)) for opt in own), default=0.0) or None
+
+
+def _clipped(found: list[AutoOpt]) -> float | None:
+    """The share of steps that were cut, of all rules that cut."""
+    memories = [opt.memory for opt in found if isinstance(opt.memory, DoGMemory)]
+    steps = sum(int(memory.steps) for memory in memories)
+    return sum(int(memory.clipped) for memory in memories) / steps if steps else None
 
 
 def _number(rule: object, steps: int, round: int) -> float | None:

@@ -23,6 +23,8 @@ ILL = 1e3
 """Amplification of the adjoint: a series of N terms needs N of this order."""
 DRIFT = 0.1
 """Relative drift: the mean of local solutions misses the solution of the mean by about as much."""
+CLIPPED = 0.5
+"""Share of outer steps that their rule has cut: the bound, not the distance, sets the pace."""
 BELOW_BEST = 0.2
 """Share of a metric's progress that a run has lost at its end."""
 
@@ -46,7 +48,7 @@ def verdicts_of(vitals: Vitals, settings: Settings) -> list[Verdict]:
     """What is wrong at a point of a run, the cause before its effects."""
     return [
         verdict
-        for judge in (_steps, _curvature, _series, _inner_problem, _noise, _drift)
+        for judge in (_steps, _curvature, _series, _inner_problem, _noise, _drift, _clipped)
         for verdict in judge(vitals, settings)
     ]
 
@@ -100,22 +102,23 @@ def _curvature(v: Vitals, s: Settings) -> Iterator[Verdict]:
             "negative curvature",
             f"The Hessian has the eigenvalue {v.smallest:.3g} beside {v.largest:.3g}"
             + ("; the adjoint's series grows along it." if is_nested else "."),
-            "Add an l2 term to the inner loss that is larger than that, or damp the system of v."
+            "Add an l2 term to the inner loss that is larger than that, damp the system of v, or "
+            "use Gauss-Newton products (rookery.problem.GaussNewton)."
             if is_nested
             else "This is usual for networks before they have converged.",
         )
 
 
 def _series(v: Vitals, s: Settings) -> Iterator[Verdict]:
-    if s.series is None or v.hops is None or v.series_error is None:
+    if s.series is None or v.hops is None:
         return
-    if v.hops > GROWING:
+    if v.hops > GROWING and not s.is_warm:  # a warm series is damped where it would grow
         yield Verdict(
             "series grows",
             f"A term of the series is up to {v.hops:.3g} times as long as the one before.",
             f"Choose lipschitz of {SAFETY * v.L:.3g} or more (largest measured: {v.L:.3g}).",
         )
-    elif v.series_error > INEXACT:
+    elif v.series_error is not None and v.series_error > INEXACT:
         more = s.series.terms * max(2, round(v.largest / max(v.smallest, 1e-30) / s.series.terms))
         yield Verdict(
             "series too short",
@@ -160,4 +163,14 @@ def _drift(v: Vitals, s: Settings) -> Iterator[Verdict]:
             "variable's norm away from as many steps on the mean loss.",
             "Take fewer or shorter local steps, unless the algorithm corrects them, as FedNest's "
             "FedInn and SCAFFOLD do.",
+        )
+
+
+def _clipped(v: Vitals, s: Settings) -> Iterator[Verdict]:
+    if s.clipped is not None and s.clipped >= CLIPPED:
+        yield Verdict(
+            "steps clipped",
+            f"{s.clipped:.0%} of the outer steps were cut to the bound of their rule: few entries "
+            "of the direction are far larger than the others.",
+            "Run more rounds, raise the bound with rk.parts.DoG(most=...), or give outer_lr.",
         )

@@ -54,6 +54,34 @@ class Trace(TypedDict):
     staleness: list[int]
 
 
+class Finding(TypedDict):
+    """One thing that the doctor found wrong with a run."""
+
+    name: str
+    finding: str
+    advice: str
+
+
+class Curvature(TypedDict):
+    """Of the inner level, or of the only one, in a round; None is a value that was not finite."""
+
+    round: int
+    L: float | None
+    largest: float | None
+    smallest: float | None
+
+
+class Examined(TypedDict):
+    """What ``rookery doctor`` has written about a run; see ``rookery.doctor.Diagnosis.record``."""
+
+    round: int | None
+    verdicts: list[Finding]
+    sentences: list[str]
+    curvature: list[Curvature]
+    figures: dict[str, float | None]
+    notes: list[str]
+
+
 @dataclass(frozen=True)
 class Curve:
     """One algorithm in one setting, run once for every seed.
@@ -65,6 +93,7 @@ class Curve:
         traces: for an asynchronous algorithm, the trace of its first run, by kind of job.
         diverged: for each seed whose run diverged, after how many rounds.
         per_client: for each run, what was measured of every client; empty if nothing was.
+        examined: for each seed whose run was examined, what the doctor found.
 
     >>> Curve("FedAvg", [History([{"round": 0, "loss": 1.0}])]).metrics
     ['loss']
@@ -76,6 +105,7 @@ class Curve:
     traces: Mapping[str, Trace] = field(default_factory=dict)
     diverged: Mapping[int, int] = field(default_factory=dict)
     per_client: Sequence[ClientHistory] = ()
+    examined: Mapping[int, Examined] = field(default_factory=dict)
 
     def __post_init__(self):
         if not self.runs or not all(len(run) for run in self.runs):
@@ -87,11 +117,12 @@ class Curve:
                 f"curve {self.name!r} has {len(self.runs)} runs and needs a different seed for "
                 f"each, got {self.seeds}."
             )
-        if unknown := sorted(set(self.diverged) - set(self.seeds)):
-            raise ValueError(
-                f"curve {self.name!r}: diverged names the seeds {unknown}, its seeds are "
-                f"{self.seeds}."
-            )
+        for name in ("diverged", "examined"):
+            if unknown := sorted(set(getattr(self, name)) - set(self.seeds)):
+                raise ValueError(
+                    f"curve {self.name!r}: {name} names the seeds {unknown}, its seeds are "
+                    f"{self.seeds}."
+                )
         if self.per_client and len(self.per_client) != len(self.runs):
             raise ValueError(
                 f"curve {self.name!r} has {len(self.runs)} runs, but {len(self.per_client)} "

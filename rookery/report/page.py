@@ -134,6 +134,7 @@ def _curve(curve: Curve, comparison: Comparison, axes: Sequence[str]) -> dict[st
             kind: {**trace, "end": strip_end(curve.traces)}
             for kind, trace in shown(curve.traces).items()
         },
+        "examined": _plain(curve.examined),
         "runs": [
             {
                 "axes": {name: _numbers(axis_values(run, name)) for name in axes},

@@ -5,10 +5,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from rich.console import Console
 
-from rookery.report.comparison import Comparison, Curve, Trace
+from rookery.report.comparison import Comparison, Curve, Examined, Trace
 from rookery.report.write import RESULTS, PlotSettings
 from rookery.runner.history import ClientHistory, History, HistoryFile
 from rookery.runner.run_record import read_config
@@ -22,6 +23,7 @@ class _Runs:
     diverged: dict[int, int] = field(default_factory=dict)
     traces: dict[int, dict[str, Trace]] = field(default_factory=dict)
     per_client: dict[int, ClientHistory] = field(default_factory=dict)
+    examined: dict[int, Examined] = field(default_factory=dict)
 
     def curve(self, name: str) -> Curve:
         seeds = sorted(self.histories)
@@ -33,6 +35,7 @@ class _Runs:
             traces=traces,
             diverged=self.diverged,
             per_client=[self.per_client[seed] for seed in seeds],
+            examined=self.examined,
         )
 
 
@@ -76,6 +79,8 @@ def read_runs(directories: Iterable[Path], console: Console | None = None) -> Co
             runs.diverged[seed] = summary["rounds"]
         if traces := _read_json(path / "async_traces.json"):
             runs.traces[seed] = traces
+        if examined := _read_json(path / "diagnosis.json"):
+            runs.examined[seed] = cast(Examined, examined)
     if not found:
         raise ValueError(
             f"{', '.join(map(str, empty))}: no measurements yet. Wait for the first evaluation, or "

@@ -28,7 +28,7 @@ FORMAT = 1
 GUARD = "guard"
 """What events call the guard, in place of a client step."""
 LINES = ("history", "per_client", "timing", "events")
-DOCUMENTS = ("config", "summary", "async_traces")
+DOCUMENTS = ("config", "summary", "async_traces", "diagnosis")
 
 
 @dataclass

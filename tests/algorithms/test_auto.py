@@ -38,7 +38,7 @@ def test_dog_is_distance_over_gradients_within_bounds():
         size = min(r / np.sqrt(total), 0.08 * entry)
         capped += size < r / np.sqrt(total)
         np.testing.assert_allclose(w, before - size * g, rtol=1e-12)
-    assert 0 < capped < 8
+    assert 0 < capped < 8 and int(opt.memory.clipped) == capped
 
 
 def test_the_measured_size_is_one_over_the_largest_curvature_of_any_client():

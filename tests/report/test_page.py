@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from html import unescape
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -187,6 +188,31 @@ def test_the_page_shows_what_diverged(comparison, tmp_path, browse):
     # the others set the limits: the highest tick is about 1, not 1e30
     ticks = re.findall(r'text-anchor="end">([^<]*)<', document)
     assert max(float(tick.replace(",", "")) for tick in ticks) <= 1.2
+
+
+def test_the_page_shows_what_the_doctor_found(comparison, tmp_path, browse):
+    sick: Any = {
+        "round": 5,
+        "verdicts": [{"name": "noise", "finding": EVIL, "advice": "Take larger batches."}],
+        "sentences": ["The series of the adjoint contracts."],
+        "curvature": [{"round": 0, "L": 2.5, "largest": 1.5, "smallest": None}],
+        "figures": {"norm of v": 3.0},
+        "notes": ["One checkpoint is damaged."],
+    }
+    sound: Any = {**sick, "verdicts": [], "sentences": [], "curvature": [], "notes": []}
+    first = replace(comparison.curves[0], examined={5: sick, 7: sound})
+    write_page(Comparison("t", [first, comparison.curves[2]]), tmp_path / "p.html")
+    document, console = browse(tmp_path / "p.html")
+    assert console == []
+    (found,) = re.findall(r'<div id="doctor">(.*?)</section>', document, re.S)
+    text = unescape(found)
+    assert text.count("<summary>") == 2 and "seed 5: <strong>noise</strong>" in text
+    assert f"{EVIL} Take larger batches." in text and "series of the adjoint contracts" in text
+    assert "<td>2.5</td><td>1.5</td><td>—</td>" in text and "seed 7: nothing wrong" in text
+    write_page(comparison, tmp_path / "p.html")
+    assert 'id="doctor"' not in browse(tmp_path / "p.html")[0]
+    with pytest.raises(ValueError, match=r"examined names the seeds \[9\]"):
+        replace(first, examined={9: sound})
 
 
 def test_a_browser_draws_the_page(comparison, tmp_path, browse):

@@ -137,12 +137,13 @@ class Curvature(AbstractAuto):
 
 
 class DoGMemory(NamedTuple):
-    """What :class:`DoG` remembers."""
+    """What :class:`DoG` remembers; ``clipped`` of its ``steps`` were cut to the bound by entry."""
 
     start: Tree
     distance: jax.Array
     total: jax.Array
     steps: jax.Array
+    clipped: jax.Array
 
 
 class DoG(AbstractAuto):
@@ -185,14 +186,14 @@ class DoG(AbstractAuto):
     def first_opt(self, w):
         """The start, and no gradient yet."""
         zero = _zero(w)
-        w = tree.as_arrays(w)
-        return AutoOpt(zero, (), DoGMemory(w, zero, zero, jnp.zeros((), jnp.int32)))
+        w, none = tree.as_arrays(w), jnp.zeros((), jnp.int32)
+        return AutoOpt(zero, (), DoGMemory(w, zero, zero, none, none))
 
     def observed(self, direction, opt, w):
         """The size for this direction."""
         if not isinstance(opt.memory, DoGMemory):
             return opt
-        start, r, total, k = opt.memory
+        start, r, total, k, clipped = opt.memory
         dtype = r.dtype
         squares = tree.dot(direction, direction).astype(dtype)
         steepest = _largest_entry(direction).astype(dtype)
@@ -205,8 +206,10 @@ class DoG(AbstractAuto):
         r = jnp.where(k == 0, first, jnp.maximum(r, jnp.minimum(far, most)))
         total = total + (k + 1).astype(dtype) ** jnp.asarray(self.power, dtype) * squares
         size = r / jnp.sqrt(jnp.where(total > 0, total, jnp.ones_like(total)))
-        size = jnp.minimum(size, jnp.asarray(self.most, dtype) * per_entry)
-        return AutoOpt(size, (), DoGMemory(start, r, total, k + 1))
+        bound = jnp.asarray(self.most, dtype) * per_entry
+        clipped = clipped + (size > bound).astype(clipped.dtype)
+        size = jnp.minimum(size, bound)
+        return AutoOpt(size, (), DoGMemory(start, r, total, k + 1, clipped))
 
 
 def inner_auto(value: object) -> object:
