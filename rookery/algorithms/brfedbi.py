@@ -124,7 +124,7 @@ class BRFedBi(AbstractBilevelSteps):
             d_i = fed.map(fresh, at, key=sample_key, **settings)
         with fed.outer():
             if self.cached:
-                rows = fed.stack(d_i)  # ------------------------------------ up    d_i
+                rows = fed.stack(d_i, is_aggregated=True)  # ---------------- up    d_i
                 cache = PerClient(_written(cache.rows, cohort, rows))
                 d = tuple(fed.aggregate(block, fed.weights) for block in cache.rows)
             else:

@@ -14,6 +14,7 @@ from rookery.engines.engine import Program
 from rookery.engines.round_costs import RoundCosts
 from rookery.engines.spread import AbstractSpread
 from rookery.engines.traced import ONE_DEVICE, TracedFederation
+from rookery.program.aggregate import robust_rule
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.polling import later, memories_are_finite, server_is_finite
 from rookery.rng import quick
@@ -37,7 +38,10 @@ def one_round(
     if not any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
         key = quick(key)  # a key that the state holds must keep its type
     state = algorithm.round(fed, program.problem, state, jax.random.fold_in(key, round))
-    is_finite = spread.all_agree(server_is_finite(state) & fed.has_kept_finite)
+    is_finite = server_is_finite(state, program.aggregate)
+    if robust_rule(program.aggregate) is None:  # otherwise a client may keep what it likes
+        is_finite = is_finite & fed.has_kept_finite
+    is_finite = spread.all_agree(is_finite)
     return later(state, fed.costs.seconds), fed.costs, is_finite
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rookery import check
+from rookery.program.participation import inclusion
 from rookery.types import Tree
 
 _ROUNDING = 1e-6  # of weights that sum to one half
@@ -52,23 +53,103 @@ def _mean(replies: Tree, weights: jax.Array) -> Tree:
 
 
 class AbstractRobust(eqx.Module):
-    """A rule that tolerates Byzantine clients."""
+    """A rule that tolerates Byzantine clients.
+
+    In an exchange a client counts at most :attr:`most` of the weight, whatever its weight among the
+    clients that take part: with more, a Byzantine client alone could decide.
+    """
 
     @abc.abstractmethod
-    def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
-        """Combine replies; see :class:`Aggregate`."""
+    def combine(self, replies: Tree, weights: jax.Array) -> Tree:
+        """Combine replies of at least :attr:`fewest` slots; see :class:`Aggregate`."""
 
     @property
     @abc.abstractmethod
     def fewest(self) -> int:
         """The least number of replies with which it tolerates a Byzantine one."""
 
+    @property
+    @abc.abstractmethod
+    def most(self) -> float:
+        """The largest fraction of the weight that a Byzantine client may have."""
+
+    @abc.abstractmethod
+    def tolerated(self, slots: int) -> int:
+        """How many Byzantine clients of equal weight it tolerates among ``slots``."""
+
+    def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
+        """Combine replies; outside of a program it is compiled once."""
+        self._check_slots(weights.shape[0])
+        return _combined(self, replies, weights)
+
+    def largest(self, values: jax.Array, active: jax.Array) -> jax.Array:
+        """The largest value that remains without as many as there may be Byzantine clients.
+
+        It is at most the largest of an honest client.
+
+        >>> import jax.numpy as jnp
+        >>> float(Median().largest(jnp.array([1.0, 2.0, jnp.nan]), jnp.ones(3, bool)))
+        2.0
+        """
+        slots = active.shape[0]
+        self._check_slots(slots)
+        values = jnp.where(jnp.isnan(values), jnp.inf, values)
+        values = jnp.where(active, values, -jnp.inf)
+        return jnp.sort(values, descending=True)[self.tolerated(slots)]
+
     def check(self, weights: jax.Array) -> None:
         """Raise unless it makes sense for a population with these weights."""
-        _at_least(type(self).__name__, self.fewest, weights)
+        _at_least(type(self).__name__, 3, weights)
+        heaviest = float(jnp.max(jnp.asarray(weights)))
+        if heaviest > self.most * (1 + _ROUNDING):
+            raise ValueError(
+                f"{self}: the heaviest of {len(weights)} clients has {heaviest:.3g} of the weight, "
+                f"but a Byzantine one may have at most {self.most:.3g}. Use equal weights, or "
+                "another rule: TrimmedMean with a larger trim, or Median."
+            )
+
+    def _check_slots(self, slots: int) -> None:
+        if slots < self.fewest:
+            raise ValueError(
+                f"{self} needs at least {self.fewest} clients in every exchange, got {slots}: with "
+                "fewer, a Byzantine one would not be outvoted."
+            )
 
 
-class Median(AbstractRobust):
+@eqx.filter_jit  # rules have loops, which a server would compile in every exchange
+def _combined(rule: AbstractRobust, replies: Tree, weights: jax.Array) -> Tree:
+    return rule.combine(replies, _capped(weights, rule.most))
+
+
+def robust_rule(aggregate: Aggregate) -> AbstractRobust | None:
+    """The robust rule of a run, also of one under attack; None if it has none.
+
+    >>> robust_rule(Mean()) is None, robust_rule(Attacked(Median(), bad=1))
+    (True, Median())
+    """
+    rule = aggregate.rule if isinstance(aggregate, Attacked) else aggregate
+    return rule if isinstance(rule, AbstractRobust) else None
+
+
+class AbstractMajority(AbstractRobust):
+    """A rule that tolerates Byzantine clients holding less than half of the weight."""
+
+    @property
+    def fewest(self) -> int:
+        """Of two replies neither is in the majority."""
+        return 3
+
+    @property
+    def most(self) -> float:
+        """Less than one half."""
+        return 0.49
+
+    def tolerated(self, slots: int) -> int:
+        """Less than one half of them."""
+        return (slots - 1) // 2
+
+
+class Median(AbstractMajority):
     """The weighted median of every coordinate.
 
     Tolerates Byzantine clients holding less than half of the total weight. It is halfway between
@@ -80,7 +161,7 @@ class Median(AbstractRobust):
     2.0
     """
 
-    def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
+    def combine(self, replies: Tree, weights: jax.Array) -> Tree:
         """The median of each coordinate."""
 
         def one(leaf):
@@ -91,11 +172,6 @@ class Median(AbstractRobust):
             return low + (high - low) / 2
 
         return jax.tree.map(one, replies)
-
-    @property
-    def fewest(self) -> int:
-        """Of two replies it would be the mean."""
-        return 3
 
 
 class TrimmedMean(AbstractRobust):
@@ -116,14 +192,8 @@ class TrimmedMean(AbstractRobust):
         if not 0 < self.trim < 0.5:
             raise ValueError(f"TrimmedMean.trim must be above 0 and below 0.5, got {self.trim}.")
 
-    def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
+    def combine(self, replies: Tree, weights: jax.Array) -> Tree:
         """The trimmed mean of each coordinate."""
-        if (slots := weights.shape[0]) < self.fewest:
-            raise ValueError(
-                f"TrimmedMean(trim={self.trim:g}) cuts off less than one of the {slots} clients in "
-                f"an exchange, so a Byzantine one would stay in. Raise trim, or use at least "
-                f"{self.fewest} clients."
-            )
 
         def one(leaf):
             values, passed, own = _sorted(leaf, weights)
@@ -140,16 +210,14 @@ class TrimmedMean(AbstractRobust):
         """As many as are needed for one of them to be cut off at either end."""
         return math.ceil((1 - _ROUNDING) / self.trim)
 
-    def check(self, weights: jax.Array) -> None:
-        """No client may weigh more than what is cut off."""
-        _at_least("TrimmedMean", 3, weights)
-        heaviest = float(jnp.max(jnp.asarray(weights)))
-        if heaviest > self.trim * (1 + _ROUNDING):
-            raise ValueError(
-                f"TrimmedMean(trim={self.trim:g}): the heaviest of {len(weights)} clients has "
-                f"{heaviest:.3g} of the weight, so a Byzantine one would stay in. Raise trim, "
-                "or use Median."
-            )
+    @property
+    def most(self) -> float:
+        """What is cut off."""
+        return self.trim
+
+    def tolerated(self, slots: int) -> int:
+        """As many as are cut off at either end."""
+        return int(self.trim * slots * (1 + _ROUNDING))
 
 
 class Krum(AbstractRobust):
@@ -176,10 +244,9 @@ class Krum(AbstractRobust):
         check.count("Krum.bad", self.bad)
         check.count("Krum.keep", self.keep)
 
-    def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
+    def combine(self, replies: Tree, weights: jax.Array) -> Tree:
         """The mean of the chosen replies."""
         slots = weights.shape[0]
-        self._check_slots(slots)
         active = weights > 0
         distances = _squared_distances(replies)
         others = active[:, None] & active[None, :] & ~jnp.eye(slots, dtype=bool)
@@ -206,6 +273,15 @@ class Krum(AbstractRobust):
         """Enough for its theorem, and for ``keep`` honest replies."""
         return max(2 * self.bad + 3, self.keep + self.bad)
 
+    @property
+    def most(self) -> float:
+        """Weights do not matter: all clients count equally."""
+        return 1.0
+
+    def tolerated(self, slots: int) -> int:
+        """``bad``, whatever the number of clients."""
+        return self.bad
+
     def check(self, weights: jax.Array) -> None:
         """Weights must be equal, and clients enough."""
         self._check_slots(len(weights))
@@ -216,15 +292,8 @@ class Krum(AbstractRobust):
                 f"{most:.3g}. Use equal weights, Median or TrimmedMean."
             )
 
-    def _check_slots(self, slots: int) -> None:
-        if slots < self.fewest:
-            raise ValueError(
-                f"Krum with bad={self.bad}, keep={self.keep} needs at least {self.fewest} clients "
-                f"in every exchange, got {slots}."
-            )
 
-
-class AbstractCentre(AbstractRobust):
+class AbstractCentre(AbstractMajority):
     """A point that moves a few times, from the coordinate-wise median on.
 
     All leaves together are one point. A reply that is not finite does not count.
@@ -239,7 +308,7 @@ class AbstractCentre(AbstractRobust):
     def step(self, centre: Tree, replies: Tree, weights: jax.Array, far: jax.Array) -> Tree:
         """The next centre, where ``far`` has the distances of the replies from the last."""
 
-    def __call__(self, replies: Tree, weights: jax.Array) -> Tree:
+    def combine(self, replies: Tree, weights: jax.Array) -> Tree:
         """The centre after the iterations."""
         replies, weights = _finite_only(replies, weights)
 
@@ -247,12 +316,7 @@ class AbstractCentre(AbstractRobust):
             far = jnp.sqrt(_squared_distances_from(replies, centre))
             return self.step(centre, replies, weights, far)
 
-        return jax.lax.fori_loop(0, self.iterations, step, Median()(replies, weights))
-
-    @property
-    def fewest(self) -> int:
-        """Those of the median that it starts at."""
-        return 3
+        return jax.lax.fori_loop(0, self.iterations, step, Median().combine(replies, weights))
 
 
 class GeometricMedian(AbstractCentre):
@@ -339,12 +403,25 @@ class Attacked(eqx.Module):
 
     def __call__(self, replies: Tree, weights: Float[Array, " slots"]) -> Tree:
         """The rule's value of the replies, some of them replaced."""
-        factor = jnp.where(jnp.arange(weights.shape[0]) < self.bad, self.scale, 1.0)
+        return self.rule(self.sent(replies), weights)
 
-        def sent(leaf):
-            return leaf * factor.astype(leaf.dtype).reshape((-1,) + (1,) * (leaf.ndim - 1))
+    def sent(self, replies: Tree) -> Tree:
+        """What the server receives in place of honest replies."""
 
-        return self.rule(jax.tree.map(sent, replies), weights)
+        def one(leaf):
+            bad = jnp.arange(leaf.shape[0]) < self.bad
+            factor = jnp.where(bad, self.scale, 1.0).astype(leaf.dtype)
+            return leaf * factor.reshape((-1,) + (1,) * (leaf.ndim - 1))
+
+        return jax.tree.map(one, replies)
+
+
+def _capped(weights: jax.Array, most: float) -> jax.Array:
+    """Weights that sum to one, of which none is above ``most``, as far as there are enough."""
+    shares = most * inclusion(weights, 1 / most)
+    is_above = jnp.max(weights) > most * (1 + _ROUNDING)
+    is_enough = most * jnp.sum((weights > 0).astype(weights.dtype)) >= 1 - _ROUNDING
+    return jnp.where(is_above & is_enough, shares, weights)
 
 
 def _sorted(leaf: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rookery.program.aggregate import AbstractRobust, Aggregate, Mean
+from rookery.program.aggregate import Aggregate, Attacked, Mean, robust_rule
 from rookery.program.memory import Memory, PerClient
-from rookery.program.participation import AbstractParticipation, Cohort
+from rookery.program.participation import AbstractParticipation, Cohort, Poisson
 from rookery.program.polling import InFlight, PollResult, PollRules, check_ask, plain_values
 from rookery.program.step import NO_SETTINGS as NO_SETTINGS
 from rookery.program.step import Client as Client
@@ -85,6 +85,11 @@ class AbstractFederation(abc.ABC):
         probabilities: Float[Array, " clients"] | None = None,
     ) -> Cohort:
         """A fresh cohort."""
+        if isinstance(rule, Poisson) and robust_rule(self.aggregate) is not None:
+            raise ValueError(
+                f"{rule} cannot be used with a robust rule: a cohort may have too few clients to "
+                "outvote a Byzantine one. Draw a fixed number, clients=n."
+            )
         cohort = rule.draw(
             key, self.n_clients, self.weights if probabilities is None else probabilities
         )
@@ -206,12 +211,9 @@ class AbstractFederation(abc.ABC):
 
     def weighted_mean(self, placed: Placed, weights: Placed) -> Tree:
         """The mean by weights that the clients send along."""
-        if isinstance(self.aggregate, AbstractRobust):
-            raise ValueError(
-                "fed.weighted_mean cannot be used with a robust rule "
-                f"({type(self.aggregate).__name__}): a Byzantine client could report an "
-                "arbitrarily large weight. Use fed.mean, or a run without aggregate=."
-            )
+        self._refuse_robust(
+            "fed.weighted_mean", "a Byzantine client could report an arbitrarily large weight"
+        )
         both = _joined(placed, weights)
         (replies, given), cohort = self._collect(both, needs_all=False)
         given = jnp.where(cohort.active, given, jnp.zeros_like(given))
@@ -219,15 +221,39 @@ class AbstractFederation(abc.ABC):
 
     def sum(self, placed: Placed) -> Tree:
         """The plain sum over the active clients; all of them must reply."""
+        self._refuse_robust("fed.sum", "a Byzantine client could add anything to it")
         replies, cohort = self._collect(_checked(placed), needs_all=True)
         return jax.tree.map(lambda r: jnp.tensordot(cohort.active.astype(r.dtype), r, 1), replies)
 
-    def stack(self, placed: Placed) -> Tree:
+    def stack(self, placed: Placed, *, is_aggregated: bool = False) -> Tree:
         """All replies, one row per slot; all active clients must reply.
 
         The row of an inactive slot has no meaning.
+
+        Args:
+            placed: the replies.
+            is_aggregated: whether the rows go through ``fed.aggregate`` or :meth:`largest` and
+                nowhere else. A run with a robust rule refuses other stacks, which its rule would
+                not see.
         """
+        if not is_aggregated:
+            self._refuse_robust(
+                "fed.stack", "single replies would bypass the rule, and one may be anything"
+            )
         return self._collect(_checked(placed), needs_all=True)[0]
+
+    def largest(self, values: Float[Array, " slots"], cohort: Cohort) -> Float[Array, ""]:
+        """The largest of stacked numbers of the active clients.
+
+        With a robust rule the largest that is left without as many as there may be Byzantine
+        clients (:meth:`~rookery.program.aggregate.AbstractRobust.largest`). Nothing is sent.
+        """
+        if isinstance(self.aggregate, Attacked):
+            values = self.aggregate.sent(values)
+        rule = robust_rule(self.aggregate)
+        if rule is not None:
+            return rule.largest(values, cohort.active)
+        return jnp.max(jnp.where(cohort.active, values, -jnp.inf))
 
     # ---- down and up
 
@@ -290,6 +316,16 @@ class AbstractFederation(abc.ABC):
         The condition may be traced. If the body does not run, nothing of it is billed.
         """
         return self.repeat(jnp.where(condition, 1, 0), lambda _, old: body(old), value)
+
+    def _refuse_robust(self, word: str, reason: str) -> None:
+        """Raise if the run has a robust rule, which a word would bypass."""
+        rule = robust_rule(self.aggregate)
+        if rule is not None:
+            raise ValueError(
+                f"{word} cannot be used with a robust rule ({type(rule).__name__}): {reason}. Use "
+                "an algorithm that takes means alone, such as FedNest or BRFedBi, or a run without "
+                "aggregate=."
+            )
 
     # ---- what an engine implements besides
 

@@ -168,7 +168,7 @@ class Proportional(AbstractOfSize):
         """Systematic sampling; the probabilities are those passed, otherwise the weights."""
         order_key, offset_key = jax.random.split(key)
         order = jax.random.permutation(order_key, n_clients).astype(jnp.int32)
-        chance = _inclusion(probabilities, self.n)[order]
+        chance = inclusion(probabilities, self.n)[order]
         ends = jnp.cumsum(chance)
         # exactly n units long in spite of rounding, unless too few clients have any weight
         is_full = jnp.sum(probabilities > 0) >= self.n
@@ -299,8 +299,12 @@ def participation(rule: AbstractParticipation | int | None) -> AbstractParticipa
     return Uniform(check.count("the number of clients per exchange", rule))
 
 
-def _inclusion(weights: jax.Array, n: int) -> jax.Array:
-    """Probabilities that sum to n: proportional to the weights, but at most one."""
+def inclusion(weights: jax.Array, n: float) -> jax.Array:
+    """Probabilities that sum to n: proportional to the weights, but at most one.
+
+    >>> inclusion(jnp.array([0.75, 0.125, 0.125]), 2).tolist()
+    [1.0, 0.5, 0.5]
+    """
     heaviest = jnp.sort(weights, descending=True)
     k = jnp.arange(weights.shape[0], dtype=weights.dtype)
     rest = jnp.cumsum(heaviest[::-1])[::-1]  # the weight of all but the k heaviest

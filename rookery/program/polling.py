@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from rookery import check, tree
-from rookery.program.aggregate import Aggregate, Mean
+from rookery.program.aggregate import Aggregate, Mean, robust_rule
 from rookery.program.async_trace import AsyncTrace, TraceRecord
 from rookery.program.delays import KINDS, Clock
 from rookery.program.memory import Memory, PerClient, repeated
@@ -376,19 +376,23 @@ def async_traces(state: Tree) -> dict[str, TraceRecord]:
     return {jobs.kind: jobs.trace.as_dict() for jobs in leaves if isinstance(jobs, InFlight)}
 
 
-def all_finite(state: Tree) -> Bool[Array, ""]:
+def all_finite(state: Tree, aggregate: Aggregate) -> Bool[Array, ""]:
     """Whether a state holds no NaN and no infinity; jobs are not searched.
 
     Searching the tables of all clients would cost more than a server's step, and a bad result shows
-    in the iterates as soon as it is used.
+    in the iterates as soon as it is used. With a robust rule a client may have or send what is not
+    finite, so rows of clients are not searched at all.
     """
-    return server_is_finite(state) & memories_are_finite(state)
+    if robust_rule(aggregate) is not None:
+        return server_is_finite(state, aggregate)
+    return server_is_finite(state, aggregate) & memories_are_finite(state)
 
 
-def server_is_finite(state: Tree) -> Bool[Array, ""]:
+def server_is_finite(state: Tree, aggregate: Aggregate) -> Bool[Array, ""]:
     """The same of what the server holds: memories are not searched either."""
     leaves = jax.tree.leaves(state, is_leaf=_is_table)
-    return tree.all_finite([leaf for leaf in leaves if not isinstance(leaf, InFlight | Memory)])
+    tables = InFlight | Memory if robust_rule(aggregate) is None else InFlight | Memory | PerClient
+    return tree.all_finite([leaf for leaf in leaves if not isinstance(leaf, tables)])
 
 
 def memories_are_finite(state: Tree) -> Bool[Array, ""]:

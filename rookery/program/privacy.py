@@ -468,10 +468,10 @@ class PrivateFederation(AbstractWrapped):
             return self.fed.sum(placed)
         raise _refusal("fed.sum", "its uploads are counts, or those of few clients")
 
-    def stack(self, placed: Placed) -> Tree:
+    def stack(self, placed: Placed, *, is_aggregated: bool = False) -> Tree:
         """Refused: it shows the upload of every client."""
         if self._rule.clip is None:
-            return self.fed.stack(placed)
+            return self.fed.stack(placed, is_aggregated=is_aggregated)
         raise _refusal(
             "fed.stack",
             "the server would see the upload of every single client. Measured step sizes and "

@@ -1,5 +1,6 @@
 """The remote engine: runs a program by messages to its clients."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -15,6 +16,7 @@ from rookery.engines.engine import (
     Progress,
     Stopped,
 )
+from rookery.program.aggregate import robust_rule
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.ledger import Ledger
 from rookery.program.polling import all_finite, later
@@ -29,6 +31,15 @@ from rookery.remote.server.session import Session
 from rookery.remote.transports.in_process import InProcess
 from rookery.remote.transports.port import Transport
 from rookery.types import Key, Tree
+
+AGGREGATE = "aggregate"
+"""What events call the server's own step, in place of a client step."""
+
+UNPROTECTED = (
+    "nothing limits what a client may send: one that sends numbers far too large decides the run. "
+    "Use aggregate=rk.aggregate.Median() or another robust rule, or Policy(largest_ratio=...)."
+)
+"""What a run without any protection says when it begins."""
 
 
 class Remote(AbstractEngine):
@@ -120,14 +131,15 @@ class RemoteRunner(AbstractRunner):
                 ledgers.append(fed.costs.ledger)
                 cohorts.append(tuple(fed.cohorts))
                 on_server = memory_sync.replace_memories(remote, lambda *_: None)
-                if not bool(all_finite(on_server)):
+                if not bool(all_finite(on_server, self._program.aggregate)):
                     break
             self._last = memory_sync.collect(session, remote)
         except (TooFewReplies, MemoryLost) as error:
             # what clients kept in these rounds is lost, so the run cannot continue from here
             self._last = None
             raise Stopped(_advice(error, first), []) from error
-        progress = [Progress(self._last, ledgers, bool(all_finite(self._last)), cohorts)]
+        is_finite = bool(all_finite(self._last, self._program.aggregate))
+        progress = [Progress(self._last, ledgers, is_finite, cohorts)]
         if stopped is not None:
             raise Stopped(_advice(stopped, first + len(ledgers)), progress) from stopped
         return progress
@@ -143,7 +155,8 @@ class RemoteRunner(AbstractRunner):
 
     def _open(self, state: Tree, first: int) -> tuple[Plan, Session]:
         problem, population = self._program.problem, self._program.population
-        plan = trace_round(self._algorithm, problem, population, state)
+        rule = robust_rule(self._program.aggregate)
+        plan = trace_round(self._algorithm, problem, population, state, self._program.aggregate)
         names = [population.client_name(client) for client in range(population.n_clients)]
         session = Session(
             self._engine.transport.open(self._program, self._algorithm, state, plan),
@@ -152,7 +165,11 @@ class RemoteRunner(AbstractRunner):
             names,
             on_event=lambda event: self._on_event(event),
             round=first,
+            is_robust=rule is not None,
         )
+        policy = self._engine.policy
+        if rule is None and math.isinf(policy.largest_norm) and math.isinf(policy.largest_ratio):
+            session.report(AGGREGATE, None, UNPROTECTED)
         return plan, session
 
     def _handshake(self) -> None:

@@ -1,6 +1,7 @@
 """Faults between machines: nothing hangs, and every client missing from a mean is reported."""
 
 import json
+import math
 
 import jax
 import numpy as np
@@ -225,6 +226,37 @@ def test_a_byzantine_client_moves_the_mean_and_not_the_median():
 
     assert distance(rk.aggregate.Mean()) > 10 * distance(rk.aggregate.Median())
     assert distance(rk.aggregate.Mean()) > 10 * distance(rk.aggregate.Krum(bad=1))
+
+
+@pytest.mark.parametrize("factor", [1e6, -1e300])
+def test_a_reply_out_of_all_proportion_is_rejected_and_its_client_blamed(factor):
+    """The second is near the largest finite number: added up, it would make all others NaN."""
+    result = go(faults=Faults(scale={2: factor}), policy=MOST)
+    np.testing.assert_allclose(result.state.w, only(0, 1, 3, 4).state.w, rtol=1e-12)
+    blamed = [e for e in result.events if "largest_ratio=10000" in e.reason]
+    assert [(e.client, e.round) for e in blamed] == [(2, round) for round in range(4)]
+    with pytest.raises(Stopped, match=r"4 of 5 clients replied, 5 are needed; none from client 2"):
+        go(faults=Faults(scale={2: factor}))
+
+
+def test_a_robust_rule_is_given_what_is_not_finite():
+    result = go(faults=Faults(poison=(2,)), aggregate=rk.aggregate.Median())
+    assert result.status == "finished"
+    told = [e for e in result.events if "NaN or infinity; the robust rule decides" in e.reason]
+    assert {(e.client, e.round) for e in told} == {(2, round) for round in range(4)}
+    kept = go(SCAFFOLD, Faults(poison=(2,)), aggregate=rk.aggregate.Median())
+    assert kept.status == "finished" and np.isfinite(kept.solution[0]).all()
+
+
+def test_a_run_without_any_protection_says_so_once():
+    bare = Policy(wait_for=5.0, largest_ratio=math.inf)
+    (event,) = go(policy=bare).events
+    assert (event.client, event.step) == (None, "aggregate")
+    assert "nothing limits what a client may send" in event.reason
+    assert not go(policy=bare, aggregate=rk.aggregate.Median()).events
+    assert not go().events
+    with pytest.raises(ValueError, match="largest_ratio must be above 1, got 1"):
+        Policy(largest_ratio=1)
 
 
 def test_too_few_for_a_robust_rule_are_too_few_replies():

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 
 from rookery import check
 from rookery.algorithms.shared.schedule import number
+from rookery.program.aggregate import robust_rule
 from rookery.program.federation import AbstractFederation, Placed
 from rookery.program.participation import Cohort
 from rookery.types import Number, Tree
@@ -165,8 +166,8 @@ class ShiftedWeights(AbstractWeighting):
 
     def level(self, fed, cohort, ask, gamma, kept):
         """The greatest loss of the cohort."""
-        losses = fed.stack(ask())  # ----------------------------------------- up    f_i(w̄)
-        return jnp.max(jnp.where(cohort.active, losses, -jnp.inf)), kept
+        losses = fed.stack(ask(), is_aggregated=True)  # --------------------- up    f_i(w̄)
+        return fed.largest(losses, cohort), kept
 
     def weight(self, loss, level, gamma):
         """exp((f - level) / γ) / γ."""
@@ -234,8 +235,15 @@ class NormalisedWeights(AbstractWeighting):
         """γ log mean exp(f_i / γ), of this cohort or of the last."""
 
         def now():
-            losses = fed.stack(ask())  # ------------------------------------- up    f_i(w̄)
-            return soft_maximum(losses, fed.slot_weights(cohort), gamma)
+            losses = fed.stack(ask(), is_aggregated=True)  # ----------------- up    f_i(w̄)
+            weights = fed.slot_weights(cohort)
+            if robust_rule(fed.aggregate) is None:
+                return soft_maximum(losses, weights, gamma)
+            # the rule takes the place of the mean of exp(f_i / γ)
+            greatest, gamma_ = fed.largest(losses, cohort), _like(losses, gamma)
+            mean = fed.aggregate(jnp.exp((losses - greatest) / gamma_), weights)
+            soft = greatest + gamma_ * jnp.log(mean)
+            return jnp.where(jnp.isinf(gamma_), fed.aggregate(losses, weights), soft)
 
         if not self.stale_scalar:
             return now(), kept

@@ -30,6 +30,7 @@ from rookery.problem import oracles
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
+from rookery.program.aggregate import robust_rule
 from rookery.program.federation import AbstractFederation, Cached, Client
 from rookery.program.participation import AbstractParticipation
 from rookery.types import BatchSize, Count, Key, Problem, Sample, Tree
@@ -88,7 +89,8 @@ def measured(context: Context, rule: StepRule, opt: Tree, x: Tree, y: Tree, key:
         cohort = context.sample(who)
         point = fed.broadcast(cohort, (x, y))  # ------------------------------ down  x, y
         found = context.map(inner_curvature, point, key=sample_key, iterations=rule.iterations)
-        return rule.renewed(opt, _largest_of(fed.stack(found), cohort))  # ---- up    one number
+        found = fed.stack(found, is_aggregated=True)  # ----------------------- up    one number
+        return rule.renewed(opt, fed.largest(found, cohort))
 
     return fed.when(is_due(rule, fed.round), measure, opt)
 
@@ -237,9 +239,14 @@ def measured_blocks(
         at = fed.broadcast(cohort, blocks)  # --------------------------------- down  the blocks
         settings = {"problem": problem, "view": view, "batch_size": batch_size}
         settings |= {"iterations": first.iterations, "round": fed.round}
-        found, bend = fed.stack(fed.map(block_curvature, at, key=sample_key, **settings))
-        bend = jnp.sum(fed.slot_weights(cohort).astype(bend.dtype) * bend)  # - up    two numbers
-        return _renewed(rules, opts, _largest_of(found, cohort), bend)
+        both = fed.map(block_curvature, at, key=sample_key, **settings)
+        found, bend = fed.stack(both, is_aggregated=True)  # ------------------ up    two numbers
+        weights = fed.slot_weights(cohort)
+        if robust_rule(fed.aggregate) is not None:
+            bend = fed.aggregate(bend, weights)
+        else:
+            bend = jnp.sum(weights.astype(bend.dtype) * bend)
+        return _renewed(rules, opts, fed.largest(found, cohort), bend)
 
     return fed.when(is_due(first, fed.round), measure, opts)
 
@@ -303,8 +310,3 @@ def damping_for(bend: jax.Array) -> jax.Array:
 
 def _inner_sample(client: Client, problem: TwoLevel, batch_size: BatchSize, key: Key) -> Sample:
     return client.draw(levels.inner_split(problem), batch_size, key)
-
-
-def _largest_of(found: jax.Array, cohort) -> jax.Array:
-    """The largest of the active clients'."""
-    return jnp.max(jnp.where(cohort.active, found, jnp.zeros_like(found)))

@@ -23,7 +23,8 @@ class PowerIteration(eqx.Module):
     """Estimates L as the largest eigenvalue of the inner Hessian of any client in a cohort.
 
     Each client iterates on its own data, so an estimate costs one exchange with one number up. The
-    largest over clients bounds the eigenvalues of the mean Hessian.
+    largest over clients bounds the eigenvalues of the mean Hessian. With a robust rule it is the
+    largest without as many as there may be Byzantine clients.
 
         >>> PowerIteration(iterations=10, every=5).is_due(10).item()
         True
@@ -97,8 +98,8 @@ def lipschitz(context: Context, state: State, rule: Lipschitz, key: Key) -> jax.
         cohort = context.sample(who)
         point = context.fed.broadcast(cohort, (x, y))  # --------------------- down  x, y
         largest = context.map(largest_eigenvalue, point, key=sample_key, iterations=rule.iterations)
-        largest = context.fed.stack(largest)  # ------------------------------ up    one number
-        largest = jnp.max(jnp.where(cohort.active, largest, jnp.zeros_like(largest)))
+        largest = context.fed.stack(largest, is_aggregated=True)  # ---------- up    one number
+        largest = context.fed.largest(largest, cohort)
         return tree.scale(rule.safety, largest).astype(previous.dtype)
 
     return context.fed.when(rule.is_due(context.fed.round), estimate, previous)

@@ -16,7 +16,7 @@ from jax.core import Tracer
 
 from rookery.clients.local_client import LocalClient
 from rookery.clients.population import Population
-from rookery.program.aggregate import Mean
+from rookery.program.aggregate import Aggregate, Mean
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.federation import (
     NO_SETTINGS,
@@ -52,7 +52,11 @@ from rookery.types import Key, Problem, Tree
 
 
 def trace_round(
-    algorithm: AbstractAlgorithm, problem: Problem, population: Population, state: Tree
+    algorithm: AbstractAlgorithm,
+    problem: Problem,
+    population: Population,
+    state: Tree,
+    aggregate: Aggregate | None = None,
 ) -> Plan:
     """The plan of an algorithm.
 
@@ -61,12 +65,15 @@ def trace_round(
         problem: the problem it solves.
         population: only its shapes matter; on a client it has that client's rows alone.
         state: a state of the algorithm, or its shapes.
+        aggregate: the server's rule, which may refuse the algorithm; the calls do not depend on it.
+            None is the mean.
     """
+    rule = Mean() if aggregate is None else aggregate
     calls: list[Call] = []
     anchors = _Anchors()
 
     def round(state, key, number):
-        fed = _TracingFederation(population, number, calls, anchors)
+        fed = _TracingFederation(population, number, calls, anchors, rule)
         return algorithm.round(fed, problem, state, key)
 
     jax.eval_shape(round, state, jax.random.key(0), jnp.int32(0))
@@ -132,9 +139,16 @@ def _anchor_leaves(reply: Tree, around: Around) -> list:
 class _TracingFederation(AbstractFederation):
     """The federation, traced on one client of each cohort; counts no costs."""
 
-    def __init__(self, population: Population, round, calls: list[Call], anchors: _Anchors):
+    def __init__(
+        self,
+        population: Population,
+        round,
+        calls: list[Call],
+        anchors: _Anchors,
+        rule: Aggregate,
+    ):
         weights = jnp.asarray(population.weights, float)
-        super().__init__(population.n_clients, weights, round, Mean())
+        super().__init__(population.n_clients, weights, round, rule)
         self._population = population
         self._calls, self._anchors = calls, anchors
 

@@ -17,7 +17,7 @@ import numpy as np
 from rookery import tree
 from rookery.engines.engine import Program
 from rookery.program.accounting import CostMeter
-from rookery.program.aggregate import AbstractRobust
+from rookery.program.aggregate import robust_rule
 from rookery.program.federation import (
     NO_SETTINGS,
     AbstractFederation,
@@ -181,12 +181,12 @@ class RemoteFederation(AbstractFederation):
             slot: Request(client, partial(messages.build, slot, client), wanted)
             for slot, client in _active(cohort)
         }
-        rule = self.aggregate
+        rule = robust_rule(self.aggregate)
         replies = self._session.exchange(
             step_of(values),
             requests,
             needs_all=needs_all,
-            at_least=rule.fewest if isinstance(rule, AbstractRobust) else 1,
+            at_least=1 if rule is None else rule.fewest,
         )
         for value in values:
             if isinstance(value.source, Computed):

@@ -1,7 +1,7 @@
 """How long the server waits, how many replies it needs, and which ones it rejects."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery import check
+
+_BLOCK = 1 << 16  # entries of a reply whose squares are summed at a time
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,10 @@ class Policy:
     client's value could not tell which ones are missing. A robust aggregator needs as many replies
     as it takes to tolerate its Byzantine clients.
 
+    Replies with NaN or infinity, and replies that are out of all proportion to those of the other
+    clients, are rejected and recorded. A robust aggregator is given them instead: it tolerates
+    them.
+
     >>> Policy(min_replies=0.8).needed(10)
     8
     >>> Policy(min_replies=3).needed(10)
@@ -42,6 +48,9 @@ class Policy:
         back_off: seconds before the first retry, doubled before each further one; at most
             ``wait_for``.
         largest_norm: replies with a larger Euclidean norm are rejected.
+        largest_ratio: so are replies whose norm is more than this many times the median norm of the
+            other clients in the same exchange, if there are two others at least. Infinity turns it
+            off.
     """
 
     wait_for: float = 60.0
@@ -49,6 +58,7 @@ class Policy:
     retries: int = 3
     back_off: float = 1.0
     largest_norm: float = math.inf
+    largest_ratio: float = 1e4
 
     def __post_init__(self):
         check.positive("Policy.wait_for", self.wait_for)
@@ -60,6 +70,8 @@ class Policy:
         check.not_negative("Policy.back_off", self.back_off)
         if not self.largest_norm > 0:
             raise ValueError(f"Policy.largest_norm must be above 0, got {self.largest_norm}.")
+        if not self.largest_ratio > 1:
+            raise ValueError(f"Policy.largest_ratio must be above 1, got {self.largest_ratio}.")
 
     def needed(self, asked: int) -> int:
         """How many of ``asked`` clients must reply."""
@@ -77,17 +89,48 @@ def is_finite(leaves: Sequence[np.ndarray | jax.Array]) -> bool:
     return all([bool(np.isfinite(leaf).all()) for leaf in leaves if _is_inexact(leaf)])
 
 
-def norm(leaves: Sequence[np.ndarray | jax.Array], limit: float = 0.0) -> float:
-    """The Euclidean norm of a reply; 0 if there is no limit to compare it with."""
-    if math.isinf(limit):
-        return 0.0
+def norm(leaves: Sequence[np.ndarray | jax.Array]) -> float:
+    """The Euclidean norm of a reply: infinity if it overflows.
+
+    >>> norm([np.array([3.0, 4.0]), np.array([7])])
+    5.0
+    """
     total = 0.0
-    for leaf in leaves:
-        if _is_inexact(leaf):
-            wide = np.abs(leaf).astype(np.float64).ravel()
-            with np.errstate(over="ignore"):  # an overflow counts as infinity
-                total += float(wide @ wide)
-    return math.sqrt(total)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for leaf in leaves:
+            if isinstance(leaf, np.ndarray) and _is_inexact(leaf):
+                total += _squared(leaf.reshape(-1))
+    return math.sqrt(total) if total == total else math.inf
+
+
+def outliers(norms: Mapping[int, float], ratio: float) -> dict[int, float]:
+    """Those whose norm exceeds ``ratio`` times the median of the others, and that median.
+
+    >>> outliers({0: 1.0, 1: 2.0, 2: 1e9, 3: 1.5}, ratio=1e4)
+    {2: 1.5}
+
+    Args:
+        norms: by slot.
+        ratio: infinity finds none.
+    """
+    left, found = sorted(norms.items(), key=lambda item: item[1]), {}
+    # without a longer one the median of the others is smaller: the longest is the first to fail
+    while len(left) > 2:
+        slot, longest = left.pop()
+        middle = float(np.median([size for _, size in left]))
+        if not (middle > 0 and longest > ratio * middle):
+            break
+        found[slot] = middle
+    return found
+
+
+def _squared(flat: np.ndarray) -> float:
+    """The sum of squares of an array, in double precision, without a copy of a large one."""
+    total = 0.0
+    for begin in range(0, flat.size, _BLOCK):
+        block = np.abs(flat[begin : begin + _BLOCK]).astype(np.float64)
+        total += float(block @ block)
+    return total
 
 
 def _is_inexact(leaf: np.ndarray | jax.Array) -> bool:

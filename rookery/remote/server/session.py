@@ -1,5 +1,6 @@
 """Request and reply with deadlines and retries; rejects late, duplicate and malformed replies."""
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -12,7 +13,7 @@ from rookery.remote.protocol.plan import spec
 from rookery.remote.protocol.wire import Kind, Message, WireError
 from rookery.remote.server.backoff import Backoff
 from rookery.remote.server.client_record import ClientRecords
-from rookery.remote.server.policy import Policy, is_finite, norm
+from rookery.remote.server.policy import Policy, is_finite, norm, outliers
 from rookery.remote.server.requests import (
     MARGIN,
     Attempt,
@@ -38,6 +39,8 @@ class Session:
         client_names: the clients' names, for errors.
         on_event: called with every event.
         round: number of the first round.
+        is_robust: whether a robust rule combines the replies, and decides about those that are not
+            finite or out of proportion.
 
     Attributes:
         clients: what each client has, has confirmed, remembers and owes.
@@ -53,8 +56,10 @@ class Session:
         *,
         on_event: Callable[[Event], None],
         round: int = 0,
+        is_robust: bool = False,
     ):
         self.port, self.policy = port, policy
+        self._is_robust = is_robust
         self.clients = ClientRecords(len(client_names))
         self.bytes_down = self.bytes_up = 0
         self._round = round
@@ -156,6 +161,7 @@ class Session:
             del state.pending[slot]
         while True:
             self._attempt(Kind.RUN, step, state, sent or {})
+            self._reject_outliers(state)
             sent = {}  # from now on requests are sent again: they may have got lost
             for slot, reason in state.failed.items():
                 self.report(step, requests[slot].client, reason)
@@ -226,6 +232,7 @@ class Session:
                         state.timed_out.add(slot)
         for slot in requests.keys() - state.replies.keys() - state.failed.keys():
             self._sent_ahead[requests[slot].client, state.numbers[slot]] = None
+        self._reject_outliers(state)
         for slot, reason in state.failed.items():
             self.report(step, requests[slot].client, reason)
         return state
@@ -391,20 +398,38 @@ class Session:
             return [slot]
         if request.is_counted:
             self.bytes_up += nbytes(message.arrays, "reply")
+        limit = self.policy.largest_norm
         if not is_finite(reply.leaves):
-            state.failed[slot] = "reply rejected: it holds NaN or infinity"
-            state.non_finite[slot] = reply
-            state.rejected.add(slot)
-        elif (size := norm(reply.leaves, self.policy.largest_norm)) > self.policy.largest_norm:
+            reason = "it holds NaN or infinity"
+            if self._is_robust:
+                self.report(step, client, f"{reason}; the robust rule decides about it")
+            else:
+                state.failed[slot] = f"reply rejected: {reason}"
+                state.non_finite[slot] = reply
+        elif not math.isinf(limit) and (size := norm(reply.leaves)) > limit:
             state.failed[slot] = (
-                f"reply rejected: its norm is {size:.3g}, above Policy.largest_norm="
-                f"{self.policy.largest_norm:g}"
+                f"reply rejected: its norm is {size:.3g}, above Policy.largest_norm={limit:g}"
             )
+        if slot in state.failed:
             state.rejected.add(slot)
         else:
             state.replies[slot] = reply
             self._backoff.end(client)
         return [slot]
+
+    def _reject_outliers(self, state: Attempt) -> None:
+        """Reject replies that are out of all proportion to those of the other clients."""
+        ratio = self.policy.largest_ratio
+        if self._is_robust or math.isinf(ratio) or len(state.replies) < 3:
+            return
+        norms = {slot: norm(reply.leaves) for slot, reply in state.replies.items()}
+        for slot, middle in outliers(norms, ratio).items():
+            del state.replies[slot]
+            state.rejected.add(slot)
+            state.failed[slot] = (
+                f"reply rejected: its norm is {norms[slot]:.3g}, and the median of the others' is "
+                f"{middle:.3g}. Policy.largest_ratio={ratio:g}"
+            )
 
     def _checked(self, kind: Kind, message: Message, request: Request) -> Reply:
         if not (kind is Kind.HELLO and message.kind is Kind.HELLO):
