@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types unit test-slow test-contract test-devices test-versions \
-	test-oldest test-newest test-tracking test-privacy test-ray test-flare test-models docs bench bench-remote clean
+	test-oldest test-newest test-tracking test-privacy test-secure test-ray test-flare test-models docs bench bench-remote clean
 
 demo: $(READY)
 	$(BIN)/rookery demo
@@ -66,6 +66,10 @@ test-tracking: $(VENV)-tracking/.ready
 test-privacy: $(VENV)-privacy/.ready
 	$(VENV)-privacy/bin/pytest -rs tests/runner/test_accountant.py tests/runner/test_row_accountant.py \
 		tests/program/test_privacy.py tests/program/test_row_privacy.py
+
+# secure aggregation, with the real primitives
+test-secure: $(VENV)-secure/.ready
+	$(VENV)-secure/bin/pytest -rs tests/remote/test_fixed_point.py tests/remote/test_secure.py
 
 # clients in the processes of a local Ray cluster; some processes are killed
 test-ray: $(VENV)-ray/.ready

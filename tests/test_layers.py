@@ -39,6 +39,7 @@ ONLY_IN = {
     "tyro": {"cli"},
     "ray": {"remote"},
     "nvflare": {"remote"},
+    "cryptography": {"remote"},
     "tensorboardX": {"tracking"},
     "wandb": {"tracking"},
     "mlflow": {"tracking"},

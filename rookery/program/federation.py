@@ -52,6 +52,7 @@ class AbstractFederation(abc.ABC):
         round: the number of this round, from 0; traced on the compiled engine.
         aggregate: the rule of ``mean``.
         kind: of the current exchanges, one of :data:`~rookery.program.delays.KINDS`.
+        hides_replies: whether replies reach the server only as sums (secure aggregation).
     """
 
     def __init__(
@@ -60,12 +61,15 @@ class AbstractFederation(abc.ABC):
         weights: Float[Array, " clients"],
         round: Count,
         aggregate: Aggregate,
+        *,
+        hides_replies: bool = False,
     ):
         self.n_clients = n_clients
         self.weights = weights
         self.round = round
         self.aggregate = aggregate
         self.kind = "inner"
+        self.hides_replies = hides_replies
 
     @contextmanager
     def outer(self) -> Iterator[None]:
@@ -198,6 +202,11 @@ class AbstractFederation(abc.ABC):
                 change the mean. A private run clips the way from there
                 (:mod:`rookery.program.privacy`).
         """
+        if self.hides_replies:
+            if decode is not None:
+                raise only_sums("a compressed upload", "the server decodes each by itself")
+            mean = self._mean_of_total(placed)
+            return tuple(mean) if apart else mean
         replies, cohort = self._collect(_checked(placed), needs_all=False)
         if decode is not None:
             replies = jax.vmap(decode)(replies)
@@ -214,15 +223,27 @@ class AbstractFederation(abc.ABC):
         self._refuse_robust(
             "fed.weighted_mean", "a Byzantine client could report an arbitrarily large weight"
         )
+        if self.hides_replies:
+            raise only_sums("fed.weighted_mean", "the server would see the weight of each")
         both = _joined(placed, weights)
         (replies, given), cohort = self._collect(both, needs_all=False)
         given = jnp.where(cohort.active, given, jnp.zeros_like(given))
         return self.aggregate(_floating(replies), given / jnp.sum(given))
 
-    def sum(self, placed: Placed) -> Tree:
-        """The plain sum over the active clients; all of them must reply."""
+    def sum(self, placed: Placed, *, weights: Float[Array, " slots"] | None = None) -> Tree:
+        """The sum over the active clients; all of them must reply.
+
+        Args:
+            placed: the replies.
+            weights: factors of the slots, zero for inactive ones; None is one.
+        """
         self._refuse_robust("fed.sum", "a Byzantine client could add anything to it")
+        if self.hides_replies:
+            _summable(_checked(placed), weights)
+            return self._total(placed, weights, needs_all=True)[0]
         replies, cohort = self._collect(_checked(placed), needs_all=True)
+        if weights is not None:
+            return Mean()(_floating(replies), weights)
         return jax.tree.map(lambda r: jnp.tensordot(cohort.active.astype(r.dtype), r, 1), replies)
 
     def stack(self, placed: Placed, *, is_aggregated: bool = False) -> Tree:
@@ -240,6 +261,8 @@ class AbstractFederation(abc.ABC):
             self._refuse_robust(
                 "fed.stack", "single replies would bypass the rule, and one may be anything"
             )
+        if self.hides_replies:
+            raise only_sums("fed.stack", "it shows the reply of every single client")
         return self._collect(_checked(placed), needs_all=True)[0]
 
     def largest(self, values: Float[Array, " slots"], cohort: Cohort) -> Float[Array, ""]:
@@ -352,6 +375,31 @@ class AbstractFederation(abc.ABC):
         Unless ``needs_all`` is set, slots that failed to reply may be inactive in that cohort.
         """
 
+    def _mean_of_total(self, placed: Placed) -> Tree:
+        """The mean where replies are hidden: a sum over the weight of those who replied."""
+        weights = self.slot_weights(_checked(placed).cohort)
+        _summable(placed, weights)
+        total, cohort = self._total(placed, weights, needs_all=False)
+        share = jnp.sum(jnp.where(cohort.active, weights, 0.0))
+        return jax.tree.map(lambda leaf: leaf / share.astype(leaf.dtype), total)
+
+    def _total(
+        self, placed: Placed, weights: Float[Array, " slots"] | None, *, needs_all: bool
+    ) -> tuple[Tree, Cohort]:
+        """Bill one exchange; return the sum of weight times reply, and the cohort that replied.
+
+        Only engines that hide replies have it.
+        """
+        raise NotImplementedError
+
+
+def only_sums(what: str, why: str) -> ValueError:
+    """The error of a word that needs single replies, where they are hidden."""
+    return ValueError(
+        f"secure aggregation cannot be used with {what}: {why}. Use an algorithm whose uploads are "
+        "means of drawn cohorts, or run without secure=."
+    )
+
 
 def ask_as_cohort(
     fed: AbstractFederation,
@@ -443,6 +491,15 @@ def _floating(replies: Tree) -> Tree:
                 "for counts, or convert them on the client."
             )
     return replies
+
+
+def _summable(placed: Placed, weights: jax.Array | None) -> None:
+    """Raise unless fixed-point numbers can stand for the replies."""
+    if weights is not None:
+        _floating(placed.value)
+    for leaf in jax.tree.leaves(placed.value):
+        if not any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.floating, jnp.integer)):
+            raise only_sums(f"replies of type {leaf.dtype}", "it sums real numbers and integers")
 
 
 def _joined(a: Placed, b: Placed) -> Placed:

@@ -20,8 +20,9 @@ A program that draws by ``Uniform`` anywhere has the second kind of neighbours e
 was there. Weights of clients count as public.
 
 **Who is trusted.** The server, which clips and adds the noise. With ``noise=Shares(z)`` the clients
-do it: each adds so much that the mean has the same noise as before. A server that cannot see single
-uploads (secure aggregation) then learns the noisy mean alone.
+do it: each adds so much that the mean has the same noise as before. With secure aggregation the
+clients clip, and the server sees no single upload: the mean before the noise, or with shares the
+noisy mean alone.
 
 Refused are words that show single uploads (``fed.stack``, ``fed.sum``, ``fed.poll``, ``fed.ask``),
 means by weights that clients send, robust rules, and draws that could pick a client twice or by its
@@ -48,7 +49,15 @@ from rookery.program.clipping import Clip as Clip
 from rookery.program.clipping import QuantileClip as QuantileClip
 from rookery.program.clipping import Shares as Shares
 from rookery.program.clipping import as_clip, as_noise, clipped, gaussian
-from rookery.program.federation import NO_SETTINGS, AbstractFederation, Around, Client, Placed
+from rookery.program.federation import (
+    NO_SETTINGS,
+    AbstractFederation,
+    Around,
+    Client,
+    Placed,
+    Step,
+    only_sums,
+)
 from rookery.program.participation import (
     AbstractParticipation,
     Cohort,
@@ -404,24 +413,57 @@ class PrivateFederation(AbstractWrapped):
         """The mean, clipped and noised by the server, and the fraction of uploads within."""
         clip, noise, (bound, reach, draw, key) = self._rule.clip, self._rule.noise, release
         assert clip is not None
-        rows = self.fed.stack(placed)
-        if decode is not None:
-            rows = jax.vmap(decode)(rows)
-        centre = self._centre(around, jax.tree.map(lambda r: jnp.zeros(r.shape[1:], r.dtype), rows))
+        if self.hides_replies:
+            mean, within = self._clipped_by_clients(placed, decode, around, release)
+        else:
+            rows = self.fed.stack(placed)
+            if decode is not None:
+                rows = jax.vmap(decode)(rows)
+            zeros = jax.tree.map(lambda r: jnp.zeros(r.shape[1:], r.dtype), rows)
+            centre = self._centre(around, zeros)
 
-        def one(row):
-            return clipped(tree.sub(row, centre), bound, clip.by_block)
+            def one(row):
+                return clipped(tree.sub(row, centre), bound, clip.by_block)
 
-        ways, is_within = jax.vmap(one)(rows)
-        mean = tree.add(centre, self.aggregate(ways, draw.weights))
-        within = jnp.sum(draw.weights * (is_within - 0.5)) + 0.5
+            ways, is_within = jax.vmap(one)(rows)
+            mean = tree.add(centre, self.aggregate(ways, draw.weights))
+            within = jnp.sum(draw.weights * (is_within - 0.5)) + 0.5
         if noise is not None:
-            std = noise.multiplier * reach * bound * _root(rows, clip.by_block)
+            std = noise.multiplier * reach * bound * _root(mean, clip.by_block)
             upload_key, bit_key = jax.random.split(key)
             mean = tree.add(mean, gaussian(upload_key, mean, std))
             if clip.bit_noise is not None:
                 within = within + gaussian(bit_key, within, clip.bit_noise * reach / 2)
         return mean, within
+
+    def _clipped_by_clients(
+        self,
+        placed: Placed,
+        decode: Callable[[Tree], Tree] | None,
+        around: Around,
+        release: _Release,
+    ) -> tuple[Tree, jax.Array]:
+        """The mean of uploads that the server cannot see, and the fraction of them within."""
+        assert self._rule.clip is not None
+        if decode is not None:
+            raise only_sums("a compressed upload", "the server decodes each by itself")
+        bound = self.broadcast(placed.cohort, release.bound)
+        says_within = self._rule.clip.bit_noise is not None
+        step = clipped_and_within if says_within else clipped_upload
+        ways = self._map_around(step, placed, bound, around)
+        way, *within = self.fed.sum(ways, weights=release.draw.weights)
+        mean = tree.add(self._centre(around, tree.zeros_like(way)), way)
+        return mean, within[0] + 0.5 if within else jnp.zeros(())
+
+    def _map_around(
+        self, step: Step, placed: Placed, numbers: Placed, around: Around, key: Key | None = None
+    ) -> Placed:
+        """Run a step on uploads, with what they are clipped around."""
+        assert self._rule.clip is not None
+        shape = jax.tree.map(lambda a: isinstance(a, Placed), around, is_leaf=_is_around)
+        sent = jax.tree.leaves(around, is_leaf=_is_placed)
+        how = {"by_block": self._rule.clip.by_block, "around": shape}
+        return self.fed.map(step, placed, numbers, *sent, key=key, **how)
 
     def _mean_of_shares(
         self, placed: Placed, around: Around, release: _Release
@@ -436,11 +478,8 @@ class PrivateFederation(AbstractWrapped):
         std = noise.multiplier * reach * bound * n
         bit_std = None if clip.bit_noise is None else clip.bit_noise * reach / 2 * n
         numbers = self.broadcast(cohort, (bound, std, bit_std))
-        shape = jax.tree.map(lambda a: isinstance(a, Placed), around, is_leaf=_is_around)
-        sent = jax.tree.leaves(around, is_leaf=_is_placed)
-        how = {"by_block": clip.by_block, "around": shape}
-        rows = self.fed.stack(self.fed.map(noised_share, placed, numbers, *sent, key=key, **how))
-        mean, *within = self.aggregate(rows, draw.weights)
+        shares = self._map_around(noised_share, placed, numbers, around, key)
+        mean, *within = self.fed.sum(shares, weights=draw.weights)
         return mean, within[0] + 0.5 if within else jnp.zeros(())
 
     def _centre(self, around: Around, like: Tree) -> Tree:
@@ -462,10 +501,10 @@ class PrivateFederation(AbstractWrapped):
             return self.fed.weighted_mean(placed, weights)
         raise _refusal("fed.weighted_mean", "the weight that a client sends is not bounded")
 
-    def sum(self, placed: Placed) -> Tree:
+    def sum(self, placed: Placed, *, weights: Float[Array, " slots"] | None = None) -> Tree:
         """Refused."""
         if self._rule.clip is None:
-            return self.fed.sum(placed)
+            return self.fed.sum(placed, weights=weights)
         raise _refusal("fed.sum", "its uploads are counts, or those of few clients")
 
     def stack(self, placed: Placed, *, is_aggregated: bool = False) -> Tree:
@@ -524,6 +563,23 @@ class PrivateFederation(AbstractWrapped):
 # ---- what is computed
 
 
+def clipped_upload(
+    client: Client, reply: Tree, bound: jax.Array, *sent: Tree, by_block: bool, around: Tree
+) -> tuple[Tree]:
+    """The way of a client's upload, clipped."""
+    way, _ = clipped_and_within(client, reply, bound, *sent, by_block=by_block, around=around)
+    return (way,)
+
+
+def clipped_and_within(
+    client: Client, reply: Tree, bound: jax.Array, *sent: Tree, by_block: bool, around: Tree
+) -> tuple[Tree, Float[Array, ""]]:
+    """The way of a client's upload, clipped, and whether it was within, as 1/2 or -1/2."""
+    centre = _filled(around, iter(sent), reply)
+    way, is_within = clipped(tree.sub(reply, centre), bound, by_block)
+    return way, is_within - 0.5
+
+
 def noised_share(
     client: Client,
     reply: Tree,
@@ -541,7 +597,7 @@ def noised_share(
     centre = _filled(around, values, reply)
     way, is_within = clipped(tree.sub(reply, centre), bound, by_block)
     upload_key, bit_key = jax.random.split(client.key)
-    std = std * _root(jax.tree.map(lambda leaf: leaf[None], reply), by_block)
+    std = std * _root(reply, by_block)
     upload = tree.add(tree.add(centre, way), gaussian(upload_key, reply, std))
     if bit_std is None:
         return (upload,)
@@ -555,9 +611,9 @@ def _filled(around: Tree, values: Iterator[Tree], reply: Tree) -> Tree:
     return next(values) if around else tree.zeros_like(reply)
 
 
-def _root(rows: Tree, by_block: bool) -> float:
+def _root(upload: Tree, by_block: bool) -> float:
     """√B for an upload of B blocks that are clipped each by itself."""
-    return math.sqrt(len(rows)) if by_block and isinstance(rows, tuple) else 1.0
+    return math.sqrt(len(upload)) if by_block and isinstance(upload, tuple) else 1.0
 
 
 def _is_placed(node: object) -> bool:

@@ -30,7 +30,9 @@ class AbstractWrapped(AbstractFederation):
     """
 
     def __init__(self, fed: AbstractFederation):
-        super().__init__(fed.n_clients, fed.weights, fed.round, fed.aggregate)
+        super().__init__(
+            fed.n_clients, fed.weights, fed.round, fed.aggregate, hides_replies=fed.hides_replies
+        )
         self.fed = fed
 
     @contextmanager
@@ -93,13 +95,13 @@ class AbstractWrapped(AbstractFederation):
         """The weighted mean of the other federation."""
         return self.fed.weighted_mean(placed, weights)
 
-    def sum(self, placed: Placed) -> Tree:
+    def sum(self, placed: Placed, *, weights: Float[Array, " slots"] | None = None) -> Tree:
         """The sum of the other federation."""
-        return self.fed.sum(placed)
+        return self.fed.sum(placed, weights=weights)
 
-    def stack(self, placed: Placed) -> Tree:
+    def stack(self, placed: Placed, *, is_aggregated: bool = False) -> Tree:
         """All replies of the other federation."""
-        return self.fed.stack(placed)
+        return self.fed.stack(placed, is_aggregated=is_aggregated)
 
     def poll(
         self,

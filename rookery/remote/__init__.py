@@ -4,6 +4,7 @@ from rookery.remote.client.enforcer import Enforcer as Enforcer
 from rookery.remote.client.site_policy import SitePolicy as SitePolicy
 from rookery.remote.client.worker import Worker as Worker
 from rookery.remote.engine import Remote as Remote
+from rookery.remote.protocol.secure import SecureAggregation as SecureAggregation
 from rookery.remote.server.policy import Policy as Policy
 from rookery.remote.transports.in_process import Faults as Faults
 from rookery.remote.transports.in_process import InProcess as InProcess
@@ -21,6 +22,7 @@ __all__ = [
     "Policy",
     "Port",
     "Remote",
+    "SecureAggregation",
     "SitePolicy",
     "Transport",
     "Worker",

@@ -16,17 +16,20 @@ from rookery.engines.engine import (
     Progress,
     Stopped,
 )
-from rookery.program.aggregate import robust_rule
+from rookery.program.aggregate import Mean, robust_rule
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
+from rookery.program.federation import only_sums
 from rookery.program.ledger import Ledger
 from rookery.program.polling import all_finite, later
-from rookery.remote.protocol import handshake
+from rookery.remote.protocol import handshake, masks
 from rookery.remote.protocol.plan import Plan
+from rookery.remote.protocol.secure import SecureAggregation
 from rookery.remote.protocol.tracing import trace_round
 from rookery.remote.server import memory_sync
 from rookery.remote.server.federation import RemoteFederation
 from rookery.remote.server.policy import Policy
 from rookery.remote.server.requests import MemoryLost, TooFewReplies
+from rookery.remote.server.secure_sums import SecureSums
 from rookery.remote.server.session import Session
 from rookery.remote.transports.in_process import InProcess
 from rookery.remote.transports.port import Transport
@@ -40,6 +43,12 @@ UNPROTECTED = (
     "Use aggregate=rk.aggregate.Median() or another robust rule, or Policy(largest_ratio=...)."
 )
 """What a run without any protection says when it begins."""
+
+HIDDEN = (
+    "secure aggregation hides single replies, so the server cannot tell which are wrong or too "
+    "large. Policies of the sites can bound what leaves them."
+)
+"""What a run with secure aggregation says when it begins."""
 
 
 class Remote(AbstractEngine):
@@ -57,11 +66,14 @@ class Remote(AbstractEngine):
         in_real_time: whether asynchronous programs take results in the order in which they arrive,
             and the ledger counts real seconds. Otherwise both follow the clock's simulation, and a
             run is reproducible.
+        secure: hides single replies from the server, which then learns means and sums alone. Means
+            are rounded to fixed-point numbers.
     """
 
     transport: Transport = eqx.field(default_factory=InProcess)
     policy: Policy = eqx.field(default_factory=Policy)
     in_real_time: bool = False
+    secure: SecureAggregation | None = None
 
     def prepare(self, program: Program, algorithms: Sequence[AbstractAlgorithm]) -> AbstractRunner:
         """Prepare a run; the handshake with the clients precedes the first round."""
@@ -70,9 +82,24 @@ class Remote(AbstractEngine):
                 f"the remote engine runs one algorithm at a time, got {len(algorithms)} side by "
                 "side. Use batch=1."
             )
+        if self.secure is not None:
+            self._check_secure(program)
         if program.clock.compute is not None and not self.in_real_time:
             program.population.check_rows("the simulated time of the clients' work (Clock.compute)")
         return RemoteRunner(program, algorithms[0], self)
+
+    def _check_secure(self, program: Program) -> None:
+        masks.require()
+        if type(program.aggregate) is not Mean:
+            raise only_sums(
+                f"aggregate={type(program.aggregate).__name__}()",
+                "a rule other than the mean compares single replies",
+            )
+        if not math.isinf(self.policy.largest_norm):
+            raise only_sums(
+                f"Policy.largest_norm={self.policy.largest_norm:g}",
+                "the server cannot measure the norm of a masked reply",
+            )
 
 
 class RemoteRunner(AbstractRunner):
@@ -94,8 +121,13 @@ class RemoteRunner(AbstractRunner):
         """The federation of a round; the values that clients have of another are dropped."""
         plan, session = self._open_session()
         session.begin_round(round)
-        in_real_time = self._engine.in_real_time
-        return RemoteFederation(self._program, session, plan, in_real_time=in_real_time)
+        return RemoteFederation(
+            self._program,
+            session,
+            plan,
+            in_real_time=self._engine.in_real_time,
+            secure_sums=None if plan.secure is None else SecureSums(session, plan.secure),
+        )
 
     def follow(self, note: Callable[[int, Event], None]) -> None:
         """Call ``note`` with every event as it happens."""
@@ -155,8 +187,10 @@ class RemoteRunner(AbstractRunner):
 
     def _open(self, state: Tree, first: int) -> tuple[Plan, Session]:
         problem, population = self._program.problem, self._program.population
-        rule = robust_rule(self._program.aggregate)
-        plan = trace_round(self._algorithm, problem, population, state, self._program.aggregate)
+        rule, secure = robust_rule(self._program.aggregate), self._engine.secure
+        plan = trace_round(
+            self._algorithm, problem, population, state, self._program.aggregate, secure
+        )
         names = [population.client_name(client) for client in range(population.n_clients)]
         session = Session(
             self._engine.transport.open(self._program, self._algorithm, state, plan),
@@ -170,6 +204,8 @@ class RemoteRunner(AbstractRunner):
         policy = self._engine.policy
         if rule is None and math.isinf(policy.largest_norm) and math.isinf(policy.largest_ratio):
             session.report(AGGREGATE, None, UNPROTECTED)
+        if secure is not None:
+            session.report(AGGREGATE, None, HIDDEN)
         return plan, session
 
     def _handshake(self) -> None:

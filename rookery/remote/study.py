@@ -14,6 +14,7 @@ The module defines these names:
                  results in the order of their arrival use
                  ``Remote(engine.transport, engine.policy, in_real_time=True)``
     policy       a :class:`~rookery.remote.Policy`; optional
+    secure       a :class:`~rookery.remote.SecureAggregation`, if replies are to be masked; optional
 
 Server and sites each import their own copy, and the handshake compares fingerprints before the
 first step. No party sends code or data to another.
@@ -37,6 +38,7 @@ from rookery.program.algorithm import (
     numbers_to_arrays,
 )
 from rookery.remote.client.worker import Worker
+from rookery.remote.protocol.secure import SecureAggregation
 from rookery.remote.protocol.tracing import trace_round
 from rookery.remote.server.policy import Policy
 from rookery.types import Problem, Tree
@@ -67,6 +69,7 @@ class Study:
         load: loads a site's rows, at the site.
         main: the server's program.
         policy: deadlines, retries, and how many replies are enough.
+        secure: the settings of secure aggregation, if replies are masked.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Study:
     load: Callable[[str], Population]
     main: Callable[..., object]
     policy: Policy
+    secure: SecureAggregation | None
 
     @classmethod
     def read(cls, name: str) -> "Study":
@@ -115,10 +119,13 @@ class Study:
         module.problem.check(module.start, population.example)
         start = jax.tree.map(jnp.asarray, tuple(module.start))
         module.algorithm.check_start(module.problem, start, population.example)
-        policy = getattr(module, "policy", None)
+        policy, secure = getattr(module, "policy", None), getattr(module, "secure", None)
+        if not isinstance(secure, SecureAggregation | None):
+            raise TypeError(f"study {name!r}: secure must be a SecureAggregation, got {secure!r}.")
         return cls(
             name, module.problem, module.algorithm, start, sites, population, module.load,
             module.main, policy if policy is not None else Policy(),
+            secure,
         )  # fmt: skip
 
     @property
@@ -144,7 +151,8 @@ class Study:
         rows.check_rows(f"site {site!r}")
         rows = rows.among(self.population, own.start)
         state = first_state(self.algorithm, self.problem, self.population.n_clients, self.start)
-        plan = trace_round(numbers_to_arrays(self.algorithm), self.problem, rows, state)
+        algorithm = numbers_to_arrays(self.algorithm)
+        plan = trace_round(algorithm, self.problem, rows, state, secure=self.secure)
         shared = (self.problem, self.algorithm, jax.device_put(rows), state, plan)
         return {client: Worker(client, *shared, is_checked=is_checked) for client in own}
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 import rookery as rk
+from rookery.remote import SecureAggregation
 
 sys.path.append(str(Path(__file__).parent.parent / "contract"))
 from instances import INSTANCES  # pyright: ignore[reportMissingImports]
@@ -22,7 +23,9 @@ CASES = {
     "AFBO": "active, random local iterations",
 }
 NAME = os.environ.get("ROOKERY_TEST_ALGORITHM", "FedNest")
-ZOO, algorithm = INSTANCES[NAME][CASES[NAME]]
+secure = SecureAggregation() if "ROOKERY_TEST_SECURE" in os.environ else None
+CASE = CASES[NAME] if secure is None else "sum, everyone, full batch"
+ZOO, algorithm = INSTANCES[NAME][CASE]
 problem, start = ZOO.problem, ZOO.start
 EVERYONE = rk.Population.stacked(ZOO.data)
 sites = {"site-1": EVERYONE.n_clients - 1, "site-2": 1}

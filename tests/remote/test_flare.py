@@ -63,6 +63,24 @@ def test_the_simulator_gives_the_compiled_numbers(study, tmp_path):
     assert not (directory / "events.jsonl").exists()
 
 
+@pytest.fixture
+def hidden(monkeypatch):
+    """Secure aggregation, here and in every process that is started."""
+    monkeypatch.setenv("ROOKERY_TEST_SECURE", "1")
+
+
+@pytest.mark.parametrize("study", ["FedNest"], indirect=True)
+def test_secure_means_in_the_simulator_differ_by_rounding_alone(hidden, study, tmp_path):
+    want = study.main(rk.Compiled(), tmp_path / "compiled", study.EVERYONE)
+    directory = deploy.simulate("flare_study", tmp_path / "flare")
+    newest = load_all(directory / "checkpoints", want.state)[0][0]
+    difference = jax.tree.map(lambda a, b: abs(a - b).max(), newest.state, want.state)
+    assert 0 < max(map(float, jax.tree.leaves(difference))) < 1e-8  # 0 would be the plain mean
+    assert newest.ledger == want.ledger
+    (event,) = (directory / "events.jsonl").read_text().splitlines()
+    assert "secure aggregation hides" in event
+
+
 class Proxy:
     """A site as FLARE's server sees it, with faults on demand."""
 

@@ -21,9 +21,9 @@ import ray_rows
 from world import FEDAVG, POPULATION, ZOO, only, reasons
 
 import rookery as rk
-from rookery.engines.engine import Program
+from rookery.engines.engine import Program, Stopped
 from rookery.program.algorithm import first_state
-from rookery.remote import Failure, Policy, Remote
+from rookery.remote import Failure, Policy, Remote, SecureAggregation
 from rookery.remote.engine import RemoteRunner
 
 sys.path.append(str(Path(__file__).parents[1] / "contract"))
@@ -109,10 +109,11 @@ class RecordedPort:
             yield client, arrival
 
 
-def go(transport, policy, directory, rounds=8):
+def go(transport, policy, directory, rounds=8, secure=None):
     began = time.monotonic()
     result = rk.run(
-        FEDAVG, ZOO.problem, POPULATION, ZOO.start, rounds=rounds, engine=Remote(transport, policy),
+        FEDAVG, ZOO.problem, POPULATION, ZOO.start, rounds=rounds,
+        engine=Remote(transport, policy, secure=secure),
         evaluate=[rk.metrics.OfSolution(size)], evaluate_every=1, checkpoint_every=1,
         directory=directory,
     )  # fmt: skip
@@ -227,6 +228,37 @@ def test_nan_is_refused_by_name(tmp_path):
     np.testing.assert_allclose(result.state.w, only(0, 1, 2, 3).state.w, rtol=1e-12)
     assert {e.client for e in result.events} == {4}
     assert "NaN or infinity" in reasons(result)
+
+
+def test_secure_means_survive_a_killed_process_and_stop_beyond_the_threshold(tmp_path):
+    secure = SecureAggregation()  # 4 of 5
+    clean, _ = go(Ray(clients_per_actor=2, **SMALL), LONG, tmp_path / "clean", secure=secure)
+    plain, _ = go(Ray(clients_per_actor=2, **SMALL), LONG, tmp_path / "plain")
+    difference = float(abs(clean.state.w - plain.state.w).max())
+    assert 0 < difference < 1e-8  # 0 would be the plain mean
+    assert [event.client for event in clean.events] == [None]  # what it cannot protect from
+
+    recorded = Recorded(Ray(restarts=1, **ALONE))
+    thread = when_lines(tmp_path / "back", 3, lambda: os.kill(recorded.processes[1], 9))
+    policy = Policy(wait_for=120.0, back_off=0.01)
+    back, _ = go(recorded, policy, tmp_path / "back", secure=secure)
+    thread.join()
+    np.testing.assert_allclose(back.state.w, clean.state.w, rtol=0, atol=1e-8)
+    assert "client 1: its process has died" in reasons(back)
+
+    recorded = Recorded(Ray(restarts=0, **ALONE))
+    threads = [
+        when_lines(tmp_path / "gone", lines, lambda c=client: os.kill(recorded.processes[c], 9))
+        for client, lines in ((1, 2), (3, 5))
+    ]
+    policy = Policy(wait_for=120.0, min_replies=0.6, back_off=0.01, retries=1)
+    with pytest.raises(Stopped, match="needs 4 of 5 clients"):
+        go(recorded, policy, tmp_path / "gone", secure=secure, rounds=400)
+    for thread in threads:
+        thread.join()
+    lines = (tmp_path / "gone" / "events.jsonl").read_text().splitlines()
+    alone = [json.loads(line)["round"] for line in lines if json.loads(line)["client"] == 1]
+    assert len(set(alone)) > 1  # rounds went on with four clients
 
 
 def test_a_third_of_the_clients_dead(tmp_path, capsys):

@@ -88,6 +88,7 @@ def test_a_study_can_be_named_by_its_file_here_and_by_its_module_alone_elsewhere
         ('("a", "b")', '("a",)', "have 1 clients, but its population has 2"),
         ('("a", "b")', '"ab"', "name at least one site"),
         ('("a", "b")', '{"a": 0, "b": 2}', "must be at least 1"),
+        ("def main", "secure = True\n\n\ndef main", "secure must be a SecureAggregation"),
         ("rk.FedAvg(lr=0.1, local_steps=2)", "rk.FedNest(outer_lr=0.1, inner_lr=0.1)", "FedNest"),
     ],
 )

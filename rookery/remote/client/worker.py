@@ -1,5 +1,7 @@
 """The client's side: answers messages; keeps its data, values and memory."""
 
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 
@@ -8,6 +10,7 @@ from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.remote.client import batching
 from rookery.remote.client.batching import Answering, PendingCall
 from rookery.remote.client.enforcer import Enforcer, Refused
+from rookery.remote.client.masking import KeysLost, Masking
 from rookery.remote.protocol import handshake, instructions, wire
 from rookery.remote.protocol.plan import Call, Inputs, Plan, is_beyond, spec
 from rookery.remote.protocol.tracing import trace_round
@@ -15,6 +18,8 @@ from rookery.remote.protocol.wire import Arrays, Kind, Leaf, Message, WireError
 from rookery.types import Problem, Tree
 
 _KEPT = 8  # latest replies, sent again if their request is received again
+
+NO_WORK = np.zeros(2, np.uint64)
 
 VALUES, ALL = 1, 2
 """What a client may have lost: the values of the round, or everything."""
@@ -81,6 +86,7 @@ class Worker:
         self._configuration = handshake.configuration(
             problem, algorithm, population.n_clients, plan
         )
+        self._masking = None if plan.secure is None else Masking(id, plan.secure)
         self._handshake_done = False
         self._latest = 0  # largest exchange number so far
         self._round = -1
@@ -126,6 +132,8 @@ class Worker:
             return self._refusal(message, refusal)
         except _Lost as error:
             return self._failure(message, f"the client does not have {error}", error.lost)
+        except KeysLost as error:
+            return self._failure(message, f"the client does not have {error}", ALL)
         except WireError as error:  # about the request: it quotes no data
             return self._failure(message, f"{type(error).__name__}: {error}")
         except Exception as error:  # reported to the server; the client lives on
@@ -143,12 +151,17 @@ class Worker:
             theirs = handshake.read(message.arrays)
             self._handshake_done = not handshake.differences(theirs, self._configuration)
             self._values, self._origins, self._memory, self._round = {}, {}, {}, -1
-            reply = self._message(Kind.HELLO, message, handshake.write(self._configuration))
-            return self._logged(message, reply, [], None)
-        if message.kind is not Kind.RUN:
+            hello = handshake.write(self._configuration)
+            if self._masking is not None:
+                hello[handshake.KEY] = self._masking.renew()
+            return self._logged(message, self._message(Kind.HELLO, message, hello), [], None)
+        if message.kind not in (Kind.RUN, Kind.KEYS, Kind.UNMASK):
             raise WireError(f"a client takes requests, not messages of kind {message.kind.name}")
         if not self._handshake_done:
             raise _Lost("a handshake with this server", ALL)
+        if message.kind is not Kind.RUN:
+            reply = self._reply_of(message, self._keys_or_shares(message), NO_WORK)
+            return self._logged(message, reply, [], None)
         wanted = instructions.read(message.arrays)
         if self._enforcer is not None:
             self._enforcer.check_incoming(message.arrays)
@@ -178,9 +191,21 @@ class Worker:
         if self._enforcer is not None:
             anchors = [self._anchor(ref) for ref in wanted.reply]
             leaves, rho = self._enforcer.released(leaves, anchors)
+        sent = leaves
+        if self._masking is not None and leaves:  # single replies leave this client masked, or not
+            sent = [self._masking.mask(message.arrays, [np.asarray(leaf) for leaf in leaves])]
+        return self._logged(message, self._reply_of(message, sent, work), leaves, rho)
+
+    def _reply_of(self, message: Message, leaves: Sequence[Leaf], work: np.ndarray) -> wire.Parts:
         named = {f"reply/{i}": leaf for i, leaf in enumerate(leaves)}
-        reply = self._message(Kind.REPLY, message, {"work": work, **named})
-        return self._logged(message, reply, leaves, rho)
+        return self._message(Kind.REPLY, message, {"work": work, **named})
+
+    def _keys_or_shares(self, message: Message) -> list[np.ndarray]:
+        if self._masking is None:
+            raise WireError("this client was set up without secure aggregation")
+        if message.kind is Kind.KEYS:
+            return self._masking.prepare(message.arrays)
+        return [self._masking.reveal(message.arrays)]
 
     def _pending_call(
         self, i: int, step: instructions.Instruction, message: Message

@@ -15,6 +15,9 @@ from rookery.types import Problem
 STEP = "handshake"
 """The name of the handshake in messages and events."""
 
+KEY = "key"
+"""The array with a client's public key, if replies are masked."""
+
 _SHOWN = 100  # characters on either side of the first difference
 _LINES = 10
 _VERSIONS = ("rookery", "jax", "equinox", "python")
@@ -38,6 +41,7 @@ def configuration(
         "number of clients": str(n_clients),
         "problem": json.dumps(describe(problem), sort_keys=True),
         "algorithm": json.dumps(describe(algorithm), sort_keys=True),
+        "secure aggregation": "none" if plan.secure is None else str(plan.secure),
         "steps": json.dumps([*dict.fromkeys(call.name for call in plan.calls), plan.fingerprint]),
     }
 

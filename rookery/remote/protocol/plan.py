@@ -19,6 +19,7 @@ from rookery.clients.local_client import Count, Draw, LocalClient
 from rookery.clients.population import Population
 from rookery.program.step import Step, traced_loop
 from rookery.remote.protocol import wire
+from rookery.remote.protocol.secure import SecureAggregation
 from rookery.runner.describe import describe
 from rookery.types import Tree
 
@@ -207,12 +208,13 @@ if that argument was computed, the place among the arguments of its call follows
 
 
 class Plan:
-    """All calls of an algorithm, in the order in which tracing a round first meets them.
+    """What both sides have agreed on: the calls of an algorithm, and how replies are protected.
 
     Args:
-        calls: the calls.
+        calls: in the order in which tracing a round first meets them.
         anchors: where replies have moved away from.
         most_iterations: no loop of a call goes on longer; None is no limit.
+        secure: the settings of secure aggregation, if replies are masked.
     """
 
     def __init__(
@@ -220,8 +222,10 @@ class Plan:
         calls: Sequence[Call],
         anchors: Anchors = MappingProxyType({}),
         most_iterations: int | None = None,
+        secure: SecureAggregation | None = None,
     ):
         self.calls, self.anchors, self.most_iterations = tuple(calls), anchors, most_iterations
+        self.secure = secure
         self._bounded: dict[int, Plan] = {}
 
     def bounded(self, most_iterations: int) -> "Plan":
@@ -234,7 +238,8 @@ class Plan:
                 )
                 for call in self.calls
             ]  # fmt: skip
-            self._bounded.setdefault(most_iterations, Plan(calls, self.anchors, most_iterations))
+            plan = Plan(calls, self.anchors, most_iterations, self.secure)
+            self._bounded.setdefault(most_iterations, plan)
         return self._bounded[most_iterations]
 
     def find(self, step: Step, arguments: list, settings: dict, has_key: bool) -> tuple[Call, list]:

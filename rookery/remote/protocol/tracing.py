@@ -28,6 +28,7 @@ from rookery.program.federation import (
     check_step,
     client_key,
     common_cohort,
+    only_sums,
 )
 from rookery.program.memory import Memory, gathered, rows_to_keep
 from rookery.program.participation import Cohort
@@ -48,6 +49,7 @@ from rookery.remote.protocol.plan import (
     step_name,
     struct_of,
 )
+from rookery.remote.protocol.secure import FEWEST, SecureAggregation
 from rookery.types import Key, Problem, Tree
 
 
@@ -57,6 +59,7 @@ def trace_round(
     population: Population,
     state: Tree,
     aggregate: Aggregate | None = None,
+    secure: SecureAggregation | None = None,
 ) -> Plan:
     """The plan of an algorithm.
 
@@ -67,17 +70,20 @@ def trace_round(
         state: a state of the algorithm, or its shapes.
         aggregate: the server's rule, which may refuse the algorithm; the calls do not depend on it.
             None is the mean.
+        secure: the settings of secure aggregation, if replies are masked. A round that needs single
+            replies is then refused.
     """
     rule = Mean() if aggregate is None else aggregate
     calls: list[Call] = []
     anchors = _Anchors()
 
     def round(state, key, number):
-        fed = _TracingFederation(population, number, calls, anchors, rule)
+        is_secure = secure is not None
+        fed = _TracingFederation(population, number, calls, anchors, rule, is_secure=is_secure)
         return algorithm.round(fed, problem, state, key)
 
     jax.eval_shape(round, state, jax.random.key(0), jnp.int32(0))
-    return Plan(calls, anchors.found)
+    return Plan(calls, anchors.found, secure=secure)
 
 
 class _Anchors:
@@ -146,9 +152,12 @@ class _TracingFederation(AbstractFederation):
         calls: list[Call],
         anchors: _Anchors,
         rule: Aggregate,
+        *,
+        is_secure: bool,
     ):
         weights = jnp.asarray(population.weights, float)
-        super().__init__(population.n_clients, weights, round, rule)
+        super().__init__(population.n_clients, weights, round, rule, hides_replies=is_secure)
+        self._drawn: set[int] = set()  # cohorts that were drawn, by token
         self._population = population
         self._calls, self._anchors = calls, anchors
 
@@ -180,6 +189,8 @@ class _TracingFederation(AbstractFederation):
 
     def keep(self, memory: Memory, placed: Placed) -> Memory:
         """The unchanged memory: only shapes matter."""
+        if self.hides_replies:
+            raise only_sums("fed.keep", "the server collects what clients keep, for checkpoints")
         rows_to_keep(memory, placed, self.n_clients)
         return memory
 
@@ -190,6 +201,8 @@ class _TracingFederation(AbstractFederation):
 
     def poll(self, jobs, step, *values, rules, key, settings=NO_SETTINGS) -> PollResult:
         """Trace the step on the first client, whose result is the only one to arrive."""
+        if self.hides_replies:
+            raise only_sums("fed.poll", "results come from single clients, at times of their own")
         plain = plain_values(values)
         check_poll(jobs, self.n_clients, plain, rules, self.aggregate)
         reply, _ = self._trace(step, received(plain, 0), key, dict(settings))
@@ -201,12 +214,14 @@ class _TracingFederation(AbstractFederation):
 
     def ask(self, who, step, *values, key, settings=NO_SETTINGS) -> Tree:
         """Trace the step on the first client, whose reply is the mean."""
+        if self.hides_replies:
+            raise only_sums("fed.ask", "the set of clients is not drawn, and may be small")
         plain = plain_values(values)
         check_ask(self.n_clients, plain, self.aggregate)
         return self._trace(step, received(plain, 0), key, dict(settings))[0]
 
     def _new_cohort(self, cohort: Cohort) -> None:
-        pass
+        self._drawn.add(cohort.token)
 
     def _new_cached(self, cached: Cached, holders: jax.Array) -> None:
         pass
@@ -216,6 +231,18 @@ class _TracingFederation(AbstractFederation):
 
     def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
         return placed.rows(), placed.cohort
+
+    def _total(self, placed, weights, *, needs_all: bool) -> tuple[Tree, Cohort]:
+        cohort = placed.cohort
+        if cohort.token not in self._drawn:
+            raise only_sums(
+                "a cohort that fed.sample has not drawn", "how few clients remain is not known"
+            )
+        if cohort.occurrence is not None:
+            raise only_sums("a draw with replacement", "a client would stand in a sum twice")
+        if len(cohort) < FEWEST:
+            raise only_sums(f"a cohort of {len(cohort)}", f"it takes {FEWEST} clients to hide one")
+        return jax.tree.map(lambda rows: rows[0], placed.rows()), cohort
 
     def _trace(
         self, step: Step, arguments: tuple, key: Key | None, settings: dict

@@ -112,6 +112,10 @@ class Kind(enum.IntEnum):
     """A client's reply to a request."""
     FAILURE = 4
     """A client could not carry out a request."""
+    KEYS = 5
+    """Secure aggregation: the server asks for fresh keys."""
+    UNMASK = 6
+    """Secure aggregation: the server asks for shares of keys."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -43,7 +43,8 @@ from rookery.remote.server.remote_values import (
     remote_values,
     step_of,
 )
-from rookery.remote.server.requests import Request
+from rookery.remote.server.requests import Reply, Request
+from rookery.remote.server.secure_sums import SecureSums
 from rookery.remote.server.server_values import ServerValues
 from rookery.remote.server.session import Session
 from rookery.types import Key, Tree
@@ -57,16 +58,29 @@ class RemoteFederation(AbstractFederation):
         session: the session, in the round.
         plan: the calls of the algorithm.
         in_real_time: whether results of jobs are taken in the order in which they arrive.
+        secure_sums: sums that hide single replies, with secure aggregation.
 
     Attributes:
         costs: the costs of the round so far.
         cohorts: the clients that replied in each exchange so far.
     """
 
-    def __init__(self, program: Program, session: Session, plan: Plan, *, in_real_time: bool):
+    def __init__(
+        self,
+        program: Program,
+        session: Session,
+        plan: Plan,
+        *,
+        in_real_time: bool,
+        secure_sums: SecureSums | None = None,
+    ):
         weights = jnp.asarray(program.population.weights, float)
         n_clients = program.population.n_clients
-        super().__init__(n_clients, weights, session.round, program.aggregate)
+        super().__init__(
+            n_clients, weights, session.round, program.aggregate,
+            hides_replies=secure_sums is not None,
+        )  # fmt: skip
+        self._secure_sums = secure_sums
         began = time.monotonic()
         timer = (lambda: time.monotonic() - began) if in_real_time else None
         self.costs = CostMeter(program.clock, session.round, timer)
@@ -162,9 +176,28 @@ class RemoteFederation(AbstractFederation):
 
     def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
         replies, cohort = self._replies(placed, needs_all)
-        self.costs.end_exchange(self.kind, cohort, tree.nbytes(replies) // len(cohort))
-        self.cohorts.append(tuple(client for _, client in _active(cohort)))
+        self._end_exchange(cohort, tree.nbytes(replies) // len(cohort))
         return replies, cohort
+
+    def _total(
+        self, placed: Placed, weights: jax.Array | None, *, needs_all: bool
+    ) -> tuple[Tree, Cohort]:
+        assert self._secure_sums is not None
+        cohort = placed.cohort
+        values, structure = jax.tree.flatten(placed.value)
+        by_slot = None if weights is None else dict(enumerate(np.asarray(weights).tolist()))
+        messages, requests = self._requests(values, cohort)
+        like = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
+        total, replies = self._secure_sums.total(
+            step_of(values), requests, like, by_slot, needs_all=needs_all
+        )
+        cohort = self._replied(values, cohort, messages, replies)
+        self._end_exchange(cohort, next(iter(replies.values())).leaves[0].nbytes)
+        return jax.tree.unflatten(structure, map(jnp.asarray, total)), cohort
+
+    def _end_exchange(self, cohort: Cohort, nbytes: int) -> None:
+        self.costs.end_exchange(self.kind, cohort, nbytes)
+        self.cohorts.append(tuple(client for _, client in _active(cohort)))
 
     def _replies(self, placed: Placed, needs_all: bool) -> tuple[Tree, Cohort]:
         """Exchange with the cohort; slots that did not reply are inactive in the result."""
@@ -175,12 +208,7 @@ class RemoteFederation(AbstractFederation):
             pairs = zip(sent, values, strict=True)
             rows = [_server_rows(source, value.leaf, len(cohort)) for source, value in pairs]
             return jax.tree.unflatten(structure, rows), cohort
-        messages = Messages(self._session.clients, int(self.round), values)
-        wanted = [spec(value) for value in values]
-        requests = {
-            slot: Request(client, partial(messages.build, slot, client), wanted)
-            for slot, client in _active(cohort)
-        }
+        messages, requests = self._requests(values, cohort)
         rule = robust_rule(self.aggregate)
         replies = self._session.exchange(
             step_of(values),
@@ -188,20 +216,43 @@ class RemoteFederation(AbstractFederation):
             needs_all=needs_all,
             at_least=1 if rule is None else rule.fewest,
         )
-        for value in values:
-            if isinstance(value.source, Computed):
-                value.source.missing.update(requests.keys() - replies.keys())
-        for slot in replies:
-            messages.confirm(slot)
-        for slot, reply in replies.items():
-            self.costs.work(*reply.work, cohort, slot)
         given = {slot: reply.leaves for slot, reply in replies.items()}
         leaves = [_stacked(given, i, value, len(cohort)) for i, value in enumerate(values)]
-        if len(replies) < len(requests):
-            has_replied = np.array([slot in replies for slot in range(len(cohort))])
-            active = jnp.asarray(np.asarray(cohort.active) & has_replied)
-            cohort = replace(cohort, active=active)
+        cohort = self._replied(values, cohort, messages, replies)
         return jax.tree.unflatten(structure, leaves), cohort
+
+    def _requests(
+        self, values: list[RemoteValue], cohort: Cohort
+    ) -> tuple[Messages, dict[int, Request]]:
+        """The messages that ask a cohort for some leaves, and the requests by slot."""
+        messages = Messages(self._session.clients, int(self.round), values)
+        wanted = [spec(value) for value in values]
+        requests = {
+            slot: Request(client, partial(messages.build, slot, client), wanted)
+            for slot, client in _active(cohort)
+        }
+        return messages, requests
+
+    def _replied(
+        self,
+        values: list[RemoteValue],
+        cohort: Cohort,
+        messages: Messages,
+        replies: dict[int, Reply],
+    ) -> Cohort:
+        """Note who has replied; returns the cohort in which all other slots are inactive."""
+        active = [slot for slot, _ in _active(cohort)]
+        missing = set(active) - replies.keys()
+        for value in values:
+            if isinstance(value.source, Computed):
+                value.source.missing.update(missing)
+        for slot, reply in replies.items():
+            messages.confirm(slot)
+            self.costs.work(*reply.work, cohort, slot)
+        if not missing:
+            return cohort
+        has_replied = np.array([slot in replies for slot in range(len(cohort))])
+        return replace(cohort, active=jnp.asarray(np.asarray(cohort.active) & has_replied))
 
 
 def _active(cohort: Cohort) -> list[tuple[int, int]]:

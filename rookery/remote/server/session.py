@@ -45,6 +45,7 @@ class Session:
     Attributes:
         clients: what each client has, has confirmed, remembers and owes.
         bytes_down, bytes_up: bytes of values and of replies in the messages actually sent.
+        public_keys: by client, the key of its latest handshake, if replies are masked.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Session:
         self._is_robust = is_robust
         self.clients = ClientRecords(len(client_names))
         self.bytes_down = self.bytes_up = 0
+        self.public_keys: dict[int, bytes] = {}
         self._round = round
         self._names, self._on_event = client_names, on_event
         self._configuration = configuration
@@ -135,8 +137,10 @@ class Session:
         step: str,
         requests: Mapping[int, Request],
         *,
-        needs_all: bool,
+        needs_all: bool = False,
         at_least: int = 1,
+        needed: int | None = None,
+        kind: Kind = Kind.RUN,
         sent: Mapping[int, int] | None = None,
         may_skip: bool = True,
     ) -> dict[int, Reply]:
@@ -147,20 +151,23 @@ class Session:
             requests: by slot.
             needs_all: whether every slot must reply, whatever the policy.
             at_least: how many slots must reply at least, whatever the policy.
+            needed: how many slots must reply, in place of all these rules.
+            kind: what the requests are for.
             sent: by slot, the number of a request already sent, which only lacks its reply.
             may_skip: whether clients in back-off may be skipped if the others suffice.
         """
         if not requests:
             return {}
-        needed = max(self.policy.needed(len(requests)), min(at_least, len(requests)))
-        needed = len(requests) if needs_all else needed
+        if needed is None:
+            needed = max(self.policy.needed(len(requests)), min(at_least, len(requests)))
+            needed = len(requests) if needs_all else needed
         self._number += 1
         state, retries, recovered = Attempt(requests, dict(sent or {})), 0, set[int]()
         skipped = self._skipped(step, requests, needed) if may_skip and not sent else {}
         for slot in skipped:
             del state.pending[slot]
         while True:
-            self._attempt(Kind.RUN, step, state, sent or {})
+            self._attempt(kind, step, state, sent or {})
             self._reject_outliers(state)
             sent = {}  # from now on requests are sent again: they may have got lost
             for slot, reason in state.failed.items():
@@ -440,4 +447,7 @@ class Session:
                 f"handshake with {self.name(request.client)}: its configuration differs from the "
                 "server's. " + "; ".join(differing)
             )
+        key = message.arrays.get(handshake.KEY)
+        if isinstance(key, np.ndarray) and spec(key) == "uint8[32]":
+            self.public_keys[request.client] = key.tobytes()
         return Reply([])

@@ -191,7 +191,7 @@ class Server(_Part):
         console = Console(file=sys.stdout)
         transport = Monitored(Flare(study.sites), console, study.client_names)
         console.print(f"Run directory: {directory}", soft_wrap=True)
-        study.main(Remote(transport, study.policy), directory)
+        study.main(Remote(transport, study.policy, secure=study.secure), directory)
 
 
 class Site(_Part):

@@ -23,6 +23,7 @@ from rookery.remote.client.batching import finish
 from rookery.remote.client.worker import Worker
 from rookery.remote.protocol import wire
 from rookery.remote.protocol.plan import Plan
+from rookery.remote.protocol.secure import SecureAggregation
 from rookery.remote.protocol.tracing import trace_round
 from rookery.remote.transports.port import Port
 from rookery.remote.transports.ray import cluster
@@ -92,7 +93,7 @@ class Ray(eqx.Module):
             groups = self.groups(ray, population.n_clients)
             if not ray.is_initialized():
                 self.start_cluster(ray, len(groups))
-            start = self._starter(ray, program, algorithm, state)
+            start = self._starter(ray, program, algorithm, state, plan.secure)
             port = Actors(ray, groups, start, self.restarts, self.clients_at_once, is_ours)
             on_failure.callback(port.close)
             port.wait_until_up(self.start_within)
@@ -100,7 +101,12 @@ class Ray(eqx.Module):
             return port
 
     def _starter(
-        self, ray: cluster.Package, program: Program, algorithm: AbstractAlgorithm, state: Tree
+        self,
+        ray: cluster.Package,
+        program: Program,
+        algorithm: AbstractAlgorithm,
+        state: Tree,
+        secure: SecureAggregation | None,
     ) -> Callable[[tuple[int, ...]], Actor]:
         """A function that starts the actor of a group of clients."""
         population = program.population
@@ -114,8 +120,9 @@ class Ray(eqx.Module):
         def start(clients: tuple[int, ...]) -> Actor:
             rows = population.only(*clients) if self.load is None else population.without_rows()
             return actor.remote(
-                clients, rows, self.load, program.problem, algorithm, shapes, self.clients_at_once
-            )
+                clients, rows, self.load, program.problem, algorithm, shapes, self.clients_at_once,
+                secure,
+            )  # fmt: skip
 
         return start
 
@@ -154,10 +161,11 @@ class Host:
         algorithm: AbstractAlgorithm,
         state: Tree,
         max_batch: int | None,
+        secure: SecureAggregation | None,
     ):
         if load is not None:
             population = population.with_rows({client: load(client) for client in clients})
-        plan = trace_round(algorithm, problem, population, state)
+        plan = trace_round(algorithm, problem, population, state, secure=secure)
         population = jax.device_put(population)  # shared by all workers, so they are batched
         self._workers = {
             client: Worker(client, problem, algorithm, population, state, plan, is_checked=False)
