@@ -54,14 +54,15 @@ class Tried:
     def decades(self, name: str, goal: str) -> float:
         """From the smallest to the largest value with a result near the best, in powers of ten.
 
-        Settings count by the last value that they reached, however far they ran.
+        Settings count by the last value that they reached, however far they ran. Zero, as of a
+        momentum, has no power of ten and is left out.
         """
         done = [
             (one["mean"], one["setting"][name]) for one in self.tried if one["mean"] is not None
         ]
         best = (max if goal == "max" else min)(mean for mean, _ in done)
-        near = [value for mean, value in done if abs(mean - best) <= NEAR * abs(best)]
-        return math.log10(max(near) / min(near))
+        near = [v for mean, v in done if v > 0 and abs(mean - best) <= NEAR * abs(best)]
+        return math.log10(max(near) / min(near)) if near else 0.0
 
 
 def sentences(tuning: Mapping[str, Any]) -> list[str]:
