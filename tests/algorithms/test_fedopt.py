@@ -163,6 +163,24 @@ def test_fednova_with_equal_steps_is_fedavg_and_with_unequal_ones_keeps_the_obje
     assert errors[2] == pytest.approx(errors[1] / 10, rel=0.2)
 
 
+@pytest.mark.slow
+def test_fedavg_with_unequal_steps_minimises_the_sum_weighted_by_them():
+    n = len(LOSSES.start[0])
+    zero = LOSSES.gradients(np.zeros(n))  # affine on quadratics: two points give the matrix
+    columns = [LOSSES.gradients(e) - zero for e in np.eye(n)]
+    matrix = np.einsum("c,jci->ij", np.array(STEPS, float), np.array(columns))
+    weighted = np.linalg.solve(matrix, -np.array(STEPS, float) @ zero)
+    exact = LOSSES.solution()[0]
+    errors = []
+    for lr in (0.02, 0.002):
+        w = solve(LOSSES, rk.FedAvg(lr=lr, local_steps=STEPS), round(10 / lr)).solution[0]
+        errors.append((np.linalg.norm(w - weighted), np.linalg.norm(w - exact)))
+    (near, far), (nearer, still_far) = errors
+    assert near < far / 5
+    assert nearer == pytest.approx(near / 10, rel=0.2)
+    assert still_far == pytest.approx(np.linalg.norm(weighted - exact), rel=0.1)
+
+
 def test_fednova_refuses_a_proximal_term_beyond_its_range_and_a_size_per_call():
     for lr in (0.5, rk.parts.Decay(0.5, 0.9)):
         assert FedNova(lr=lr, mu=1.9).mu == 1.9

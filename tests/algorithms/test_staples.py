@@ -148,6 +148,21 @@ def test_a_round_of_fedexp_by_hand():
 
 
 @pytest.mark.slow
+def test_fedexp_without_epsilon_never_settles_where_clients_differ():
+    """The step is |Δ_i|² over a mean that goes to zero at the minimum, and explodes there."""
+
+    def error(epsilon):
+        algorithm = FedExP(lr=0.05, epsilon=epsilon, local_steps=5)
+        return np.linalg.norm(solve(ZOO, algorithm, 600).solution[0] - minimum(ZOO))
+
+    drift = np.linalg.norm(
+        solve(ZOO, rk.FedAvg(lr=0.05, local_steps=5), 600).solution[0] - minimum(ZOO)
+    )
+    assert error(1.0) == pytest.approx(drift, rel=1e-6)
+    assert error(1e-12) > 3 * drift
+
+
+@pytest.mark.slow
 def test_mime_without_momentum_has_an_exact_limit_and_lite_is_fedavg():
     x = solve(ZOO, Mime(lr=0.1, beta=0.0, local_steps=4), 300).solution[0]
     assert_close(x, minimum(ZOO), atol=1e-10)
