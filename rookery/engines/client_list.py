@@ -31,7 +31,7 @@ class ClientList(NamedTuple):
         size: how many there are.
     """
 
-    ids: Int[Array, " at_least_all"]
+    ids: Int[Array, " clients"]
     size: Int[Array, ""]
 
 
@@ -63,11 +63,12 @@ def list_by_blocks(
         have_any: the blocks with a client of the set.
         are_in: whether clients are in the set.
         usual: how many it usually has.
-        room: a list that is not needed any more, to be written over if it is long enough.
+        room: a list that is not needed any more, to be written over.
     """
     size = blocks_at_once(n, usual)
     most = min(size * min(SIDE, n), 2 * max(usual, LEAST))
     every = jnp.arange(n_blocks(n), dtype=jnp.int32)
+    slots = jnp.arange(most, dtype=jnp.int32)
 
     def once(carry):
         _, begin, last, ids, count = carry
@@ -81,13 +82,12 @@ def list_by_blocks(
         begin = jnp.where(more == most, begin, blocks[-1] + 1)
         last = jnp.where(more > 0, found[jnp.maximum(more - 1, 0)], last)
         is_left = (more == most) | (n_found == size)
-        ids = lax.dynamic_update_slice(ids, found, (count,))
+        ids = ids.at[count + slots].set(found, mode="drop")  # what is no client may be past the end
         return is_left, begin, last, ids, count + more
 
     none = jnp.zeros((), jnp.int32)
-    if room is None or room.ids.shape[0] < n + most:
-        room = ClientList(jnp.zeros(n + most, jnp.int32), none)
-    start = (jnp.array(True), none, none - 1, room.ids, none)
+    ids = jnp.zeros(n, jnp.int32) if room is None else room.ids
+    start = (jnp.array(True), none, none - 1, ids, none)
     *_, ids, count = lax.while_loop(lambda carry: carry[0], once, start)
     return ClientList(ids, count)
 

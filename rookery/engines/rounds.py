@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Int
 
 from rookery import tree
 from rookery.engines.engine import Program
+from rookery.engines.job_index import indexed, moved_on, without_index
 from rookery.engines.round_costs import RoundCosts
 from rookery.engines.spread import AbstractSpread
 from rookery.engines.traced import ONE_DEVICE, TracedFederation
@@ -35,6 +36,7 @@ def one_round(
     Returns the state, the costs, and whether all is finite that the round has written.
     """
     fed = TracedFederation(program, round, clients_at_once, spread)
+    fed.note_lists(state)
     if not any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
         key = quick(key)  # a key that the state holds must keep its type
     state = algorithm.round(fed, program.problem, state, jax.random.fold_in(key, round))
@@ -42,7 +44,8 @@ def one_round(
     if robust_rule(program.aggregate) is None:  # otherwise a client may keep what it likes
         is_finite = is_finite & fed.has_kept_finite
     is_finite = spread.all_agree(is_finite)
-    return later(state, fed.costs.seconds), fed.costs, is_finite
+    state = moved_on(later(state, fed.costs.seconds), fed.costs.seconds)
+    return state, fed.costs, is_finite
 
 
 def many_rounds(
@@ -69,7 +72,8 @@ def many_rounds(
         )
         return state, costs, is_finite & begins_finite
 
-    return _loop(once, capacity, state, first, n, ())
+    state, costs, status = _loop(once, capacity, indexed(state), first, n, ())
+    return without_index(state), costs, status
 
 
 class Lanes(NamedTuple):

@@ -1,8 +1,9 @@
 """The words, traced: a cohort is a vmap, loops are lax loops, costs are arrays in the carry.
 
-In a poll, only one pass over the times touches every client (:mod:`rookery.engines.waiting`).
-Computing results and copying rows loops over lists of the affected clients
-(:mod:`rookery.engines.client_list`).
+In a poll, what touches every client is at most one pass over the times
+(:mod:`rookery.engines.waiting`), and with many clients not even that
+(:mod:`rookery.engines.job_index`). Computing results and copying rows loops over lists of the
+affected clients (:mod:`rookery.engines.client_list`).
 """
 
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from rookery.engines import client_groups, client_list
 from rookery.engines.client_groups import computed_and_summed, group_size
 from rookery.engines.client_list import ClientList, list_of, visit_some, weighted_sum, written
 from rookery.engines.engine import Program
+from rookery.engines.job_index import Events, JobIndex, indices, renewed
 from rookery.engines.round_costs import RoundCosts
 from rookery.engines.spread import AbstractSpread, OneDevice
 from rookery.engines.waiting import Pick, Timeline, Times
@@ -174,7 +176,9 @@ class TracedFederation(AbstractFederation):
         self._usual = rules.wait_for
 
         # newly idle clients: when will they be available, and how long will they take?
-        idle = self._listed(jobs.has_arrived).clients
+        index = jobs.index
+        has_index = isinstance(index, JobIndex)
+        idle = index.arrived if has_index else self._listed(jobs.has_arrived).clients
         jobs = _draw(self._clock, jobs, idle, width)
 
         # when does the server stop waiting?
@@ -193,7 +197,9 @@ class TracedFederation(AbstractFederation):
             lasts = seconds if with_transfer is None else pick(with_transfer)
             return Times.of(start, jnp.where(is_idle, lasts, seconds), is_idle, began)
 
-        timeline = Timeline(self.n_clients, partial(times_of, jobs), rules.wait_for)
+        # the index knows nothing of the seconds that transfer and work add to idle jobs
+        first = jobs.index.events.first if has_index and with_transfer is None else None
+        timeline = Timeline(self.n_clients, partial(times_of, jobs), rules.wait_for, first)
         now = _end_of_wait(timeline, jobs, rules, began)
 
         # the clients that begin by then receive the values
@@ -339,18 +345,29 @@ class TracedFederation(AbstractFederation):
             has_arrived=has_arrived,
             polls=jobs.polls + 1,
             trace=trace,
+            index=jobs.index and jobs.index._replace(arrived=arrive),
         )
         return PollResult(after, arrive.size, weight, total, change, stalest)
+
+    def note_lists(self, state: Tree) -> None:
+        """Note which clients have arrived, as far as the jobs of the round's state have an index.
+
+        A mask is known by its identity, so it takes the very state that the round is given.
+        """
+        for jobs, index in indices(state):
+            who = jobs.has_arrived
+            self._lists[id(who)] = who, _Listed(index.arrived, self._weight_of(who))
+
+    def _weight_of(self, who: Bool[Array, " clients"]) -> Float[Array, ""]:
+        return jnp.sum(jnp.where(who, self.weights, 0.0))
 
     def _listed(self, who: Bool[Array, " clients"]) -> "_Listed":
         """The clients of a mask; a mask that is used again is not searched again."""
         known = self._lists.get(id(who))
         if known is not None:
             return known[1]
-        found = _Listed(
-            list_of(who, self._usual or client_list.WIDTH),
-            jnp.sum(jnp.where(who, self.weights, 0.0)),
-        )
+        clients = list_of(who, self._usual or client_list.WIDTH)
+        found = _Listed(clients, self._weight_of(who))
         self._lists[id(who)] = who, found  # as long as the mask is here, no other has its id
         return found
 
@@ -487,15 +504,20 @@ def _draw(clock: Clock, jobs: InFlight, clients: ClientList, width: int) -> InFl
     """The jobs with the time at which newly idle clients can begin, and their next delay."""
 
     def visit(ids, active, carry):
+        start, seconds, events = carry
+
         def one(id, ready):
             here = jobs.began + ready
             comes, delay = clock.job(jobs.kind, id, jobs.begun[id], here)
             return ready + (comes - here), delay
 
-        return written(carry, ids, active, jax.vmap(one)(ids, carry[0][ids]))
+        start, seconds = written((start, seconds), ids, active, jax.vmap(one)(ids, start[ids]))
+        now = replace(jobs, start=start, seconds=seconds)
+        return start, seconds, renewed(events, now, ids, active)
 
-    start, seconds = visit_some(clients, width, visit, (jobs.start, jobs.seconds))
-    return replace(jobs, start=start, seconds=seconds)
+    carry = (jobs.start, jobs.seconds, jobs.index and jobs.index.events)
+    start, seconds, events = visit_some(clients, width, visit, carry)
+    return replace(jobs, start=start, seconds=seconds, index=_with_events(jobs, events))
 
 
 def _begin(
@@ -509,7 +531,8 @@ def _begin(
     """The jobs once those that begin have copies of the values, and keys and times of their own."""
 
     def visit(ids, active, carry):
-        _, _, start, seconds, is_idle, _, begun = carry
+        tables, events = carry
+        _, _, start, seconds, is_idle, _, begun = tables
         number = begun[ids]
         current = replace(jobs, start=start, seconds=seconds, is_idle=is_idle)
         times = times_of(current, lambda a: a[ids])
@@ -520,12 +543,16 @@ def _begin(
         held, keys = jax.vmap(one)(ids, number)
         version = jnp.broadcast_to(jobs.polls, ids.shape)
         rows = held, keys, times.start, times.seconds, times.is_idle & ~active, version, number + 1
-        return written(carry, ids, active, rows)
+        tables = written(tables, ids, active, rows)
+        current = replace(jobs, start=tables[2], seconds=tables[3], is_idle=tables[4])
+        return tables, renewed(events, current, ids, active)
 
     tables = (
         jobs.values, jobs.keys, jobs.start, jobs.seconds, jobs.is_idle, jobs.version, jobs.begun
     )  # fmt: skip
-    held, keys, start, seconds, is_idle, version, begun = visit_some(clients, width, visit, tables)
+    carry = (tables, jobs.index and jobs.index.events)
+    tables, events = visit_some(clients, width, visit, carry)
+    held, keys, start, seconds, is_idle, version, begun = tables
     return replace(
         jobs,
         values=held,
@@ -535,4 +562,9 @@ def _begin(
         is_idle=is_idle,
         version=version,
         begun=begun,
+        index=_with_events(jobs, events),
     )
+
+
+def _with_events(jobs: InFlight, events: Events | tuple[()]) -> JobIndex | tuple[()]:
+    return jobs.index and jobs.index._replace(events=events)

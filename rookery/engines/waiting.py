@@ -4,9 +4,10 @@ The rule itself is :func:`rookery.program.polling.timetable`: from one event to 
 enough results are there and no job at work is too old. Results closer than a few rounding errors
 are one event, so an event is the earliest finish of a job that the event before did not take in.
 
-A walk over all events is long, and each of its steps would look at every job. So one pass over the
-jobs finds the first event of each block (:mod:`rookery.engines.blocks`). Every search after that
-reads the few blocks where something happens in time. And the walk begins at or shortly before its
+A walk over all events is long, and each of its steps would look at every job. So the first event of
+each block (:mod:`rookery.engines.blocks`) is found in one pass over the jobs, or known from the
+poll before (:mod:`rookery.engines.job_index`). Every search after that reads the few blocks where
+something happens in time. And the walk begins at or shortly before its
 end: it may begin at any event that it would visit.
 """
 
@@ -85,13 +86,21 @@ class Timeline:
         n_clients: how many jobs there are.
         times: of the jobs that a :data:`Pick` picks.
         usual: how many jobs usually begin or end during a poll.
+        first: for every block of clients a time before which nothing happens to their jobs; None
+            finds it in a pass over all jobs.
     """
 
-    def __init__(self, n_clients: int, times: Callable[[Pick], Times], usual: int):
+    def __init__(
+        self,
+        n_clients: int,
+        times: Callable[[Pick], Times],
+        usual: int,
+        first: Float[Array, " blocks"] | None = None,
+    ):
         self._n = n_clients
         self._times = times
         self._usual = usual
-        self._first = by_block(_first_event(self.all()), jnp.min)
+        self._first = by_block(first_event(self.all()), jnp.min) if first is None else first
 
     def all(self) -> Times:
         """The times of all clients' jobs."""
@@ -231,7 +240,7 @@ class Timeline:
         return lax.while_loop(lambda carry: goes_on(*carry[1:]), once, start)[2]
 
 
-def _first_event(times: Times) -> Float[Array, " jobs"]:
+def first_event(times: Times) -> Float[Array, " jobs"]:
     """Shortly before something happens to a job: it begins, or it is due if it has begun.
 
     XLA may round the times in the pass over all jobs otherwise than those of a few.

@@ -34,7 +34,7 @@ class InFlight(eqx.Module):
     ``fed.poll`` reads it and returns the next one. It is a part of the state and so of every
     checkpoint: a resumed run finds all jobs as they were. Times are seconds since the round began,
     which stays exact however long a run is; between rounds the engine shifts them. Every field but
-    the last five has one row per client.
+    the last six has one row per client.
 
     >>> import jax.numpy as jnp
     >>> w = jnp.zeros(3)
@@ -57,6 +57,7 @@ class InFlight(eqx.Module):
         trace: which jobs the server has received so far, and when.
         kind: whose delays the jobs have, ``inner`` or ``outer``.
         n_clients: how many rows there are, or None before they are made.
+        index: what an engine knows of the jobs without searching them; empty between its calls.
     """
 
     values: tuple[Tree, ...]
@@ -73,6 +74,7 @@ class InFlight(eqx.Module):
     trace: AsyncTrace
     kind: str = eqx.field(static=True)
     n_clients: int | None = eqx.field(static=True, default=None)
+    index: Tree = ()
 
     @classmethod
     def of(cls, kind: str, values: tuple[Tree, ...], result: Tree) -> "InFlight":
