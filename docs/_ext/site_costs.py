@@ -184,6 +184,8 @@ ROWS: dict[str, Row] = {
     "FedAvgS": Row("minimax", simple("FedAvgS", **TWO, local_steps="K"), "1", PAIR, PAIR, "2*K"),
     "ScaffoldS": Row("minimax", simple("ScaffoldS", **TWO, local_steps="K"), "1", "2*(p + q)",
                      "2*(p + q)", "2*K"),
+    "CODASCA": Row("minimax", simple("CODASCA", **TWO, mu=0.1, stage_rounds=5, local_steps="K"),
+                   "1", "2*(p + q)", "2*(p + q)", "2*K"),
     "GDA": Row("minimax", simple("GDA", **TWO), "1", PAIR, PAIR, "2"),
     "AlternatingGDA": Row("minimax", simple("AlternatingGDA", **TWO), "2", "2*(p + q)", PAIR, "2"),
     "Extragradient": Row("minimax", simple("Extragradient", **TWO), "2", "2*(p + q)", "2*(p + q)",
@@ -211,6 +213,8 @@ ROWS: dict[str, Row] = {
                  "K*(m + 1)"),
     "AccFCSGM": Row("conditional", simple("AccFCSGM", outer_lr=0.1, local_steps="K"), "1", "2*p",
                     "2*p", "2*K*(m + 1)"),
+    "FeDXL": Row("xrisk", simple("FeDXL", **ONE), "1", "2*p + n*(3*K + 3)", "2*p + 3*K + 2",
+                 "2*K"),
     "FedAvg": Row("single", simple("FedAvg", **ONE), "1", "p", "p", "K"),
     "FedProx": Row("single", simple("FedProx", **ONE, mu=0.5), "1", "p", "p", "K"),
     "Scaffold": Row("single", simple("Scaffold", **ONE), "1", "2*p", "2*p", "K"),
@@ -263,6 +267,7 @@ TITLES = {
     "minimax": "Minimax problems",
     "composition": "Compositions of two layers",
     "conditional": "Conditional problems",
+    "xrisk": "X-risks, one row of each kind on a client",
     "single": "Single-level problems",
     "meta": "Meta-learning",
 }
@@ -279,6 +284,7 @@ def zoo(kind: str) -> Any:  # of a class of its own for each kind
         "minimax": lambda: rk.zoo.saddle(curvature=1.0, n_clients=n, x_size=p, y_size=q),
         "composition": lambda: rk.zoo.linear_chain(n_clients=n, sizes=(p, q)),
         "conditional": lambda: rk.zoo.conditional_quadratic(n_clients=n, size=p, m_in=SIZES["m"]),
+        "xrisk": lambda: rk.zoo.pair_risk(n_clients=n, size=p),
         "single": lambda: rk.zoo.quadratic_losses(n_clients=n, size=p),
         "meta": lambda: rk.zoo.cubic_maml(n_clients=n, size=p),
     }

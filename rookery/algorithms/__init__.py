@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rookery.algorithms.brfedbi import BRFedBi as BRFedBi
     from rookery.algorithms.brfedbi import BRFedBiM as BRFedBiM
     from rookery.algorithms.brfedbi import BRFedBiP as BRFedBiP
+    from rookery.algorithms.codasca import CODASCA as CODASCA
     from rookery.algorithms.comfedl.comfedl import ComFedL as ComFedL
     from rookery.algorithms.composed_sgd import ComposedSGD as ComposedSGD
     from rookery.algorithms.csoba import CMSOBA as CMSOBA
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from rookery.algorithms.fedrep import FedRep as FedRep
     from rookery.algorithms.fedsgda_m import FedSGDAM as FedSGDAM
     from rookery.algorithms.fedsgda_m import OptimisticGDA as OptimisticGDA
+    from rookery.algorithms.fedxl import FeDXL as FeDXL
     from rookery.algorithms.fessgda import FESSGDA as FESSGDA
     from rookery.algorithms.gda import GDA as GDA
     from rookery.algorithms.imaml import IMAML as IMAML
@@ -138,6 +140,7 @@ GROUPED = (
     "BRFedBiM",
     "BRFedBiP",
     "CMSOBA",
+    "CODASCA",
     "CSOBA",
     "Ditto",
     "EFSOBA",
@@ -145,6 +148,7 @@ GROUPED = (
     "FCSG",
     "FCSGM",
     "FESSGDA",
+    "FeDXL",
     "FedAdagrad",
     "FedAdam",
     "FedAvgM",

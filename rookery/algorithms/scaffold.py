@@ -59,13 +59,15 @@ from rookery.types import Count, Key, Sample, Tree
 class ScaffoldState(NamedTuple):
     """The iterates, the control variates of the server and of every client, and the server's opt.
 
-    The last is the state of the server's rule for all blocks.
+    ``opt`` is the state of the server's rule for all blocks, ``centre`` that of a proximal term, if
+    there is one.
     """
 
     blocks: Blocks
     c: Blocks
     own: Memory
     opt: Tree = ()
+    centre: Tree = ()
 
 
 Option = Literal["I", "II"]
@@ -123,12 +125,22 @@ class AbstractScaffold(SampledAlgorithm):
     def init(self, problem: AbstractOneLoss, *blocks: Tree) -> ScaffoldState:
         """The given iterates; all control variates are zero."""
         zeros = tree.zeros_like(blocks)
-        return ScaffoldState(blocks, zeros, Memory.of(zeros), first_opt(self.server_lr, blocks))
+        opt = first_opt(self.server_lr, blocks)
+        return ScaffoldState(blocks, zeros, Memory.of(zeros), opt, self.first_centre(blocks))
+
+    def first_centre(self, blocks: Blocks) -> Tree:
+        """Where a proximal term is centred before round 0; most methods have none."""
+        return ()
+
+    def begun(self, state: ScaffoldState, round: Count) -> ScaffoldState:
+        """The state that a round begins with; methods in stages change it."""
+        return state
 
     def round(
         self, fed: AbstractFederation, problem: AbstractOneLoss, state: ScaffoldState, key: Key
     ) -> ScaffoldState:
         """One exchange."""
+        state = self.begun(state, fed.round)
         who, local_key = jax.random.split(key)
         cohort = fed.sample(self.clients, who)
         blocks, c = fed.broadcast(cohort, state.blocks, state.c)  # ---------- down  w, c
@@ -139,7 +151,7 @@ class AbstractScaffold(SampledAlgorithm):
         share = fed.weight_of(cohort)
         back = tree.scale(-1, moved)
         blocks, opt = move(self.server_lr, back, state.opt, state.blocks, fed.round)
-        return ScaffoldState(
+        return state._replace(
             blocks=blocks,
             c=tree.axpy(share, turned, state.c),
             own=fed.keep(state.own, c_i),

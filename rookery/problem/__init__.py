@@ -7,3 +7,4 @@ from rookery.problem.bilevel import PersonalBilevel as PersonalBilevel
 from rookery.problem.conditional import Conditional as Conditional
 from rookery.problem.gauss_newton import GaussNewton as GaussNewton
 from rookery.problem.masks import masked_mean as masked_mean
+from rookery.problem.xrisk import XRisk as XRisk

@@ -15,6 +15,7 @@ from rookery.tasks.known_solution import quadratic as quadratic
 from rookery.tasks.known_solution import saddle as saddle
 from rookery.tasks.loss_tuning import loss_tuning as loss_tuning
 from rookery.tasks.maml import maml as maml
+from rookery.tasks.partial_auc import partial_auc as partial_auc
 from rookery.tasks.regularisation import regularisation as regularisation
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "loss_tuning",
     "maml",
     "mean_semideviation",
+    "partial_auc",
     "personal_quadratic",
     "quadratic",
     "regularisation",

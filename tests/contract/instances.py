@@ -17,6 +17,7 @@ import rookery as rk
 from rookery.algorithms import (
     BOME,
     CMSOBA,
+    CODASCA,
     CSOBA,
     EFSOBA,
     F2SA,
@@ -46,6 +47,7 @@ from rookery.algorithms import (
     FedPAQ,
     FedRep,
     FedSGDAM,
+    FeDXL,
     FedYogi,
     MemFBO,
     Mime,
@@ -70,6 +72,7 @@ PERSONAL = rk.zoo.personal_quadratic(n_clients=3, x_size=1, y_size=2, rows=3, no
 CHAIN = rk.zoo.linear_chain(n_clients=3, sizes=(1, 2), rows=3, noise=0.3)
 
 CONDITIONAL = rk.zoo.conditional_quadratic(n_clients=3, size=2, draws=4, m_in=2, rows=3, noise=0.3)
+PAIRS = rk.zoo.pair_risk(n_clients=3, rows=3, noise=0.3)
 
 PARTIAL: dict[str, Any] = {"clients": 2, "batch_size": 2}
 START = jnp.zeros(2)
@@ -418,6 +421,19 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 inner_lr=rk.parts.PerCall(0.1),
                 local_steps=(1, 2, 3),
                 server_lr=0.9,
+                **PARTIAL,
+            ),
+        )
+    },
+    "CODASCA": {
+        "stages of two rounds": (
+            SADDLE,
+            CODASCA(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                mu=0.5,
+                stage_rounds=2,
+                local_steps=(1, 2, 3),
                 **PARTIAL,
             ),
         )
@@ -772,6 +788,20 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
             ),
         )
     },
+    "FeDXL": {
+        "drawn entries, refreshed": (
+            PAIRS,
+            FeDXL(
+                lr=0.1,
+                gamma=0.8,
+                beta=0.5,
+                local_steps=2,
+                pool_batch=4,
+                refresh=2,
+                **PARTIAL,
+            ),
+        )
+    },
     "SCGD": {"two layers": (CHAIN, rk.SCGD(outer_lr=0.05, inner_lr=0.5, **PARTIAL))},
     "ComposedSGD": {"two layers": (CHAIN, rk.ComposedSGD(outer_lr=0.05, **PARTIAL))},
     "NASA": {"two layers": (CHAIN, rk.NASA(lr=0.1, **PARTIAL))},
@@ -876,6 +906,7 @@ OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
     "StocBiO": nested("StocBiO", MOMENTUM, ADAM),
     "FedAvgS": first("FedAvgS", inner_lr=KEPT, outer_lr=MOMENTUM),
     "ScaffoldS": first("ScaffoldS", server_lr=ADAM),
+    "CODASCA": first("CODASCA", server_lr=MOMENTUM),
     "GDA": first("GDA", inner_lr=MOMENTUM, outer_lr=ADAM),
     "AlternatingGDA": first("AlternatingGDA", inner_lr=ADAM, outer_lr=FALLING),
     "Extragradient": first("Extragradient", inner_lr=ADAM, outer_lr=MOMENTUM),
@@ -951,5 +982,6 @@ REFUSES = (
     "ProxSkipVIP",
     "Mime",
     "MimeLite",
+    "FeDXL",
 )
 """Algorithms that take no optimiser anywhere, and say why."""

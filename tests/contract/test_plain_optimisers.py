@@ -21,7 +21,7 @@ DIVIDED = ("AFACD", "FedBuff")
 REFUSED = {"ADBO", "SDBO", "Prometheus", "NASA", "SCGD.inner_lr", "Scaffold.lr", "QFedAvg.lr",
            "AgnosticFL.ascent_lr", "ScaffoldS.outer_lr", "AggITD.inner_lr", "PFedMe.inner_lr",
            "Scaffnew.lr", "Scafflix.lr", "ProxSkipVIP.lr", "Mime.lr", "MimeLite.lr",
-           "FESSGDA"}  # fmt: skip
+           "FESSGDA", "CODASCA", "FeDXL"}  # fmt: skip
 EVERY = [
     pytest.param(
         name,

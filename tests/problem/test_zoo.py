@@ -15,6 +15,7 @@ from rookery.problem.meta import Meta
 from rookery.problem.minimax import Minimax
 from rookery.problem.sample import Rows
 from rookery.problem.single_level import SingleLevel
+from rookery.problem.xrisk import XRisk
 
 close = np.testing.assert_allclose
 
@@ -94,6 +95,13 @@ def gan_objective(member, x):
     return np.sum((mean - x) ** 2) / (2 * member.penalty)
 
 
+def pair_objective(member, w):
+    """Pair by pair."""
+    a, b = (v.reshape(-1, v.shape[-1]) @ w for v in (member.a, member.b))
+    inner = [np.mean([np.exp((1 - s + t) ** 2 / (2 * member.temperature)) for t in b]) for s in a]
+    return np.mean(member.temperature * np.log(inner))
+
+
 def conditional_objective(member, w):
     """Both means by hand."""
     rows = [
@@ -117,6 +125,7 @@ MEMBERS = {
     "quadratic_losses": (zoo.quadratic_losses, mean_of_losses, True),
     "robust_quadratic": (zoo.robust_quadratic, robust_objective, True),
     "cubic_maml": (zoo.cubic_maml, maml_objective, True),
+    "pair_risk": (zoo.pair_risk, pair_objective, False),
     "conditional_quadratic": (zoo.conditional_quadratic, conditional_objective, False),
 }
 NOISY = [name for name, (_, _, noisy) in MEMBERS.items() if noisy]
@@ -255,6 +264,8 @@ def composed_oracles(member, x):
         return cotangent
     if isinstance(problem, SingleLevel | Conditional):
         return problem.gradient(x, rows)
+    if isinstance(problem, XRisk):
+        return problem.gradient(x, rows, rows)
     assert isinstance(problem, LocalComposition | Meta)
     n_clients = len(member.b)
     own = [Rows(jax.tree.map(lambda a: a[i], member.data)) for i in range(n_clients)]  # noqa: B023

@@ -1,4 +1,4 @@
-"""Minimax tasks: AUC, fair classification, adversarial perturbations, and the area metrics."""
+"""Minimax tasks and rankings: AUC, partial AUC, fair groups, perturbations, the areas."""
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.algorithms import FeDXL
 from rookery.problem.sample import Rows
 from rookery.tasks.ranking import area, partial_area
 
@@ -78,6 +79,42 @@ def test_fewer_positives_and_the_metrics_of_a_ranking(digits, parts, measure):
     assert got["auc"] == pytest.approx(share_of_pairs(scores[is_two], scores[~is_two]), abs=1e-5)
 
 
+def test_the_partial_auc_risk_is_that_of_all_pairs(digits, even, moved_start):
+    task = rk.tasks.partial_auc(digits, even, positive=(1, 4), temperature=3.0, margin=0.5)
+    problem = task.problem
+    problem.check(task.start(0), task.population.example)
+    (w,) = moved_start(task)
+    samples, scores = [], []
+    for split in ("positive", "negative"):
+        rows = np.concatenate([task.population.rows(i, split)["inputs"] for i in range(3)])
+        samples.append(Rows({"inputs": jnp.asarray(rows, float)}))
+        scores.append(rows.astype(float) @ np.asarray(w[0]["w"])[:, 0])  # b cancels in pairs
+    short = np.maximum(0.5 - np.subtract.outer(*scores), 0)
+    wanted = np.mean(3.0 * np.log(np.mean(np.exp(short**2 / 3.0), axis=1)))
+    value = jax.jit(lambda w: problem.value(w, *samples))(w)
+    assert value == pytest.approx(wanted, rel=1e-10)
+    most = [
+        max(len(task.population.rows(i, split)["labels"]) for i in range(3))
+        for split in ("positive", "negative")
+    ]
+    assert [problem.most_positives, problem.most_negatives] == most
+
+
+@pytest.mark.slow
+def test_fedxl_ranks_digits(digits, parts):
+    rows = rk.partition.split(
+        rk.partition.iid(len(digits.train["labels"]), 4), fractions={"train": 1.0}
+    )
+    task = rk.tasks.partial_auc(digits, rows, positive=8, keep_positives=0.5)
+    algorithm = FeDXL(
+        lr=0.05, gamma=0.9, beta=0.5, local_steps=4, batch_size={"positive": 4, "negative": 16}
+    )
+    result = rk.run(
+        algorithm, task.problem, task.population, task.start(0), rounds=30, evaluate=task.evaluate
+    )
+    assert result.history["partial_auc"][-1] > max(0.75, result.history["partial_auc"][0] + 0.1)
+
+
 @pytest.mark.parametrize("groups", ["client", "label"])
 def test_the_fair_payoff_is_the_weighted_mean_of_the_groups(groups, digits, even, moved_start):
     task = rk.tasks.fair_classification(digits, even, groups=groups, concavity=0.3)
@@ -141,6 +178,9 @@ def test_bad_settings_are_refused(digits, parts):
         rk.tasks.auc(digits, parts, keep_positives=0.0)
     with pytest.raises(ValueError, match="groups"):
         rk.tasks.fair_classification(digits, parts, groups="site")  # pyright: ignore[reportArgumentType]
+    one_kind = {"train": [np.flatnonzero(digits.train["labels"] == c)[:9] for c in (0, 1)]}
+    with pytest.raises(ValueError, match="client 0 has no negative training rows"):
+        rk.tasks.partial_auc(digits, one_kind, positive=0)
     twice = {split: [rows[0], rows[0]] for split, rows in parts.items()}
     with pytest.raises(ValueError, match="clients without common rows"):
         rk.tasks.fair_classification(digits, twice)

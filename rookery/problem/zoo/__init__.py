@@ -9,6 +9,7 @@ from rookery.problem.zoo.composition import LinearChain, linear_chain, scalar_co
 from rookery.problem.zoo.conditional import ConditionalQuadratic, conditional_quadratic
 from rookery.problem.zoo.gan import DiracGAN, dirac_gan
 from rookery.problem.zoo.linear_sequences import LinearSequences, linear_sequences
+from rookery.problem.zoo.pair_risk import PairRisk, pair_risk
 from rookery.problem.zoo.personal import PersonalQuadratic, personal_quadratic
 from rookery.problem.zoo.quadratic import QuadraticBilevel, quadratic_bilevel, scalar_bilevel
 from rookery.problem.zoo.robust import (
@@ -29,6 +30,7 @@ __all__ = [
     "LinearChain",
     "LinearSequences",
     "MeanSemideviation",
+    "PairRisk",
     "PersonalQuadratic",
     "QuadraticBilevel",
     "QuadraticLosses",
@@ -41,6 +43,7 @@ __all__ = [
     "linear_chain",
     "linear_sequences",
     "mean_semideviation",
+    "pair_risk",
     "personal_quadratic",
     "quadratic_bilevel",
     "quadratic_losses",
