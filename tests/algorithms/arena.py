@@ -139,10 +139,9 @@ def advance(zoo, algorithm, rounds, engine=None, seed=0, clock=None, weights=Non
 
 def end_of(zoo, algorithm, rounds, seed):
     """The state after some rounds, traced, so that it can be mapped over seeds."""
-    program = Program(
-        zoo.problem, rk.Population.stacked(zoo.data), rk.delays.Clock(), rk.aggregate.Mean()
-    )
-    state = algorithm.init(zoo.problem, *jax.tree.map(jnp.asarray, zoo.start))
+    population = rk.Population.stacked(zoo.data)
+    program = Program(zoo.problem, population, rk.delays.Clock(), rk.aggregate.Mean())
+    state = first_state(algorithm, zoo.problem, population.n_clients, zoo.start)
     return many_rounds(program, algorithm, None, rounds, state, jax.random.key(seed), 0, rounds)[0]
 
 
