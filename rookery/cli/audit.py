@@ -54,6 +54,7 @@ def _print(summary: Summary, file: Path, console: Console) -> None:
         known = "unknown: replies left without noise" if epsilon is None else f"{epsilon:.4g}"
         say(f"Epsilon of client {client}: {known}.")
     for (client, step, reason), times in sorted(summary.refused.items()):
-        say(f"Refused {times} times: client {client}, {step.rpartition('.')[2]}: {reason}.")
+        who = f"client {client}, " if client >= 0 else ""
+        say(f"Refused {times} times: {who}{step.rpartition('.')[2]}: {reason}.")
     for reference, client, kind in summary.errors:
         say(f"Error {reference}: {kind}" + (f", client {client}." if client >= 0 else "."))

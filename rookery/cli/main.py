@@ -447,6 +447,8 @@ app.command(name="audit")(audit)
 app.command(name="flare-simulate")(flare.simulate)
 app.command(name="flare-join")(flare.join)
 app.command(name="flare-submit")(flare.submit)
+app.command(name="flare-jobs")(flare.jobs)
+app.command(name="flare-abort")(flare.abort)
 app.command(name="flare-stop")(flare.stop)
 
 

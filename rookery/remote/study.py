@@ -16,8 +16,9 @@ The module defines these names:
     policy       a :class:`~rookery.remote.Policy`; optional
     secure       a :class:`~rookery.remote.SecureAggregation`, if replies are to be masked; optional
 
-Server and sites each import their own copy, and the handshake compares fingerprints before the
-first step. No party sends code or data to another.
+Server and sites each load their own copy, and the handshake compares fingerprints before the first
+step. No party sends code or data to another. A site loads only a study that it has joined and that
+has not changed since (:mod:`rookery.remote.client.site_policy`).
 """
 
 import importlib
@@ -25,6 +26,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +39,8 @@ from rookery.program.algorithm import (
     first_state,
     numbers_to_arrays,
 )
+from rookery.remote.client.enforcer import Enforcer
+from rookery.remote.client.site_policy import SitePolicy
 from rookery.remote.client.worker import Worker
 from rookery.remote.protocol.secure import SecureAggregation
 from rookery.remote.protocol.tracing import trace_round
@@ -101,6 +105,28 @@ class Study:
                 f"there is no module {name!r} here. Every party needs a copy of the study on its "
                 "PYTHONPATH."
             ) from error
+        return cls._of(name, module)
+
+    @classmethod
+    def joined(cls, name: str, policy: SitePolicy, folder: str | Path) -> "Study":
+        """Load a study that this party has joined; refused if it has not, or the file has changed.
+
+        The very bytes whose hash was compared are run; nothing is imported by the name.
+
+        Args:
+            name: its name, which another party may have chosen.
+            policy: has the hashes of the joined studies.
+            folder: where joining has copied them to.
+        """
+        source = policy.source_of(name, folder)
+        module = ModuleType(name)
+        module.__file__ = str(Path(folder) / f"{name}.py")
+        sys.modules[name] = module
+        exec(compile(source, module.__file__, "exec"), module.__dict__)
+        return cls._of(name, module)
+
+    @classmethod
+    def _of(cls, name: str, module: ModuleType) -> "Study":
         if missing := [wanted for wanted in NAMES if not hasattr(module, wanted)]:
             raise ValueError(
                 f"study {name!r} has no {', '.join(missing)}. A study defines {', '.join(NAMES)}; "
@@ -135,12 +161,15 @@ class Study:
             return [*self.population.names]
         return [f"{site}, client {c}" for site, clients in self.sites.items() for c in clients]
 
-    def workers(self, site: str, *, is_checked: bool = True) -> dict[int, Worker]:
+    def workers(
+        self, site: str, *, is_checked: bool = True, enforcer: Enforcer | None = None
+    ) -> dict[int, Worker]:
         """The workers of a site's clients, with the site's rows.
 
         Args:
             site: the site's name.
             is_checked: whether the checksum of replies covers their arrays.
+            enforcer: enforces the site's policy; None answers whatever the server asks for.
         """
         own = self.sites[check.one_of("site", site, tuple(self.sites))]
         rows = self.load(site)
@@ -154,7 +183,10 @@ class Study:
         algorithm = numbers_to_arrays(self.algorithm)
         plan = trace_round(algorithm, self.problem, rows, state, secure=self.secure)
         shared = (self.problem, self.algorithm, jax.device_put(rows), state, plan)
-        return {client: Worker(client, *shared, is_checked=is_checked) for client in own}
+        return {
+            client: Worker(client, *shared, is_checked=is_checked, enforcer=enforcer)
+            for client in own
+        }
 
 
 def module_name(study: str | Path) -> str:

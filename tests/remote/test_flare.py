@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -20,9 +22,14 @@ from nvflare.collab.api.exceptions import (  # pyright: ignore[reportMissingImpo
     CollabCallError,
     RunAborted,
 )
+from nvflare.fuel.flare_api.api_spec import JobNotFound  # pyright: ignore[reportMissingImports]
 
 import rookery as rk
+from rookery.cli.main import main
+from rookery.remote import SitePolicy
+from rookery.remote.client import site_log
 from rookery.remote.server.requests import TooFewReplies
+from rookery.remote.study import JobFailed
 from rookery.remote.transports.flare import deploy, transport
 from rookery.remote.transports.port import Failure
 from rookery.runner.checkpoint import load_all
@@ -196,15 +203,115 @@ def test_what_is_no_kit_is_refused(tmp_path):
         deploy.join(tmp_path, tmp_path / "study.py")
 
 
-def test_joining_adds_to_what_a_site_allows_and_takes_nothing_away(tmp_path):
+def test_joining_allows_our_classes_and_takes_the_right_to_send_code_and_to_read_files(tmp_path):
     local = tmp_path / "local"
     local.mkdir()
-    (local / "resources.json.default").write_text('{"a": 1, "class_allow_list": ["own.Class"]}')
+    (local / "resources.json.default").write_text(
+        '{"a": 1, "class_allow_list": ["own.Class"], "allow_log_streaming": true}'
+    )
+    (local / "authorization.json.default").write_text(
+        '{"permissions": {"project_admin": "any", "lead": {"byoc": "any", "cat": "o:site"}}}'
+    )
     for _ in range(2):
         deploy.join(tmp_path, EXAMPLE / "clinics.py")
     settings = json.loads((local / "resources.json").read_text())
-    assert settings == {"a": 1, "class_allow_list": ["own.Class", *deploy.ALLOWED]}
-    assert (local / "custom" / "clinics.py").read_text() == (EXAMPLE / "clinics.py").read_text()
+    assert settings == {
+        "a": 1,
+        "class_allow_list": ["own.Class", *deploy.ALLOWED],
+        "class_list_enforcement_mode": "enforce",
+        "allow_log_streaming": False,
+    }
+    roles = json.loads((local / "authorization.json").read_text())["permissions"]
+    withheld = dict.fromkeys(deploy.WITHHELD, "none")
+    assert roles["lead"] == {"cat": "none", **withheld}
+    assert roles["project_admin"].items() >= withheld.items()
+    assert roles["project_admin"]["submit_job"] == roles["project_admin"]["operate"] == "any"
+
+
+def test_a_site_gets_the_default_policy_or_its_own_and_keeps_what_it_has_joined(tmp_path):
+    local = tmp_path / "local"
+    local.mkdir()
+    file = deploy.join(tmp_path, EXAMPLE / "clinics.py")
+    assert SitePolicy.read(file) == replace(SitePolicy(), studies=SitePolicy.read(file).studies)
+    other = tmp_path / "other.py"
+    other.write_text("")
+    deploy.join(tmp_path, other, EXAMPLE / "clinic.toml")
+    policy = SitePolicy.read(file)
+    assert set(policy.studies) == {"clinics", "other"} and policy.min_rows == 50
+    source = (EXAMPLE / "clinics.py").read_bytes()
+    assert policy.source_of("clinics", local / "custom") == source
+    with pytest.raises(ValueError, match="no site policy"):
+        deploy.join(tmp_path, other, tmp_path / "nowhere.toml")
+    with pytest.raises(ValueError, match="identifier"):
+        deploy.join(tmp_path, file)
+
+
+def test_the_server_has_no_policy_of_a_site(tmp_path):
+    for folder in ("local", "startup"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "startup" / "fed_server.json").write_text("{}")
+    text = deploy.join(tmp_path, EXAMPLE / "clinics.py").read_text()
+    assert "clinics" in text and "noise" not in text
+
+
+class Console:
+    """The session of a user, with one job and some sites."""
+
+    def __init__(self, sites=("clinic-1", "clinic-2")):
+        self.sites, self.aborted, self.is_closed = sites, [], False
+
+    def get_connected_client_list(self):
+        return [SimpleNamespace(name=site) for site in self.sites]
+
+    def submit_job(self, folder):
+        assert (Path(folder) / "meta.json").exists()
+        return "job-1"
+
+    def monitor_job_and_return_job_meta(self, number):
+        raise KeyboardInterrupt
+
+    def abort_job(self, number):
+        if number != "job-1":
+            raise JobNotFound("no")
+        self.aborted.append(number)
+
+    def list_jobs(self, **_):
+        return [{"job_id": "job-1", "job_name": "clinics", "status": "RUNNING"}]
+
+    def close(self):
+        self.is_closed = True
+        raise ConnectionError("the server is down")  # as after a shutdown
+
+
+@pytest.fixture
+def console(tmp_path, monkeypatch):
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "fed_admin.json").write_text("{}")
+    console = Console()
+    monkeypatch.setattr(deploy, "new_secure_session", lambda *_, **__: console)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield console
+    assert console.is_closed
+
+
+def test_missing_sites_are_named_at_once(console, tmp_path):
+    console.sites = ("clinic-2",)
+    with pytest.raises(JobFailed, match="not connected: clinic-1"):
+        deploy.submit(EXAMPLE / "clinics.py", tmp_path)
+
+
+def test_ctrl_c_aborts_the_job(console, tmp_path, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        deploy.submit(EXAMPLE / "clinics.py", tmp_path)
+    assert console.aborted == ["job-1"] and "job-1 is aborted" in capsys.readouterr().out
+
+
+def test_jobs_are_listed_and_aborted(console, tmp_path, capsys):
+    main(["flare-jobs", "--kit", str(tmp_path)])
+    main(["flare-abort", "job-1", "--kit", str(tmp_path)])
+    assert "RUNNING" in capsys.readouterr().out and console.aborted == ["job-1"]
+    with pytest.raises(ValueError, match="no job 'other'"):
+        deploy.abort("other", tmp_path)
 
 
 def free_port() -> int:
@@ -218,7 +325,10 @@ class Deployment:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        left_over = ("ws", "elsewhere", "kits", "*.pid", "*.log", ".venv*", "runs", "__pycache__")
+        left_over = (
+            "ws", "elsewhere", "kits", "*.pid", "*.log", "*.joined", ".venv*", "runs",
+            "__pycache__",
+        )  # fmt: skip
         shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns(*left_over))
         for old in ("18002", "18003"):
             new = str(free_port())
@@ -233,9 +343,13 @@ class Deployment:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = {**os.environ, "PATH": path, "JAX_PLATFORMS": "cpu", "COLUMNS": "200"}
 
-    def do(self, number: int, *, is_fine: bool = True) -> str:
+    def do(self, number: int) -> str:
         """The commands of one section."""
         (commands,) = [c for name, c in self.sections.items() if name.startswith(f"{number}.")]
+        return self.sh(commands)
+
+    def sh(self, commands: str, *, is_fine: bool = True) -> str:
+        """What commands print."""
         done = subprocess.run(
             ["bash", "-eu", "-c", commands], cwd=self.folder, env=self.environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LONG,
@@ -246,6 +360,9 @@ class Deployment:
     def log(self, party: str) -> str:
         file = self.folder / f"{party}.log"
         return file.read_text() if file.exists() else ""
+
+    def kit(self, party: str) -> Path:
+        return self.folder / "kits" / party
 
     @property
     def run(self) -> Path:
@@ -274,6 +391,9 @@ def deployment(tmp_path_factory):
     """Server and two clinics with certificates; all of them are stopped again."""
     it = Deployment(tmp_path_factory.mktemp("deploy") / "example")
     it.do(2)
+    # a server that would let anything pass: the sites must refuse by themselves
+    rights = it.kit("localhost") / "local" / "authorization.json"
+    rights.write_text('{"format_version": "1.0", "permissions": {"project_admin": "any"}}')
     try:
         it.do(3)
         yield it
@@ -303,13 +423,43 @@ def test_the_readme_from_the_first_command_to_the_last(deployment):
     assert "kits/clinic-2: accepted" in said
     assert "PEER_DID_NOT_RETURN_A_CERTIFICATE" in said and "CERTIFICATE_VERIFY_FAILED" in said
 
+    said = deployment.do(6)
+    for what in ("a job with code", "a module that nobody joined", "a study that has changed"):
+        assert f"{what}: refused" in said
+    assert "BYOC not permitted" in said
+    assert "study 'clinics' has changed" in said and "study 'this' was not joined" in said
+    no_text_of_an_error_reaches_the_server(deployment)
     a_site_that_is_killed(deployment)
 
-    deployment.do(6)
+    assert "Traceback" not in deployment.do(7)
     until = time.monotonic() + 120
     while (left := list(filter(is_running, deployment.processes()))) and time.monotonic() < until:
         time.sleep(0.5)
     assert left == []
+
+
+def no_text_of_an_error_reaches_the_server(deployment):
+    """A study that is joined between two jobs, and whose ``load`` quotes a row in its error."""
+    clinics = (deployment.folder / "clinics.py").read_text()
+    quoting = '    if site == "clinic-1":\n        raise ValueError("patient 4711")\n'
+    leaky = clinics.replace("    rng = ", quoting + "    rng = ")
+    assert leaky != clinics
+    (deployment.folder / "leaky.py").write_text(leaky)
+    for party in ("localhost", "clinic-1", "clinic-2"):
+        deployment.sh(f"rookery flare-join kits/{party} leaky.py")
+    said = deployment.sh(
+        "rookery flare-submit leaky.py --kit kits/admin@example.org", is_fine=False
+    )
+    assert "ended as FINISHED" in said
+    log = deployment.kit("clinic-1") / "local" / "rookery" / site_log.NAME
+    *_, error = [record for record in site_log.read(log) if record["event"] == "error"]
+    assert error["kind"] == "ValueError" and "patient 4711" in error["text"]
+    assert error["reference"] in deployment.log("clinic-1")
+    server = [file for file in deployment.kit("localhost").resolve().rglob("*") if file.is_file()]
+    own = deployment.kit("localhost").resolve() / "local" / "custom" / "leaky.py"
+    assert own in server and b"4711" in own.read_bytes()
+    leaked = [file for file in server if b"4711" in file.read_bytes() and file != own]
+    assert not leaked and "4711" not in deployment.log("localhost") + said
 
 
 def a_site_that_is_killed(deployment):

@@ -1,8 +1,7 @@
 """Enforces a site's policy in the client's process, whatever the server says.
 
 A worker asks its enforcer before it takes a request, before it runs a step and before a reply
-leaves. Every answer is a line of the site's log. A refusal raises :class:`Refused`; its text goes
-to the server and holds no data.
+leaves. Every answer is a line of the site's log. A refusal raises :class:`Refused`.
 """
 
 import hashlib
@@ -11,7 +10,6 @@ import os
 import secrets
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +22,7 @@ from rookery.clients.population import Population
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.remote.client import site_log
 from rookery.remote.client.site_log import SiteLog
-from rookery.remote.client.site_policy import SitePolicy
+from rookery.remote.client.site_policy import Refused, SitePolicy
 from rookery.remote.protocol import wire
 from rookery.remote.protocol.plan import Plan, spec
 from rookery.remote.protocol.wire import Arrays, Leaf
@@ -35,10 +33,6 @@ KEY = "site.key"
 _HOUR = 3600.0
 
 
-class Refused(Exception):
-    """The site's policy does not allow it."""
-
-
 class Enforcer:
     """The policy of a site at work; all clients of the site share it.
 
@@ -47,7 +41,7 @@ class Enforcer:
     ...     enforcer = Enforcer(SitePolicy(largest_incoming_norm=1.0), folder)
     ...     enforcer.check_incoming({"value/0/0": np.array([3.0, 4.0])})
     Traceback (most recent call last):
-    rookery.remote.client.enforcer.Refused: the request's norm is above largest_incoming_norm = 1
+    rookery.remote.client.site_policy.Refused: the request's norm is above largest_incoming_norm = 1
 
     Args:
         policy: the limits.
@@ -206,13 +200,9 @@ class Enforcer:
         """Log that the server is told why a request failed."""
         self.log.append("failed", client=client, step=step, reason=reason)
 
-    def error(self, client: int | None, step: str, error: Exception) -> str:
+    def error(self, client: int, step: str, error: Exception) -> str:
         """Log an error with its text; returns what the server may know of it."""
-        reference, kind = secrets.token_hex(4), type(error).__name__
-        text = "".join(traceback.format_exception(error))
-        content = {} if client is None else {"client": client}
-        self.log.append("error", **content, step=step, reference=reference, kind=kind, text=text)
-        return f"{kind} at the site; its log has the text, reference {reference}"
+        return self.log.error(step, error, client=client)
 
     def _check_outgoing(self, leaves: Sequence[Leaf]) -> None:
         if not _norm(leaves) <= self.policy.largest_outgoing_norm:

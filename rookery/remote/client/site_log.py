@@ -7,8 +7,10 @@ has the text of errors, of which the server learns only the kind and a reference
 import json
 import math
 import os
+import secrets
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -56,6 +58,19 @@ class SiteLog:
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
+
+    def error(self, step: str, error: Exception, **content: object) -> str:
+        """Add an error with its text; returns what the server may know of it.
+
+        Args:
+            step: what was being done.
+            error: the error.
+            content: what else there is to tell.
+        """
+        reference, kind = secrets.token_hex(4), type(error).__name__
+        text = "".join(traceback.format_exception(error))
+        self.append("error", step=step, reference=reference, kind=kind, text=text, **content)
+        return f"{kind} at the site; its log has the text, reference {reference}"
 
 
 def read(file: str | Path) -> Iterator[Record]:

@@ -33,6 +33,14 @@ _MEANING = {
 }
 
 
+REFUSED = "refused by the site's policy: "
+"""How the server is told a reason."""
+
+
+class Refused(Exception):
+    """The site's policy does not allow it; the text goes to the server and holds no data."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SitePolicy:
     """The limits of a site; the defaults are the default site policy.
@@ -145,8 +153,8 @@ class SitePolicy:
         min_rows = 10  # fewest rows that an evaluation averages
         """
         lines = [
-            "# What this site answers, whatever a server asks for. Edit it here and restart",
-            "# the site. rookery audit shows what has left.",
+            "# What this site answers, whatever a server asks for. The next job obeys it.",
+            "# rookery audit shows what has left.",
             "",
         ]
         for name, meaning in _MEANING.items():
@@ -179,19 +187,17 @@ class SitePolicy:
         return 2 / self.noise**2 if self.noise > 0 else None
 
     def source_of(self, study: str, folder: str | Path) -> bytes:
-        """The content of a joined study in a folder; raises if it was not joined or has changed.
+        """The content of a joined study in a folder; refused if it was not joined or has changed.
 
         Args:
             study: its name, which another party may have chosen.
             folder: where joining has copied it to.
         """
         if study not in self.studies:
-            raise PermissionError(f"study {study!r} was not joined at this site.")
+            raise Refused(f"study {study!r} was not joined at this site")
         source = (Path(folder) / f"{study}.py").read_bytes()
         if content_hash(source) != self.studies[study]:
-            raise PermissionError(
-                f"study {study!r} has changed since this site joined it. Read it, and join again."
-            )
+            raise Refused(f"study {study!r} has changed since this site joined it")
         return source
 
 

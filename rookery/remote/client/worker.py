@@ -9,8 +9,9 @@ from rookery.clients.population import Population
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.remote.client import batching
 from rookery.remote.client.batching import Answering, PendingCall
-from rookery.remote.client.enforcer import Enforcer, Refused
+from rookery.remote.client.enforcer import Enforcer
 from rookery.remote.client.masking import KeysLost, Masking
+from rookery.remote.client.site_policy import REFUSED, Refused
 from rookery.remote.protocol import handshake, instructions, wire
 from rookery.remote.protocol.plan import Call, Inputs, Plan, is_beyond, spec
 from rookery.remote.protocol.tracing import trace_round
@@ -321,7 +322,7 @@ class Worker:
     def _refusal(self, to: Message, refusal: Refused) -> wire.Parts:
         assert self._enforcer is not None, "only a enforcer refuses"
         self._enforcer.refused(self.id, to.name, str(refusal))
-        reason = wire.encode_text(f"refused by the site's policy: {refusal}"[:2000])
+        reason = wire.encode_text(f"{REFUSED}{refusal}"[:2000])
         return self._message(Kind.FAILURE, to, {"reason": reason, "refused": np.array(1, np.uint8)})
 
     def _failure(self, to: Message, reason: str, lost: int = 0) -> wire.Parts:

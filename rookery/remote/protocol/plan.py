@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from rookery.clients.local_client import Count, Draw, LocalClient
@@ -195,7 +196,10 @@ class BoundedLoop:
             return value, self.is_beyond
 
         is_beyond = self.is_beyond | (jnp.asarray(n) > self._most)
-        value, self.is_beyond = traced_loop(jnp.minimum(n, self._most), once, (init, is_beyond))
+        # a number that is known when tracing stays one: such loops can be differentiated
+        is_traced = isinstance(n, Tracer)
+        shorter = jnp.minimum(n, self._most) if is_traced else min(int(n), self._most)
+        value, self.is_beyond = traced_loop(shorter, once, (init, is_beyond))
         return value
 
 

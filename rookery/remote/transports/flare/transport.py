@@ -23,6 +23,9 @@ from rich.console import Console
 from rookery import check
 from rookery.engines.engine import Program
 from rookery.program.algorithm import AbstractAlgorithm
+from rookery.remote.client.enforcer import Enforcer
+from rookery.remote.client.site_log import SiteLog
+from rookery.remote.client.site_policy import REFUSED, Refused, SitePolicy
 from rookery.remote.engine import Remote
 from rookery.remote.protocol.plan import Plan
 from rookery.remote.protocol.wire import Parts, joined
@@ -42,6 +45,12 @@ except ModuleNotFoundError as error:
 
 RUNS = "ROOKERY_RUNS"
 """Environment variable: the server's folder for runs; inside its kit if not set."""
+
+SIMULATED = "ROOKERY_SIMULATED"
+"""Environment variable of the simulator's processes: studies need not be joined there."""
+
+FOLDER, POLICY = "rookery", "policy.toml"
+"""The folder of a kit's ``local`` with a party's policy, key and log; and its policy."""
 
 _PING_SECONDS = 5.0
 
@@ -178,6 +187,15 @@ class _Part:
     def __init__(self, study: str):
         self.study = study
 
+    def _study(self) -> tuple[Study, Enforcer | None]:
+        """The study, if this party has joined it; and what enforces the party's policy."""
+        if os.environ.get(SIMULATED):
+            return Study.read(self.study), None
+        local = Path(collab.workspace.get_root_dir()) / "local"
+        policy = SitePolicy.read(local / FOLDER / POLICY)
+        study = Study.joined(self.study, policy, local / "custom")
+        return study, Enforcer(policy, local / FOLDER)
+
 
 class Server(_Part):
     """The part of a job that runs at the server."""
@@ -185,7 +203,7 @@ class Server(_Part):
     @collab.main
     def main(self):
         """Run the study's ``main`` with the sites as its clients."""
-        study = Study.read(self.study)
+        study, _ = self._study()
         runs = os.environ.get(RUNS) or Path(collab.workspace.get_root_dir()) / "rookery"
         directory = Path(runs) / study.name
         console = Console(file=sys.stdout)
@@ -200,19 +218,52 @@ class Site(_Part):
     @collab.init
     def load(self):
         """Read the study and load the site's own rows."""
-        workers = Study.read(self.study).workers(collab.site_name, is_checked=False)
-        self._workers = {client: (worker, threading.Lock()) for client, worker in workers.items()}
+        self._at_the_site(self._load)
 
     @collab.publish
     def answer(self, client, message):
         """The reply of a client. Only the server may call it."""
         if collab.caller != "server":
             raise PermissionError(f"only the server may call a client, not {collab.caller}")
-        worker, lock = self._workers[client]
-        with lock:  # after a timeout the same message may come again while the first is running
-            return worker.answer(message)
+        return self._at_the_site(self._answer, client, message)
 
     @collab.publish
     def ping(self, payload):
         """The payload: the site is alive."""
         return payload
+
+    def _load(self) -> None:
+        study, enforcer = self._study()
+        workers = study.workers(collab.site_name, is_checked=False, enforcer=enforcer)
+        self._workers = {client: (worker, threading.Lock()) for client, worker in workers.items()}
+
+    def _answer(self, client: int, message: bytes) -> bytes:
+        worker, lock = self._workers[client]
+        with lock:  # after a timeout the same message may come again while the first is running
+            return worker.answer(message)
+
+    def _at_the_site(self, function: Callable, *arguments: object) -> bytes | None:
+        """Call a function; of an error only its kind and a reference leave the site.
+
+        FLARE sends the text and the traceback of whatever is raised to the server.
+        """
+        try:
+            return function(*arguments)
+        except Exception as error:
+            told = self._logged(error)
+        raise SiteError(told)  # outside: otherwise the first error would be its context
+
+    def _logged(self, error: Exception) -> str:
+        """What the server may know of an error, whose text goes to the site's log."""
+        try:
+            log = SiteLog(Path(collab.workspace.get_root_dir()) / "local" / FOLDER)
+            if isinstance(error, Refused):
+                log.append("refused", step=self.study, reason=str(error))
+                return f"{REFUSED}{error}"
+            return log.error(self.study, error)
+        except OSError:
+            return f"{type(error).__name__} at the site, which cannot write its log"
+
+
+class SiteError(RuntimeError):
+    """What the server may know of an error at a site."""

@@ -1,4 +1,8 @@
-"""Ray clusters: joined by address, or started on this machine and reachable only from it."""
+"""Ray clusters: joined by address, or started on this machine and reachable only from it.
+
+A cluster that is started here listens on loopback and asks for Ray's token, which is in a file of
+its owner (``~/.ray/auth_token``): other users of this machine are kept out, too.
+"""
 
 import os
 import sys
@@ -11,6 +15,7 @@ Package = Any  # Ray has no types for its actors and references
 """The package ``ray``, which is optional."""
 
 _LOOPBACK = "127.0.0.1"
+_MODE = "RAY_AUTH_MODE"  # Ray's own variable; by default a new cluster asks for a token
 _QUIET = {"log_to_driver": False, "logging_level": "warning"}
 
 
@@ -24,7 +29,12 @@ def join(ray: Package, address: str) -> None:
 
 
 def start(ray: Package, num_cpus: int, object_store_memory: int) -> None:
-    """Start a cluster that listens on loopback only."""
+    """Start a cluster that listens on loopback only and asks for a token."""
+    if (mode := os.environ.get(_MODE, "token").lower()) != "token":
+        raise ValueError(
+            f"{_MODE}={mode} would let every user of this machine run code in the cluster. Unset "
+            "it, or start a cluster yourself and pass its address: Ray(address=...)."
+        )
     with _on_this_machine(ray):
         ray.init(
             address="local",
