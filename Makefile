@@ -75,8 +75,8 @@ test-secure: $(VENV)-secure/.ready
 test-ray: $(VENV)-ray/.ready
 	$(VENV)-ray/bin/pytest -rs tests/remote/test_ray.py
 
-# NVIDIA FLARE: its simulator, and three parties with certificates on this machine. About three
-# minutes; ROOKERY_FLARE=all adds FedMSA.
+# NVIDIA FLARE: its simulator, and three parties with certificates on this machine, which refuse
+# foreign code. A few minutes; ROOKERY_FLARE=all adds FedMSA.
 test-flare: $(VENV)-flare/.ready
 	$(VENV)-flare/bin/pytest -rs tests/remote/test_flare.py
 

@@ -110,8 +110,8 @@ class Enforcer:
 
     def check_incoming(self, arrays: Arrays) -> None:
         """Refuse values that are too long or not finite."""
-        if not _norm(arrays.values()) <= self.policy.largest_incoming_norm:
-            limit = self.policy.largest_incoming_norm
+        limit = self.policy.largest_incoming_norm
+        if limit < math.inf and not _norm(arrays.values()) <= limit:
             raise Refused(f"the request's norm is above largest_incoming_norm = {limit:g}")
 
     def check_steps(self, steps: int) -> None:
@@ -205,8 +205,8 @@ class Enforcer:
         return self.log.error(step, error, client=client)
 
     def _check_outgoing(self, leaves: Sequence[Leaf]) -> None:
-        if not _norm(leaves) <= self.policy.largest_outgoing_norm:
-            limit = self.policy.largest_outgoing_norm
+        limit = self.policy.largest_outgoing_norm
+        if limit < math.inf and not _norm(leaves) <= limit:
             raise Refused(f"the reply's norm is above largest_outgoing_norm = {limit:g}")
 
     def _drawn(self, like: np.ndarray) -> np.ndarray:
