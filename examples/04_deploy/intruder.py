@@ -6,7 +6,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from nvflare.fuel.flare_api.flare_api import new_secure_session
+from nvflare.fuel.flare_api.flare_api import (  # pyright: ignore[reportMissingImports]
+    new_secure_session,
+)
 
 from rookery.remote.transports.flare.deploy import make_job
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import tyro
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from rookery.remote.client import site_log
 from rookery.remote.client.site_log import Summary
@@ -40,7 +40,8 @@ def _print(summary: Summary, file: Path, console: Console) -> None:
     say(f"From {summary.first:%Y-%m-%d %H:%M:%S} to {summary.last:%Y-%m-%d %H:%M:%S} UTC.")
     for study, digest in summary.joined:
         say(f"Joined: {study}, {digest}.")
-    table = Table("client", "step", "replies", "arrays", "largest norm", "bytes")
+    step, arrays = (Column(name, overflow="fold") for name in ("step", "arrays"))
+    table = Table("client", step, "replies", arrays, "largest norm", "bytes")
     for (client, step), traffic in sorted(summary.traffic.items()):
         table.add_row(
             str(client), step.rpartition(".")[2], str(traffic.replies),

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import tyro
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 
 def simulate(study: tyro.conf.Positional[Path], workspace: Path = Path("runs/flare")) -> None:
@@ -65,7 +65,8 @@ def jobs(kit: Path) -> None:
     Args:
         kit: the folder that FLARE provisioned for a user.
     """
-    table = Table("id", "study", "status", "submitted", "by")
+    others = [Column(name, overflow="fold") for name in ("study", "status", "submitted", "by")]
+    table = Table(Column("id", min_width=36), *others)
     for job in _jobs().jobs(kit):
         table.add_row(job["id"], job["study"], job["status"], job["submitted"], job["by"])
     Console().print(table)

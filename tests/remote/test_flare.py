@@ -276,7 +276,7 @@ class Console:
         self.aborted.append(number)
 
     def list_jobs(self, **_):
-        return [{"job_id": "job-1", "job_name": "clinics", "status": "RUNNING"}]
+        return [{"job_id": "job-1", "name": "clinics", "status": "RUNNING"}]
 
     def close(self):
         self.is_closed = True
@@ -309,7 +309,8 @@ def test_ctrl_c_aborts_the_job(console, tmp_path, capsys):
 def test_jobs_are_listed_and_aborted(console, tmp_path, capsys):
     main(["flare-jobs", "--kit", str(tmp_path)])
     main(["flare-abort", "job-1", "--kit", str(tmp_path)])
-    assert "RUNNING" in capsys.readouterr().out and console.aborted == ["job-1"]
+    said = capsys.readouterr().out
+    assert "RUNNING" in said and "clinics" in said and console.aborted == ["job-1"]
     with pytest.raises(ValueError, match="no job 'other'"):
         deploy.abort("other", tmp_path)
 

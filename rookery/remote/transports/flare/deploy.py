@@ -220,7 +220,7 @@ def jobs(kit: str | Path) -> list[dict[str, str]]:
     with _session(kit) as session:
         listed = session.list_jobs(detailed=True, reverse=True)
     keys = {
-        "id": "job_id", "study": "job_name", "status": "status", "submitted": "submit_time",
+        "id": "job_id", "study": "name", "status": "status", "submitted": "submit_time_iso",
         "by": "submitter_name",
     }  # fmt: skip
     return [{name: str(job.get(key, "")) for name, key in keys.items()} for job in listed]
