@@ -90,7 +90,7 @@ def stop(kit: Path) -> None:
         kit: the folder that FLARE provisioned for the project's administrator.
     """
     _jobs().shut_down(kit)
-    print("The server is down; the sites end too.")
+    print("The server and the sites are stopping; their processes end within half a minute.")
 
 
 def _jobs() -> ModuleType:

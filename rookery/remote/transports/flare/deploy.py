@@ -241,13 +241,15 @@ def abort(job: str, kit: str | Path) -> None:
 
 
 def shut_down(kit: str | Path) -> None:
-    """Stop the processes of the server and all sites; only a project administrator may.
+    """Tell the server and all sites to stop; only a project administrator may.
+
+    Does not wait: FLARE's own wait asks a server that is going down, and fails on a slow machine.
 
     Args:
         kit: the administrator's startup kit.
     """
     with _session(kit) as session:
-        session.shutdown("all")
+        session.shutdown("all", wait=False)
 
 
 @contextmanager
