@@ -88,23 +88,23 @@ class LocalClient:
             )
         return self._key
 
-    def draw(
-        self,
-        split: str,
-        size: BatchSize,
-        key: Key,
-        prepared: Tree = None,
-        *,
-        is_distinct: bool = False,
-    ) -> Sample:
+    def draw(self, split: str, size: BatchSize, key: Key, prepared: Tree = None) -> Sample:
         """A sample handle: ``size`` rows of a split, or all of them if ``size`` is None.
 
-        Rows are drawn uniformly with replacement, or without it if ``is_distinct`` is set. If
-        ``size`` is at least the client's number of rows, the sample is all its rows, each once. The
-        keys that losses get are made from ``key`` too, so one sample gives the same keys at every
-        point. With ``prepared`` the same rows are taken from what :meth:`prepare` returned.
-        ``size`` may have a number for each split.
+        Rows are drawn uniformly with replacement. If ``size`` is at least the client's number of
+        rows, the sample is all its rows, each once. The keys that losses get are made from ``key``
+        too, so one sample gives the same keys at every point. With ``prepared`` the same rows are
+        taken from what :meth:`prepare` returned. ``size`` may have a number for each split.
         """
+        return self._draw(split, size, key, prepared, is_distinct=False)
+
+    def draw_distinct(self, split: str, size: BatchSize, key: Key) -> Sample:
+        """The same without replacement: every set of different rows is equally likely."""
+        return self._draw(split, size, key, None, is_distinct=True)
+
+    def _draw(
+        self, split: str, size: BatchSize, key: Key, prepared: Tree, is_distinct: bool
+    ) -> Sample:
         size = rows_per_draw(size, split)
         self.draws.add((split, size, 1))
         _, count, largest = self._where(split)

@@ -39,9 +39,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rookery import check, tree
+from rookery import tree
 from rookery.program.aggregate import Mean
-from rookery.program.algorithm import AbstractAlgorithm, check_splits
+from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.clipping import SCALES as SCALES
 from rookery.program.clipping import AbstractNoise as AbstractNoise
 from rookery.program.clipping import Central as Central
@@ -67,8 +67,12 @@ from rookery.program.participation import (
     Uniform,
 )
 from rookery.program.polling import PollResult
+from rookery.program.private_algorithm import AbstractPrivate
 from rookery.program.wrapped import AbstractWrapped
 from rookery.types import Key, Tree
+
+Decode = Callable[[Tree], Tree] | None
+"""What turns the message of a client into its reply, if replies are encoded."""
 
 MOST_RELEASES = 64
 """To how many exchanges a cohort may answer."""
@@ -160,7 +164,7 @@ class PrivateState(NamedTuple):
     bounds: Tree
 
 
-class Private(AbstractAlgorithm):
+class Private(AbstractPrivate):
     """An algorithm whose every exchange releases a clipped and noised mean.
 
     It runs on every engine: the same key gives the same noise. With ``clip=inf`` and ``noise=0`` it
@@ -182,45 +186,9 @@ class Private(AbstractAlgorithm):
         epsilon: the run stops before the round that would exceed it; None sets no limit.
     """
 
-    algorithm: AbstractAlgorithm
     _: KW_ONLY
     clip: Clip | QuantileClip | None = eqx.field(converter=as_clip)
     noise: AbstractNoise | None = eqx.field(converter=as_noise)
-    delta: float | None = eqx.field(static=True, default=1e-5)
-    epsilon: float | None = eqx.field(static=True, default=None)
-
-    def __check_init__(self):
-        if not isinstance(self.algorithm, AbstractAlgorithm):
-            raise TypeError(
-                f"Private takes an algorithm first, as Private(rk.FedAvg(...), clip=1, noise=1); "
-                f"got {self.algorithm!r}."
-            )
-        if isinstance(self.algorithm, Private):
-            raise TypeError("Private takes a plain algorithm, got a private one.")
-        if self.clip is None and self.noise is not None:
-            raise ValueError(
-                "noise is relative to the bound on uploads: noise with clip=inf would be infinite. "
-                "Give a bound, or noise=0."
-            )
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise ValueError(f"delta must be between 0 and 1, got {self.delta}.")
-        if self.epsilon is not None:
-            check.positive("epsilon", self.epsilon)
-            if self.noise is None or self.delta is None:
-                raise ValueError(
-                    f"epsilon={self.epsilon} needs noise above 0 and a delta: without them no "
-                    "epsilon is finite."
-                )
-
-    @property
-    def name(self) -> str:
-        """The name of the algorithm after ``Private``."""
-        return self.label or f"Private{self.algorithm.name}"
-
-    @property
-    def projects(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the algorithm does."""
-        return self.algorithm.projects
 
     @property
     def multiplier(self) -> float | None:
@@ -231,8 +199,7 @@ class Private(AbstractAlgorithm):
 
     def check(self, problem: Any, n_clients: int) -> None:
         """Raise unless the algorithm fits, and draws clients in a way that can be accounted for."""
-        self.algorithm.check(problem, n_clients)
-        check_splits(self.algorithm, problem)
+        self.check_fit(problem, n_clients)
         if self.clip is None:
             return
         drawn = samplings(self.algorithm, n_clients)
@@ -243,10 +210,6 @@ class Private(AbstractAlgorithm):
             )
         if isinstance(self.noise, Shares) and any(s.rate is not None for s in drawn):
             raise ValueError(_NO_SHARES)
-
-    def check_start(self, problem, start, example) -> None:
-        """As the algorithm does."""
-        self.algorithm.check_start(problem, start, example)
 
     def replaces(self, n_clients: int) -> bool:
         """Whether neighbours differ by a client with other data, not by one that is left out."""
@@ -278,10 +241,6 @@ class Private(AbstractAlgorithm):
     def own_leaves(self, state: PrivateState) -> tuple[Tree, ...] | None:
         """As the algorithm has them: they never leave their clients."""
         return self.algorithm.own_leaves(state.own)
-
-    def remedy(self) -> str:
-        """What the algorithm advises."""
-        return f"{self.algorithm.remedy()} So is less noise, or a smaller clip."
 
 
 class Releases(NamedTuple):
@@ -366,14 +325,7 @@ class PrivateFederation(AbstractWrapped):
         most = lightest[-1]  # its share is largest among the lightest of the others
         return _Draw(sampling, weights, most / (most + jnp.sum(lightest[: sampling.size - 1])))
 
-    def mean(
-        self,
-        placed: Placed,
-        *,
-        decode: Callable[[Tree], Tree] | None = None,
-        apart: bool = False,
-        around: Around = None,
-    ) -> Tree:
+    def mean(self, placed: Placed, *, decode=None, apart=False, around: Around = None) -> Tree:
         """The private mean: one release."""
         clip, noise = self._rule.clip, self._rule.noise
         if clip is None:
@@ -404,11 +356,7 @@ class PrivateFederation(AbstractWrapped):
         return mean
 
     def _noised_mean(
-        self,
-        placed: Placed,
-        decode: Callable[[Tree], Tree] | None,
-        around: Around,
-        release: _Release,
+        self, placed: Placed, decode: Decode, around: Around, release: _Release
     ) -> tuple[Tree, jax.Array]:
         """The mean, clipped and noised by the server, and the fraction of uploads within."""
         clip, noise, (bound, reach, draw, key) = self._rule.clip, self._rule.noise, release
@@ -437,11 +385,7 @@ class PrivateFederation(AbstractWrapped):
         return mean, within
 
     def _clipped_by_clients(
-        self,
-        placed: Placed,
-        decode: Callable[[Tree], Tree] | None,
-        around: Around,
-        release: _Release,
+        self, placed: Placed, decode: Decode, around: Around, release: _Release
     ) -> tuple[Tree, jax.Array]:
         """The mean of uploads that the server cannot see, and the fraction of them within."""
         assert self._rule.clip is not None

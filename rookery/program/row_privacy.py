@@ -33,11 +33,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rookery import check, tree
-from rookery.program.algorithm import AbstractAlgorithm, check_splits
 from rookery.program.clipping import clipped, gaussian
 from rookery.program.federation import NO_SETTINGS, AbstractFederation, Client, Placed, Step
 from rookery.program.polling import PollResult
-from rookery.program.privacy import Private
+from rookery.program.private_algorithm import AbstractPrivate
 from rookery.program.wrapped import AbstractWrapped
 from rookery.samples import Deal, rows_per_draw
 from rookery.types import BatchSize, Count, Key, Sample, Tree
@@ -66,7 +65,7 @@ def _none_if(value: float, given: float) -> float | None:
     return None if isinstance(given, float | int) and given == value else given
 
 
-class RowPrivate(AbstractAlgorithm):
+class RowPrivate(AbstractPrivate):
     """An algorithm whose clients clip the part of every row and add noise to every average.
 
     It runs on every engine: the same key gives the same noise. With ``clip=inf`` and ``noise=0`` it
@@ -87,58 +86,18 @@ class RowPrivate(AbstractAlgorithm):
         epsilon: the run stops before the round that would exceed it; None sets no limit.
     """
 
-    algorithm: AbstractAlgorithm
     _: KW_ONLY
     clip: float | None = eqx.field(converter=partial(_none_if, float("inf")))
     noise: float | None = eqx.field(converter=partial(_none_if, 0))
-    delta: float | None = eqx.field(static=True, default=1e-5)
-    epsilon: float | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        if not isinstance(self.algorithm, AbstractAlgorithm):
-            raise TypeError(
-                "RowPrivate takes an algorithm first, as RowPrivate(rk.FedAvg(...), clip=1, "
-                f"noise=1); got {self.algorithm!r}."
-            )
-        if isinstance(self.algorithm, Private | RowPrivate):
-            raise TypeError(f"RowPrivate takes a plain algorithm, got {self.algorithm.name}.")
-        if self.clip is not None:
-            check.positive("clip", self.clip)
-        elif self.noise is not None:
-            raise ValueError(
-                f"noise={self.noise} is relative to the bound on the part of a row: with clip=inf "
-                "it would be infinite. Give a bound, or noise=0."
-            )
-        if self.noise is not None:
-            check.positive("noise", self.noise)
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise ValueError(f"delta must be between 0 and 1, got {self.delta}.")
-        if self.epsilon is not None:
-            check.positive("epsilon", self.epsilon)
-            if self.noise is None or self.delta is None:
-                raise ValueError(
-                    f"epsilon={self.epsilon} needs noise above 0 and a delta: without them no "
-                    "epsilon is finite."
-                )
-
-    @property
-    def name(self) -> str:
-        """The name of the algorithm after ``RowPrivate``."""
-        return self.label or f"RowPrivate{self.algorithm.name}"
-
-    @property
-    def projects(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the algorithm does."""
-        return self.algorithm.projects
+        for name in ("clip", "noise"):
+            if (number := getattr(self, name)) is not None:
+                check.positive(name, number)
 
     def check(self, problem: Any, n_clients: int) -> None:  # as the algorithm narrows it
         """Raise unless the algorithm fits."""
-        self.algorithm.check(problem, n_clients)
-        check_splits(self.algorithm, problem)
-
-    def check_start(self, problem, start, example) -> None:
-        """As the algorithm does."""
-        self.algorithm.check_start(problem, start, example)
+        self.check_fit(problem, n_clients)
 
     def init(self, problem: Any, *variables: Tree, **named: Tree) -> Tree:
         """The state of the algorithm."""
@@ -157,10 +116,6 @@ class RowPrivate(AbstractAlgorithm):
     def own_leaves(self, state: Tree) -> tuple[Tree, ...] | None:
         """As the algorithm has them."""
         return self.algorithm.own_leaves(state)
-
-    def remedy(self) -> str:
-        """What the algorithm advises."""
-        return f"{self.algorithm.remedy()} So is less noise, or a smaller clip."
 
 
 class RowPrivateFederation(AbstractWrapped):
@@ -272,15 +227,7 @@ class PrivateClient:
         """The key of this step on this client."""
         return self._client.key
 
-    def draw(
-        self,
-        split: str,
-        size: BatchSize,
-        key: Key,
-        prepared: Tree = None,
-        *,
-        is_distinct: bool = True,
-    ) -> "PrivateSample":
+    def draw(self, split: str, size: BatchSize, key: Key, prepared: Tree = None) -> Sample:
         """A private sample of different rows, with a draw of its own."""
         if prepared is not None:
             _refuse("prepared rows", "what they were prepared with has seen all rows")
@@ -290,10 +237,14 @@ class PrivateClient:
         # of the step's own key: an algorithm may draw by a key that it has used before
         own = jax.random.fold_in(jax.random.fold_in(self.key, _DRAWS), self._numbers[0])
         self._numbers = self._numbers.at[0].add(1)
-        rows = self._client.draw(split, number, own, is_distinct=True)
+        rows = self._client.draw_distinct(split, number, own)
         sample = PrivateSample(self, rows, Kind(split, number))
         self._open.append(sample)
         return sample
+
+    def draw_distinct(self, split: str, size: BatchSize, key: Key) -> Sample:
+        """The same: rows of a private sample always differ."""
+        return self.draw(split, size, key)
 
     def deal(self, split: str, size: BatchSize, key: Key, prepared: Tree = None) -> Deal:
         """Refused."""

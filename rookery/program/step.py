@@ -25,20 +25,15 @@ class Client(Protocol):
         """The key of this step on this client."""
         ...
 
-    def draw(
-        self,
-        split: str,
-        size: BatchSize,
-        key: Key,
-        prepared: Tree = None,
-        *,
-        is_distinct: bool = False,
-    ) -> Sample:
+    def draw(self, split: str, size: BatchSize, key: Key, prepared: Tree = None) -> Sample:
         """A handle to ``size`` rows of a split, or to all of them if ``size`` is None.
 
-        ``prepared`` is what :meth:`prepare` made of all rows, if they are to be taken from it. With
-        ``is_distinct`` no row is drawn twice.
+        ``prepared`` is what :meth:`prepare` made of all rows, if they are to be taken from it.
         """
+        ...
+
+    def draw_distinct(self, split: str, size: BatchSize, key: Key) -> Sample:
+        """The same with different rows."""
         ...
 
     def deal(self, split: str, size: BatchSize, key: Key, prepared: Tree = None) -> Deal:

@@ -8,17 +8,15 @@ import jax
 from jaxtyping import Array, Bool, Float, Int
 
 from rookery.program.federation import (
-    NO_SETTINGS,
     AbstractFederation,
     Around,
     Cached,
     Placed,
-    Settings,
     Step,
 )
-from rookery.program.memory import Memory, PerClient
+from rookery.program.memory import Memory
 from rookery.program.participation import AbstractParticipation, Cohort
-from rookery.program.polling import InFlight, PollResult, PollRules
+from rookery.program.polling import InFlight, PollResult
 from rookery.types import Key, Tree
 
 
@@ -80,14 +78,7 @@ class AbstractWrapped(AbstractFederation):
         """What the other federation's clients remember afterwards."""
         return self.fed.keep(memory, placed)
 
-    def mean(
-        self,
-        placed: Placed,
-        *,
-        decode: Callable[[Tree], Tree] | None = None,
-        apart: bool = False,
-        around: Around = None,
-    ) -> Tree:
+    def mean(self, placed: Placed, *, decode=None, apart=False, around: Around = None) -> Tree:
         """The mean of the other federation."""
         return self.fed.mean(placed, decode=decode, apart=apart, around=around)
 
@@ -103,28 +94,14 @@ class AbstractWrapped(AbstractFederation):
         """All replies of the other federation."""
         return self.fed.stack(placed, is_aggregated=is_aggregated)
 
-    def poll(
-        self,
-        jobs: InFlight,
-        step: Step,
-        *values: Tree | Cached | PerClient,
-        rules: PollRules,
-        key: Key,
-        settings: Settings = NO_SETTINGS,
-    ) -> PollResult:
+    # the keywords are those of AbstractFederation
+    def poll(self, jobs: InFlight, step: Step, *values: Tree, **how: Any) -> PollResult:
         """Jobs of the other federation."""
-        return self.fed.poll(jobs, step, *values, rules=rules, key=key, settings=settings)
+        return self.fed.poll(jobs, step, *values, **how)
 
-    def ask(
-        self,
-        who: Bool[Array, " clients"],
-        step: Step,
-        *values: Tree | Cached | PerClient,
-        key: Key,
-        settings: Settings = NO_SETTINGS,
-    ) -> Tree:
+    def ask(self, who: jax.Array, step: Step, *values: Tree, **how: Any) -> Tree:
         """Replies of the other federation's clients."""
-        return self.fed.ask(who, step, *values, key=key, settings=settings)
+        return self.fed.ask(who, step, *values, **how)
 
     def repeat(
         self, n: int | Int[Array, ""], body: Callable[[jax.Array, Tree], Tree], init: Tree

@@ -146,12 +146,7 @@ def row_spending(
 ) -> RowSpending | None:
     """What a run with private rows will spend; None if it does not want to know.
 
-    Args:
-        program: what is run; of the rows only the shapes are used.
-        algorithm: the private program.
-        state: before round 0; only its shapes are used.
-        key: of the run's rounds.
-        rounds: how many.
+    The arguments are those of :func:`rookery.runner.accountant.spending`.
     """
     if algorithm.delta is None or algorithm.clip is None:
         return None

@@ -174,7 +174,7 @@ def test_settings_that_do_not_fit_are_refused():
         private(clip=np.inf)
     with pytest.raises(ValueError, match="needs noise above 0 and a delta"):
         private(noise=0, delta=1e-5, epsilon=1.0)
-    with pytest.raises(TypeError, match="got RowPrivateFedAvg"):
+    with pytest.raises(TypeError, match="private one, RowPrivateFedAvg"):
         private(private())
     with pytest.raises(TypeError, match="takes an algorithm first"):
         private(3)
