@@ -19,6 +19,7 @@ import numpy as np
 from rookery.experiment import config
 from rookery.experiment.execution import run_curves
 from rookery.experiment.task_loader import TaskLoader
+from rookery.report.curves import COLOURS
 from rookery.report.statistics import interval
 
 HERE = Path(__file__).parent
@@ -31,6 +32,8 @@ FIGURES = {
     "afbo_fig6": "Fig. 6: Covertype, both loops",
 }
 OURS = ("no hops, no steps given", "no hops, steps of AFBO with hops")
+INKS = ("#000000", "#000000")
+"""The colour of our own two, which no figure has."""
 KEPT = ("inner_steps", "wait_for", "inner_staleness", "outer_staleness", "batch_size")
 LEVELS = {"hyper_cleaning": (0.7, 0.8, 0.85), "regularisation": (0.65, 0.67, 0.68)}
 
@@ -116,29 +119,52 @@ def first_time(runs: list, level: float) -> float | None:
 
 
 def thinned(runs: list, points: int = 60) -> dict:
-    """Mean accuracy over seeds at equal times, for the picture."""
+    """Mean accuracy over seeds at equal times, and half its 95 % interval, for the picture."""
     end = min(float(run["seconds"][-1]) for run in runs)
     at = np.linspace(0, end, points)
     each = [np.interp(at, np.asarray(r["seconds"]), np.asarray(r["accuracy"])) for r in runs]
-    mean = np.mean(each, 0)
-    kept = np.isfinite(mean)
-    return {"seconds": at[kept].round(2).tolist(), "accuracy": mean[kept].round(4).tolist()}
+    over_seeds = interval(np.stack(each))
+    kept = np.isfinite(over_seeds.mean)
+    return {
+        "seconds": at[kept].round(2).tolist(),
+        "accuracy": over_seeds.mean[kept].round(4).tolist(),
+        "plus or minus": (over_seeds.high - over_seeds.mean)[kept].round(4).tolist(),
+    }
 
 
 def draw(found: dict) -> None:
-    """One panel for each figure."""
-    figure, panels = plt.subplots(2, 3, figsize=(14, 7.5), layout="constrained")
-    colours: dict[str, str] = {}
+    """One panel for each figure, with 95 % intervals over seeds.
+
+    Curves of the figures have the colours that they have there. Of the two runs without hops the
+    results keep the interval of the last accuracy alone: a bar at the end of the curve.
+    """
+    figure, panels = plt.subplots(2, 3, figsize=(14, 8.4), layout="constrained")
+    labels = [*dict.fromkeys(label for part in found.values() for label in part["drawn"])]
+    theirs = [label for label in labels if label not in OURS]
+    labels = [*theirs, *OURS]
+    colours = dict(zip(theirs, COLOURS, strict=False)) | dict(zip(OURS, INKS, strict=True))
     for panel, part in zip(panels.flat, found.values(), strict=True):
+        top = 0.0
         for label, curve in part["drawn"].items():
-            colour = colours.setdefault(label, f"C{len(colours)}")
-            width = 2.2 if label in OURS else 1.0
-            panel.plot(curve["seconds"], curve["accuracy"], color=colour, lw=width, label=label)
+            at, mean = np.array(curve["seconds"]), np.array(curve["accuracy"])
+            style = {"color": colours[label]}
+            is_bold, dash = label in OURS, "--" if label == OURS[0] else "-"
+            panel.plot(at, mean, lw=2.2 if is_bold else 1.2, ls=dash, label=label, **style)
+            top = max(top, mean.max())
+            if (reach := curve.get("plus or minus")) is not None:
+                panel.fill_between(at, mean - reach, mean + reach, alpha=0.12, lw=0, **style)
+            elif (reach := part["curves"][label]["plus or minus"]) is not None:
+                panel.errorbar(at[-1], mean[-1], reach, capsize=4, lw=1.5, **style)
         low = 0.4 if "Covertype" not in part["title"] and "stragglers" not in part["title"] else 0.6
-        panel.set(title=part["title"], xlabel="virtual seconds", ylim=(low, None))
+        high = top + 0.1 * (top - low)  # the interval of a curve that broke down may be wider
+        panel.set(title=part["title"], xlabel="virtual seconds", ylim=(low, high))
         panel.grid(alpha=0.3)
-        panel.legend(fontsize=7)
     panels[0, 0].set_ylabel("test accuracy")
+    panels[1, 0].set_ylabel("test accuracy")
+    lines = {line.get_label(): line for panel in panels.flat for line in panel.get_lines()}
+    figure.legend(
+        [lines[label] for label in labels], labels, loc="outside upper center", ncols=5, fontsize=10
+    )
     figure.savefig(HERE / "curves.png", dpi=120)
 
 

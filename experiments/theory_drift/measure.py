@@ -20,6 +20,7 @@ import numpy as np
 
 import rookery as rk
 from rookery.algorithms import IMAML, FedBiO, FedBiOAcc, FedBiOAccLocal, FedBiOLocal
+from rookery.report.curves import COLOURS
 from rookery.tasks.known_solution import Distance
 
 HERE = Path(__file__).parent
@@ -27,6 +28,9 @@ STEPS = (0.04, 0.02, 0.01, 0.005)
 LOCAL_STEPS = (2, 5, 10)
 AT_STEP, AT_LOCAL = 0.01, 5  # where the other one varies
 RENEWALS = (1.0, 0.1, 0.01)
+INKS = (*COLOURS, "#000000")
+EXACT = 1e-10
+"""What is nearer to the solution has no drift."""
 SEEDS = range(3)  # of the problem
 TIME = 300.0  # rounds times local steps times step
 
@@ -149,11 +153,15 @@ def affine_maps(zoo: rk.zoo.QuadraticBilevel) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw(found: list[dict]) -> None:
-    """A row of panels for each kind of lower level: against the step, and against local steps."""
-    figure, panels = plt.subplots(2, 2, figsize=(11, 8), sharey=True, layout="constrained")
+    """A row of panels for each kind of lower level: against the step, and against local steps.
+
+    Several curves lie on one another: their marks are around each other. What is exact up to
+    rounding lies below the panels, and is named there.
+    """
+    figure, panels = plt.subplots(2, 2, figsize=(13, 9), sharey=True, layout="constrained")
     for row, (levels, algorithms) in zip(panels, (("shared", SHARED), ("own", OWN)), strict=True):
+        names = [*algorithms, *(map(LAST.format, RENEWALS) if levels == "shared" else ())]
         for panel, axis in zip(row, ("step", "K"), strict=True):
-            names = [*algorithms, *(map(LAST.format, RENEWALS) if levels == "shared" else ())]
             for i, name in enumerate(names):
                 at = sorted(
                     (f for f in found if f["levels"] == levels and f["algorithm"] == name),
@@ -162,10 +170,15 @@ def draw(found: list[dict]) -> None:
                 fixed = ("K", AT_LOCAL) if axis == "step" else ("step", AT_STEP)
                 at = [f for f in at if f[fixed[0]] == fixed[1]]
                 mean = [np.mean(f["distance"]) for f in at]
-                style = "s--" if "from last" in name else "o-"
-                width = 6.0 - 0.7 * i  # several lines are one
-                panel.plot([f[axis] for f in at], mean, f"C{i}{style}", lw=width, label=name)
-            panel.set(xscale="log", yscale="log", ylim=(1e-16, 1))
+                if max(mean) < EXACT:
+                    text = f"{name}: {min(mean):.0e} to {max(mean):.0e}"
+                    panel.text(0.02, 0.03, text, color=INKS[i], transform=panel.transAxes)
+                    continue
+                panel.plot(
+                    [f[axis] for f in at], mean, label=name, color=INKS[i], lw=1.2,
+                    marker="os^Dv<>p"[i], markersize=19 - 2 * i, mfc="none", mew=1.4,
+                )  # fmt: skip
+            panel.set(xscale="log", yscale="log", ylim=(3e-5, 0.3))
             panel.xaxis.set_minor_formatter("")
             panel.grid(alpha=0.3)
         row[0].set(xlabel=f"step, {AT_LOCAL} local steps", ylabel="distance of x from its solution")
@@ -173,7 +186,7 @@ def draw(found: list[dict]) -> None:
         row[0].set_xticks(STEPS, [str(lr) for lr in STEPS])
         row[1].set_xticks(LOCAL_STEPS, [str(k) for k in LOCAL_STEPS])
         row[0].set_title(f"{'one inner problem' if levels == 'shared' else 'own inner problems'}")
-        row[0].legend(fontsize=8, loc="center")
+        row[1].legend(fontsize=9, loc="center left", bbox_to_anchor=(1.02, 0.5), labelspacing=1.1)
     figure.savefig(HERE / "drift.png", dpi=130)
 
 
