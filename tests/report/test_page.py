@@ -2,7 +2,7 @@ import json
 import math
 import re
 from dataclasses import replace
-from html import unescape
+from html import escape, unescape
 from itertools import pairwise
 from typing import Any
 
@@ -222,6 +222,20 @@ def test_a_browser_draws_the_page(comparison, tmp_path, browse):
     assert len(re.findall(r'<path class="line" d="M[\d.]+,', document)) == 3
     (shown,) = re.findall(r'<h1 id="title">(.*?)</h1>', document, re.S)
     assert unescape(shown) == EVIL
+
+
+def test_the_page_does_not_scroll_sideways(comparison, tmp_path, browse):
+    """In frames as wide as a screen and as a telephone, with names that do not fit a line."""
+    long = replace(comparison.curves[0], name="a curve with a name of many words " * 3)
+    page = render(Comparison("a_title_without_a_place_to_break_" * 4, [long, comparison.curves[1]]))
+    tell = "parent.document.body.append(`${innerWidth}:${document.documentElement.scrollWidth};`)"
+    page = escape(page.replace("</body>", f"<script>{tell}</script></body>"))
+    frame = '<iframe style="width: {}px; height: 900px; border: 0" srcdoc="{}"></iframe>'
+    frames = "".join(frame.format(width, page) for width in (1200, 480, 360))
+    (tmp_path / "p.html").write_text(f"<!doctype html><body>{frames}</body>", encoding="utf-8")
+    found = re.findall(r"(\d+):(\d+);", browse(tmp_path / "p.html")[0])
+    assert sorted(int(inner) for inner, _ in found) == [360, 480, 1200]
+    assert all(int(wide) <= int(inner) for inner, wide in found), found
 
 
 def test_the_controls_of_the_page_work(comparison, tmp_path, browse):
