@@ -5,14 +5,27 @@ They return the value, so a constructor can write ``self.n = check.count("n", n)
 
 import difflib
 import numbers
-from collections.abc import Iterable
-from typing import TypeVar
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import Parameter
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
 T = TypeVar("T")
+
+_IN_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    NoneType: "null",
+}
+_LISTS = (list, tuple, Sequence, Iterable)
+_TABLES = (dict, Mapping)
 
 
 def count(name: str, value: object, *, least: int = 1) -> int:
@@ -138,3 +151,74 @@ def one_of(what: str, name: str, valid: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"unknown {what} {name!r}.{hint} Valid: {', '.join(valid)}.")
+
+
+def typed(name: str, value: object, kind: object) -> None:
+    """Raise unless a value is of the kind that an annotation says.
+
+    Numbers, texts, classes, lists, tables and ``TypedDict`` are checked, all that they hold
+    included. Other annotations, such as those of functions, fit everything.
+
+    >>> typed("rows", 3, int | None)
+    >>> typed("rows", [3, "four"], list[int])
+    Traceback (most recent call last):
+    TypeError: rows[1] must be a whole number, got 'four'.
+    """
+    if wrong := _misfit(name, value, kind):
+        raise TypeError(wrong)
+
+
+def _misfit(name: str, value: object, kind: object) -> str:
+    """What is wrong with a value; empty if nothing is."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        is_fit = any(not _misfit(name, value, one) for one in inner)
+    elif origin is Literal:
+        is_fit = any(value == one and type(value) is type(one) for one in inner)
+    elif is_typeddict(kind):
+        is_fit = isinstance(value, Mapping)
+        if isinstance(value, Mapping):
+            for key, own in get_type_hints(kind).items():
+                if key not in value and key in kind.__required_keys__:  # pyright: ignore[reportAttributeAccessIssue]
+                    return f"{name} must have the key {key}, got {reprlib.repr(value)}."
+                if key in value and (wrong := _misfit(f"{name}.{key}", value[key], own)):
+                    return wrong
+    elif kind in _LISTS or origin in _LISTS:
+        is_fit = isinstance(value, list | tuple)
+        if isinstance(value, list | tuple):
+            is_fixed = origin is tuple and Ellipsis not in inner
+            is_fit = not is_fixed or len(inner) == len(value)
+            kinds = inner if is_fixed else inner[:1] * len(value)
+            for i, (item, own) in enumerate(zip(value, kinds, strict=False)):
+                if wrong := _misfit(f"{name}[{i}]", item, own):
+                    return wrong
+    elif kind in _TABLES or origin in _TABLES:
+        is_fit = isinstance(value, Mapping)
+        if isinstance(value, Mapping) and inner:
+            for key, item in value.items():
+                if wrong := _misfit(f"{name}.{key}", item, inner[1]):
+                    return wrong
+    else:
+        is_fit = not isinstance(kind, type) or _is_instance(value, kind)
+    return "" if is_fit else f"{name} must be {_in_words(kind)}, got {reprlib.repr(value)}."
+
+
+def _is_instance(value: object, kind: type) -> bool:
+    if kind in (Any, Parameter.empty) or getattr(kind, "_is_protocol", False):
+        return True
+    if isinstance(value, bool) and kind in (int, float):
+        return False
+    return isinstance(value, {int: numbers.Integral, float: numbers.Real}.get(kind, kind))
+
+
+def _in_words(kind: object) -> str:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(_in_words, inner)))
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if is_typeddict(kind) or kind in _TABLES or origin in _TABLES:
+        return "a table"
+    if kind in _LISTS or origin in _LISTS:
+        return "a list"
+    return _IN_WORDS.get(kind) or getattr(kind, "__name__", str(kind))  # pyright: ignore[reportCallIssue, reportArgumentType]

@@ -7,6 +7,7 @@ precision the step sizes have.
 import functools
 import math
 import operator
+import reprlib
 from collections.abc import Callable
 
 import jax
@@ -68,7 +69,10 @@ def as_arrays(a: Tree) -> Tree:
     >>> as_arrays((1.0, None))[1] is None
     True
     """
-    return jax.tree.map(jnp.asarray, a)
+    try:
+        return jax.tree.map(jnp.asarray, a)
+    except (TypeError, OverflowError) as error:
+        raise TypeError(f"expected arrays of numbers, got {reprlib.repr(a)}: {error}") from error
 
 
 def zeros_like(a: Tree) -> Tree:

@@ -1,5 +1,9 @@
 """Arguments of a wrong type, and numbers that are not finite, are refused by name."""
 
+import re
+from collections.abc import Callable
+from typing import Literal, NotRequired, TypedDict
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,3 +33,28 @@ def test_trees_that_do_not_fit():
         tree.add({"a": jnp.ones(1)}, {"b": jnp.ones(1)})
     with pytest.raises(ValueError, match="without arrays"):
         tree.dot((), ())
+
+
+def test_values_are_compared_with_annotations():
+    class Row(TypedDict):
+        round: int
+        loss: NotRequired[float | None]
+
+    fitting = [
+        ({"round": 3, "loss": None}, Row), ((1, 2.5), tuple[int, float]), ([1], tuple[int, ...]),
+        ({"a": [1]}, dict[str, list[float]]), ("max", Literal["max", "min"]), (3, object),
+        (print, Callable[[], None]), (None, int | None),
+    ]  # fmt: skip
+    for value, kind in fitting:
+        check.typed("v", value, kind)
+    for value, kind, complaint in [
+        ({"loss": 1.0}, Row, "v must have the key round"),
+        ({"round": 1, "loss": "a"}, Row, "v.loss must be a number or null, got 'a'"),
+        ((1,), tuple[int, float], "v must be a list, got (1,)"),
+        ({"a": [1, "b"]}, dict[str, list[float]], "v.a[1] must be a number, got 'b'"),
+        ("most", Literal["max", "min"], "v must be 'max' or 'min', got 'most'"),
+        (True, int, "v must be a whole number, got True"),
+        (3, Row, "v must be a table, got 3"),
+    ]:
+        with pytest.raises(TypeError, match=re.escape(complaint)):
+            check.typed("v", value, kind)

@@ -340,7 +340,10 @@ def test_the_command_is_a_program(tmp_path):
         (("run", "small.toml", "--set", "algorithm.outer_rl=1"), "key in [algorithm] 'outer_rl'"),
         (("run", "small.toml", "--set", "run.rounds=ten"), "run.rounds must be a whole number"),
         (("run", "small.toml", "--set", "run.seeds=3"), "run.seeds must be a list"),
-        (("run", "small.toml", "--set", "task.hidden=x"), "hidden must be a whole number"),
+        (
+            ("run", "small.toml", "--set", "task.hidden=x"),
+            "hidden in [task] must be a whole number",
+        ),
         (("run", "small.toml", "--set", "algorithm.outer_lr=big"), "must be a number, got 'big'"),
         (("run", "small.toml", "--set", "algorithm.clients=99"), "there are only 6"),
         (("report", "empty"), "empty holds no run"),

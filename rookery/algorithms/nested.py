@@ -60,6 +60,8 @@ class Nested(TwoLevelAlgorithm):
 
     def __check_init__(self):
         check.count("inner_rounds", self.inner_rounds)
+        check.typed("inner", self.inner, AbstractInner)
+        check.typed("outer", self.outer, AbstractOuter)
         if self.inner.is_keeping or self.outer.is_keeping:
             check_rule(f"{self.name} with keep=True", self.clients)
 

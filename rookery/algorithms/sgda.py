@@ -48,7 +48,11 @@ class AbstractOrder(eqx.Module):
 
 
 class Simultaneous(AbstractOrder):
-    """Both move along their gradients at the old pair: x - α f_x(x, y) and y + β f_y(x, y)."""
+    """Both move along their gradients at the old pair: x - α f_x(x, y) and y + β f_y(x, y).
+
+    >>> Simultaneous()(1.0, 2.0)
+    1.0
+    """
 
     def __call__(self, y, new_y):
         """The old y."""
@@ -56,7 +60,11 @@ class Simultaneous(AbstractOrder):
 
 
 class Alternating(AbstractOrder):
-    """First y moves, then x: y+ = y + β f_y(x, y) and x - α f_x(x, y+)."""
+    """First y moves, then x: y+ = y + β f_y(x, y) and x - α f_x(x, y+).
+
+    >>> Alternating()(1.0, 2.0)
+    2.0
+    """
 
     def __call__(self, y, new_y):
         """The new y."""

@@ -1,5 +1,6 @@
 """The ``rookery`` command."""
 
+import errno
 import fnmatch
 import json
 import os
@@ -564,17 +565,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "rookery --version prints the version."
             ),
         )
-    except (ValueError, TypeError, FileNotFoundError, ModuleNotFoundError, JobFailed) as error:
+    except (
+        ValueError, TypeError, OSError, MemoryError, ModuleNotFoundError, JobFailed
+    ) as error:  # fmt: skip
         if os.environ.get("ROOKERY_TRACEBACK"):
             raise
         stderr = Console(stderr=True)
         stderr.print("[bold red]Error:[/] ", end="")
-        stderr.print(str(error), markup=False, highlight=False)
+        stderr.print(_in_words(error), markup=False, highlight=False)
         sys.exit(2)
     except Terminated:
         sys.exit(143)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+REMEDIES = {
+    errno.ENOSPC: "Free some space, then repeat the command: runs resume from their checkpoints.",
+    errno.EDQUOT: "Free some space, then repeat the command: runs resume from their checkpoints.",
+    errno.EROFS: "Choose a folder that can be written to.",
+    errno.EACCES: "Choose another folder, or change its permissions.",
+    errno.EPERM: "Choose another folder, or change its permissions.",
+    errno.EISDIR: "Remove the folder of that name, or choose another one.",
+    errno.ENOTDIR: "Remove the file of that name, or choose another folder.",
+    errno.EEXIST: "Remove the file of that name, or choose another folder.",
+    errno.ENAMETOOLONG: "Use a shorter name.",
+}
+"""What to do about errors of the file system."""
+
+
+def _in_words(error: Exception) -> str:
+    """An error as a message.
+
+    >>> _in_words(OSError(errno.ENOSPC, "No space left on device", "runs/history.jsonl"))[:44]
+    'runs/history.jsonl: No space left on device.'
+    """
+    if isinstance(error, MemoryError):
+        return f"The memory of this machine does not suffice. {error}"
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"{where}{error.strerror}. {REMEDIES.get(error.errno or 0, '')}".rstrip()
+    return str(error)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from rookery.program.algorithm import AbstractAlgorithm, first_state
 from rookery.program.step_sizes import scale_steps
 from rookery.runner.checkpoint import load_all
 from rookery.runner.describe import describe
+from rookery.runner.documents import read_summary
 from rookery.runner.finite import not_finite_in_state
 from rookery.runner.guard import GUARD
 from rookery.runner.history import HistoryFile, replace_file, to_json
@@ -166,8 +167,7 @@ def diagnose(
 
 
 def _of_record(directory: Path) -> list[Verdict]:
-    path = directory / "summary.json"
-    summary = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    summary = read_summary(directory)
     history, _ = HistoryFile(directory / "history.jsonl").read()
     first = best = last = math.nan
     name = ""

@@ -37,6 +37,9 @@ class Verdict:
         name: a word or two, for tables and tests.
         finding: what was measured, in a sentence.
         advice: what to change, in a sentence.
+
+    >>> Verdict("noise", "The noise is 4 times the signal.", "Draw more rows.").name
+    'noise'
     """
 
     name: str

@@ -18,11 +18,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import jax
 
 from rookery import check
+from rookery.clients.partition import long_tail
 from rookery.engines.engine import AbstractEngine
 from rookery.experiment.registry import (
     DATASETS,
@@ -32,9 +33,11 @@ from rookery.experiment.registry import (
     TASKS,
     arguments_of,
     check_keys,
+    check_kinds,
     lookup,
     make_object,
     make_stop_rules,
+    name_of,
     needs_data,
 )
 from rookery.experiment.tuning_file import Choices, digest, read_choices, tuning_path
@@ -46,7 +49,6 @@ from rookery.runner.guard import GUARD, Guard
 from rookery.runner.search import Plan, Space
 
 CURVE_TABLES = ("data", "partition", "task", "algorithm", "clock", "engine")
-TABLES = ("title", "claim", "guard", "run", "curves", "tune", "plot", *CURVE_TABLES)
 RUN_KEYS = (
     "rounds",
     "seconds",
@@ -68,6 +70,39 @@ PLOT_KEYS = ("metrics", "axes", "log_x", "log_y", "target", "higher_is_better")
 
 Table = dict[str, Any]  # each key has a type of its own, checked where it is read
 """A table of a TOML file."""
+
+
+class _Tune(TypedDict, total=False):
+    grid: dict[str, list | dict[str, float]]
+    without: dict[str, list[str]]
+    metric: str
+    goal: str
+    rounds: int
+    seconds: float
+    seeds: list[int]
+    confirm: list[int]
+
+
+class _Plot(TypedDict, total=False):
+    metrics: list[str]
+    axes: list[str]
+    log_x: bool
+    log_y: bool
+    target: float
+    higher_is_better: bool
+
+
+TABLES: dict[str, object] = {
+    "title": str,
+    "claim": str,
+    "guard": bool | dict,
+    "run": dict,
+    "curves": dict[str, dict[str, dict]],
+    "tune": _Tune,
+    "plot": _Plot,
+    **dict.fromkeys(CURVE_TABLES, dict),
+}
+"""What may stand in a file, by key."""
 UseChoices = Literal["required", "if made", "no"]
 
 
@@ -164,7 +199,11 @@ def load(path: str | Path, overrides: Sequence[str] = (), choices: UseChoices = 
         raise FileNotFoundError(f"there is no file {path}.")
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text in UTF-8: {error}. Save it as UTF-8.") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} has too many tables or lists inside one another.") from error
+    except ValueError as error:  # also a whole number with thousands of digits
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     try:
         return build(tables, overrides, path, choices)
@@ -179,11 +218,13 @@ def build(
     choices: UseChoices = "no",
 ) -> Experiment:
     """An experiment from the tables of a file; see :func:`load`."""
-    for key in tables:
-        check.one_of("table", key, TABLES)
+    for key, value in tables.items():
+        check.typed(key, value, TABLES[check.one_of("table", key, TABLES)])
     for key in ("task", "algorithm", "run"):
         if key not in tables:
             raise ValueError(f"the table [{key}] is missing.")
+    if not tables.get("curves", True):
+        raise ValueError("[curves] is empty. Add a curve, or leave the table out for one curve.")
     changes = [parse_override(text) for text in overrides]
     run, guard = copy.deepcopy(dict(tables["run"])), copy.deepcopy(tables.get("guard", {}))
     for keys, value in changes:
@@ -243,7 +284,7 @@ def make_guard(table: object) -> Guard | None:
 def build_curve(label: str, tables: Table, folder: Path | None = None) -> CurveSettings:
     """A curve from its tables, checked."""
     make = lookup(TASKS, tables["task"], "task", folder)
-    arguments_of(make, tables["task"], "task", given=("dataset", "parts"))
+    check_kinds(make, arguments_of(make, tables["task"], "task", ("dataset", "parts")), "task")
     if needs_data(make):
         _check_data(tables, folder)
     clock = {"name": "Clock", **tables.get("clock", {})}
@@ -389,7 +430,8 @@ def _declared_curves(tables: Table) -> dict[str, Table]:
     """The tables of every curve as the file says them."""
     declared = {}
     base = {table: tables[table] for table in CURVE_TABLES if table in tables}
-    for label, own in tables.get("curves", {tables["algorithm"].get("name", ""): {}}).items():
+    single = {name_of(tables["algorithm"], "algorithm"): {}}
+    for label, own in tables.get("curves", single).items():
         for key in own:
             check.one_of(f"table in [curves.{label}]", key, CURVE_TABLES)
         declared[label] = merge(base, own)
@@ -431,10 +473,18 @@ def _check_data(tables: Table, folder: Path | None) -> None:
             raise ValueError(f"the task {tables['task']['name']} needs the table [{key}].")
     load_data = lookup(DATASETS, tables["data"], "data", folder)
     given = ("name", "directory")
-    arguments_of(load_data, tables["data"], "data", given, extra=("holdout", "long_tail"))
+    settings = arguments_of(load_data, tables["data"], "data", given, ("holdout", "long_tail"))
+    check_kinds(load_data, settings, "data")
+    if "long_tail" in settings:
+        table = tables["data"]["long_tail"]
+        check.typed("long_tail in [data]", table, dict)
+        tail = arguments_of(long_tail, table, "data.long_tail", ("labels",))
+        check_kinds(long_tail, tail, "data.long_tail")
     deal = lookup(PARTITIONS, tables["partition"], "partition", folder)
     given = ("labels", "n_samples", "n_clients")
-    arguments_of(deal, tables["partition"], "partition", given, extra=("clients", "fractions"))
+    settings = arguments_of(deal, tables["partition"], "partition", given, ("clients", "fractions"))
+    check_kinds(deal, settings, "partition")
+    check.typed("fractions in [partition]", settings.get("fractions", {}), dict[str, float])
     if "n_clients" in inspect.signature(deal).parameters:
         check.count("partition.clients", tables["partition"].get("clients"))
 

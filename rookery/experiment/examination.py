@@ -1,6 +1,5 @@
 """Examine runs of an experiment: the doctor with the experiment's own tasks."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,8 +8,7 @@ import jax
 from rookery.doctor.diagnosis import Diagnosis, diagnose
 from rookery.experiment.config import CURVE_TABLES, CurveSettings, build_curve, load
 from rookery.experiment.task_loader import TaskLoader
-from rookery.report.read import run_directories
-from rookery.report.write import RESULTS
+from rookery.report.read import read_results, run_directories
 from rookery.runner.run_record import read_config
 
 
@@ -55,9 +53,7 @@ def examine(
 def _curve_above(directory: Path, title: str) -> CurveSettings | None:
     """The curve of a run, from the results of its experiment in a folder above."""
     for folder in list(directory.resolve().parents)[:3]:
-        path = folder / RESULTS
-        if path.exists():
-            tables = json.loads(path.read_text(encoding="utf-8")).get("settings", {}).get(title)
-            if tables is not None and "task" in tables:
-                return build_curve(title, {k: v for k, v in tables.items() if k in CURVE_TABLES})
+        tables = read_results(folder).get("settings", {}).get(title)
+        if tables is not None and "task" in tables and "algorithm" in tables:
+            return build_curve(title, {k: v for k, v in tables.items() if k in CURVE_TABLES})
     return None

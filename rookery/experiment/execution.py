@@ -21,8 +21,10 @@ from rookery.experiment.config import (
 )
 from rookery.experiment.registry import make_stop_rules
 from rookery.experiment.task_loader import TaskLoader
-from rookery.experiment.tuning_file import digest, tuning_for_report, tuning_path
+from rookery.experiment.tuning_file import digest, read_tuning, tuning_for_report, tuning_path
 from rookery.report.comparison import Comparison, Curve, Trace
+from rookery.report.write import FILES as REPORT_FILES
+from rookery.runner.documents import read_document
 from rookery.runner.guard import Guard
 from rookery.runner.history import replace_file, to_json
 from rookery.runner.metrics import metric_goals, metric_names
@@ -74,8 +76,8 @@ def _tuning_of(experiment: Experiment) -> dict[str, object]:
     """What was tried to choose the settings in use, for the report; empty if nothing was."""
     if experiment.tune is None or not experiment.choices:
         return {}
-    content = json.loads(tuning_path(experiment.path).read_text(encoding="utf-8"))
-    return tuning_for_report(content)
+    source = tuning_path(experiment.path)
+    return tuning_for_report(read_tuning(source, f"Run: rookery tune {experiment.path}"))
 
 
 def rollback_notes(results: Mapping[str, Sequence[Result]]) -> str:
@@ -128,7 +130,7 @@ def run_curves(
         key = (curve.task_key, str(curve.tables.get("clock")), str(curve.tables.get("engine")))
         groups.setdefault(key, []).append(curve)
     slugs = [slug(curve.label) for curve in curves]
-    if out is not None and (len(set(slugs)) < len(slugs) or "" in slugs):
+    if out is not None and len(set(slugs)) < len(slugs):
         raise ValueError(
             f"labels must differ in letters or digits, got {[c.label for c in curves]}."
         )
@@ -259,7 +261,8 @@ class Memo:
         self._path = path
         self._values: dict[str, float | None] = {}
         if path is not None and path.exists():
-            self._values = json.loads(path.read_text(encoding="utf-8"))
+            remedy = "Remove it; what is lost is measured again."
+            self._values = read_document(path, dict[str, float | None], remedy)
 
     def knows(self, number: int, seeds: Sequence[int], share: float) -> bool:
         """Whether a setting was measured with these seeds after a share of the rounds."""
@@ -292,9 +295,14 @@ def _shortened(run: Table, share: float) -> Table:
 
 
 def slug(label: str) -> str:
-    """A label as a folder's name.
+    """A label as a folder's name; never ``..``, which is another folder.
 
     >>> slug("FedNest, outer_lr=0.1")
     'FedNest-outer_lr=0.1'
     """
-    return re.sub(r"[^\w.=]+", "-", label).strip("-")
+    name = re.sub(r"[^\w.=]+", "-", label).strip("-")
+    if not re.search(r"\w", name):
+        raise ValueError(f"a curve's label needs a letter or a digit, got {label!r}. Rename it.")
+    if name in REPORT_FILES:
+        raise ValueError(f"a curve cannot be called {label!r}, as a file of the report. Rename it.")
+    return name

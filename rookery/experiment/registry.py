@@ -179,6 +179,7 @@ def make_object(
     arguments = arguments_of(fn, table, where, extra=("keep",) if may_keep else ())
     values = {key: _value(v, f"{where}.{key}", folder) for key, v in arguments.items()}
     settings = {key: value for key, value in values.items() if key != "keep" or not may_keep}
+    check_kinds(fn, settings, where)
     made = fn(**settings)
     if isinstance(made, optax.GradientTransformation):
         return Optimiser(fn, **values)  # pyright: ignore[reportArgumentType]  keep is checked
@@ -240,3 +241,17 @@ def arguments_of(
     if missing := [key for key in needed if key not in arguments]:
         raise ValueError(f"[{where}] needs the key{'s' * (len(missing) > 1)} {', '.join(missing)}.")
     return arguments
+
+
+def check_kinds(fn: Callable, values: Mapping[str, object], where: str) -> None:
+    """Raise at the first value that is not of the kind that ``fn`` annotates.
+
+    >>> from rookery.problem import zoo
+    >>> check_kinds(zoo.quadratic_bilevel, {"rows": "many"}, "task")
+    Traceback (most recent call last):
+    TypeError: rows in [task] must be a whole number, got 'many'.
+    """
+    parameters = inspect.signature(fn).parameters
+    for key, value in values.items():
+        if key in parameters:
+            check.typed(f"{key} in [{where}]", value, parameters[key].annotation)

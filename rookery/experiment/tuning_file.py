@@ -4,11 +4,30 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from rookery.runner.documents import read_document
 from rookery.runner.history import replace_file, to_json
 from rookery.runner.search import Setting, has_range
 from rookery.runner.tune import Tuning
+
+
+class _Entry(TypedDict):
+    setting: dict
+    mean: float | None
+
+
+class _Tried(TypedDict):
+    choice: dict
+    tried: list[_Entry]
+
+
+class _Declared(TypedDict):
+    metric: str
+    goal: str
+
+
+_Tuning = TypedDict("_Tuning", {"declared": _Declared, "for": str, "curves": dict[str, _Tried]})
 
 Choices = dict[str, Setting]
 """For each curve the chosen settings, as ``{"algorithm.outer_lr": 0.1}``."""
@@ -66,6 +85,16 @@ def tuning_for_report(content: Mapping[str, Any]) -> dict[str, Any]:
     return {"metric": declared["metric"], "goal": declared["goal"], "curves": content["curves"]}
 
 
+def read_tuning(source: Path, again: str) -> dict[str, Any]:
+    """The content of a file of choices, or an error that says what is wrong with it.
+
+    Args:
+        source: the file.
+        again: how to make it again, as a sentence.
+    """
+    return read_document(source, _Tuning, again)
+
+
 def read_choices(
     path: Path | None, declared: Mapping[str, object], made_for: str, labels: list[str]
 ) -> Choices:
@@ -83,7 +112,7 @@ def read_choices(
             f"{path} declares a grid, and {source.name} does not exist. Choose the settings first. "
             f"{again}"
         )
-    content = json.loads(source.read_text(encoding="utf-8"))
+    content = read_tuning(source, again)
     if content["declared"] != json.loads(json.dumps(declared)):
         raise ValueError(f"{source} was made for another grid. {again}")
     if content["for"] != made_for:

@@ -24,6 +24,13 @@ class Constrained(eqx.Module):
             ``{"x": optax.projections.projection_simplex}``; for a problem with one variable the
             function alone. Algorithms apply it to every new value of the server and before every
             local step of a client; one that cannot keep a variable in its set refuses the problem.
+
+    >>> import rookery as rk
+    >>> def loss(w, row):
+    ...     return (w - row) ** 2
+    >>> problem = rk.SingleLevel(loss, project=abs)  # the same field, in every problem
+    >>> list(problem.projections)
+    ['w']
     """
 
     project: Projection | Mapping[str, Projection] | None = eqx.field(default=None, kw_only=True)

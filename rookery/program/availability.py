@@ -22,7 +22,11 @@ _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill the circle evenly, howeve
 
 
 class AbstractAvailability(eqx.Module):
-    """When a client that could start now is available."""
+    """When a client that could start now is available.
+
+    >>> isinstance(AlwaysOn(), AbstractAvailability)
+    True
+    """
 
     @abc.abstractmethod
     def comes(self, key: jax.Array, client: jax.Array, now: jax.Array) -> jax.Array:
@@ -34,7 +38,11 @@ class AbstractAvailability(eqx.Module):
 
 
 class AlwaysOn(AbstractAvailability):
-    """Every client is always available."""
+    """Every client is always available.
+
+    >>> AlwaysOn().comes(None, 0, 2.5)
+    2.5
+    """
 
     def comes(self, key, client, now):
         """Now."""
@@ -119,6 +127,12 @@ class TraceOn(AbstractAvailability):
         path: a CSV file with the header ``client,start,end``. Each line is an interval in which a
             client is available, in seconds.
         period: seconds after which the trace repeats; the latest end if not given.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "trace.csv")
+    >>> _ = path.write_text(chr(10).join(["client,start,end", "0,0,10", "1,5,20"]))
+    >>> TraceOn(path).period
+    20.0
     """
 
     path: str
@@ -164,7 +178,14 @@ class TraceOn(AbstractAvailability):
 
 
 def read_trace(path: str | Path) -> dict[int, list[tuple[float, float]]]:
-    """The intervals of each client in a trace file, in the order of time."""
+    """The intervals of each client in a trace file, in the order of time.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "trace.csv")
+    >>> _ = path.write_text(chr(10).join(["client,start,end", "0,0,10", "0,15,20"]))
+    >>> read_trace(path)
+    {0: [(0.0, 10.0), (15.0, 20.0)]}
+    """
     intervals: dict[int, list[tuple[float, float, int]]] = {}
     with Path(path).open(newline="", encoding="utf-8") as file:
         lines = csv.reader(file)

@@ -16,6 +16,7 @@ to do. Its own work takes time by :class:`Compute`, if a clock has one.
 """
 
 import abc
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -39,8 +40,17 @@ def _numbers(value: object) -> Any:  # of the type of the field that it converts
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _as_tuple(value: object) -> Any:  # of the type of the field that it converts
+    """Field converter: a list becomes a tuple."""
+    return tuple(value) if isinstance(value, Sequence) else value
+
+
 class AbstractDelay(eqx.Module):
-    """Seconds that a client needs for its part of an exchange, apart from moving bytes."""
+    """Seconds that a client needs for its part of an exchange, apart from moving bytes.
+
+    >>> isinstance(ConstantDelay(1.0), AbstractDelay)
+    True
+    """
 
     @abc.abstractmethod
     def seconds(self, key: jax.Array, client: jax.Array) -> jax.Array:
@@ -48,7 +58,11 @@ class AbstractDelay(eqx.Module):
 
 
 class NoDelay(AbstractDelay):
-    """Every exchange is instant."""
+    """Every exchange is instant.
+
+    >>> float(NoDelay().seconds(None, 0))
+    0.0
+    """
 
     def seconds(self, key, client):
         """Zero."""
@@ -144,10 +158,12 @@ class Stragglers(AbstractDelay):
     """
 
     delay: AbstractDelay
-    clients: tuple[int, ...] = eqx.field(converter=tuple, static=True)
+    clients: tuple[int, ...] = eqx.field(converter=_as_tuple, static=True)
     factor: float = 5.0
 
     def __check_init__(self):
+        check.typed("Stragglers.delay", self.delay, AbstractDelay)
+        check.typed("Stragglers.clients", self.clients, tuple[int, ...])
         check.positive("Stragglers.factor", self.factor)
         for client in self.clients:
             check.count("Stragglers.clients", client, least=0)

@@ -52,6 +52,10 @@ class Cohort:
             in two slots. Folded into keys, so that two slots of one client differ.
         token: tells cohorts apart while a round is traced.
         counts: what each slot counts in a mean, up to a factor; None takes the clients' weights.
+
+    >>> cohort = Fixed((0, 2)).draw(jax.random.key(0), 4, None)
+    >>> cohort.ids.tolist(), cohort.active.tolist()
+    ([0, 2], [True, True])
     """
 
     ids: Int[Array, " slots"]
@@ -84,7 +88,11 @@ class Cohort:
 
 
 class AbstractParticipation(eqx.Module):
-    """A rule that draws a cohort."""
+    """A rule that draws a cohort.
+
+    >>> isinstance(Everyone(), AbstractParticipation)
+    True
+    """
 
     @abc.abstractmethod
     def draw(self, key: Key, n_clients: int, probabilities: Float[Array, " clients"]) -> Cohort:
@@ -96,7 +104,11 @@ class AbstractParticipation(eqx.Module):
 
 
 class AbstractOfSize(AbstractParticipation):
-    """A rule for cohorts with ``n`` slots, whatever the population."""
+    """A rule for cohorts with ``n`` slots, whatever the population.
+
+    >>> Uniform(3).n
+    3
+    """
 
     n: int = eqx.field(static=True)
 
@@ -274,8 +286,7 @@ class Poisson(AbstractParticipation):
     rate: float = eqx.field(static=True)
 
     def __check_init__(self):
-        if isinstance(self.rate, bool) or not 0 < self.rate <= 1:
-            raise ValueError(f"Poisson.rate must be above 0 and at most 1, got {self.rate}.")
+        check.fraction("Poisson.rate", self.rate)
 
     def draw(self, key, n_clients, probabilities):
         """One draw for each client."""

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rookery.report.comparison import Comparison, Trace
-from rookery.report.curves import COLOURS
+from rookery.report.curves import COLOURS, save_figure
 
 _INK, _WAITING = "#333333", "#DDDDDD"
 _CLIENTS = 60
@@ -34,7 +34,7 @@ def has_traces(comparison: Comparison) -> bool:
 
 def plot_traces(comparison: Comparison, path: str | Path, *, dpi: int = 160) -> None:
     """Save which client worked when, for the first seed of every asynchronous curve."""
-    draw_traces(comparison).savefig(path, dpi=dpi)
+    save_figure(draw_traces(comparison), path, dpi)
 
 
 def draw_traces(comparison: Comparison) -> Figure:

@@ -1,5 +1,6 @@
 """Learning curves as a figure: one column of panels per cost, one row per metric."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from rookery.report.comparison import AXES, Band, Comparison, mean_and_interval, require_axis
+from rookery.runner.history import replace_file
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
 """Okabe and Ito's palette, for colour-blind readers; more curves repeat it with another stroke."""
@@ -47,7 +49,14 @@ def plot(
     figure = draw(
         comparison, metrics=metrics, axes=axes, log_x=log_x, log_y=log_y, panel_size=panel_size
     )
-    figure.savefig(path, dpi=dpi)
+    save_figure(figure, path, dpi)
+
+
+def save_figure(figure: Figure, path: str | Path, dpi: int) -> None:
+    """Save a figure in the format of the file's suffix: complete, or as before."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=Path(path).suffix[1:] or "png", dpi=dpi)
+    replace_file(Path(path), buffer.getvalue())
 
 
 def draw(

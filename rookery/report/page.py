@@ -23,7 +23,7 @@ from rookery.report.comparison import (
 )
 from rookery.report.sensitivity import as_data_url, has_steps, sentences
 from rookery.report.statistics import student_quantile
-from rookery.runner.history import History
+from rookery.runner.history import History, replace_file
 
 
 def write_page(
@@ -48,7 +48,7 @@ def write_page(
     text = render(
         comparison, metric=metric, axis=axis, target=target, higher_is_better=higher_is_better
     )
-    Path(path).write_text(text, encoding="utf-8")
+    replace_file(Path(path), text.encode())
 
 
 def render(

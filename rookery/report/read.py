@@ -1,18 +1,56 @@
 """Run directories read back as a comparison."""
 
-import json
+import math
+import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import cast
+from typing import NotRequired, TypedDict
 
 from rich.console import Console
 
 from rookery.report.comparison import Comparison, Curve, Examined, Trace
 from rookery.report.write import RESULTS, PlotSettings
+from rookery.runner.documents import read_document, read_summary
 from rookery.runner.history import ClientHistory, History, HistoryFile
 from rookery.runner.run_record import read_config
+
+
+class _Plot(TypedDict, total=False):
+    metrics: list[str]
+    axes: list[str]
+    log_x: bool
+    log_y: bool
+    target: float | None
+    higher_is_better: bool | None
+
+
+class _Entry(TypedDict):
+    setting: dict
+    mean: float | None
+    share: NotRequired[float]
+    early: NotRequired[float | None]
+
+
+class _Tried(TypedDict):
+    choice: dict
+    tried: list[_Entry]
+
+
+class _Tuning(TypedDict, total=False):
+    metric: str
+    goal: str
+    curves: dict[str, _Tried]
+
+
+class _Results(TypedDict, total=False):
+    title: str
+    claim: str
+    plot: _Plot
+    curves: dict[str, dict]
+    settings: dict[str, dict]
+    tuning: _Tuning
 
 
 @dataclass
@@ -74,13 +112,14 @@ def read_runs(directories: Iterable[Path], console: Console | None = None) -> Co
         if broken:
             _warn(console, broken)
         runs.per_client[seed] = ClientHistory(clients.rows)
-        summary = _read_json(path / "summary.json")
+        summary = read_summary(path)
         if summary.get("status") == "diverged":
             runs.diverged[seed] = summary["rounds"]
-        if traces := _read_json(path / "async_traces.json"):
+        if traces := _read_traces(path / "async_traces.json"):
             runs.traces[seed] = traces
-        if examined := _read_json(path / "diagnosis.json"):
-            runs.examined[seed] = cast(Examined, examined)
+        if os.path.lexists(path / "diagnosis.json"):
+            remedy = 'Remove it; "rookery doctor" writes it again.'
+            runs.examined[seed] = read_document(path / "diagnosis.json", Examined, remedy)
     if not found:
         raise ValueError(
             f"{', '.join(map(str, empty))}: no measurements yet. Wait for the first evaluation, or "
@@ -103,12 +142,45 @@ def read_runs(directories: Iterable[Path], console: Console | None = None) -> Co
 
 def read_plot_settings(directories: Iterable[Path], comparison: Comparison) -> PlotSettings:
     """The ``[plot]`` table of the first directory's experiment, without metrics it lacks now."""
-    declared = PlotSettings(**_results(list(directories)).get("plot", {}))
+    table = _results(list(directories)).get("plot", {})
+    valid = [each.name for each in fields(PlotSettings)]
+    declared = PlotSettings(**{key: value for key, value in table.items() if key in valid})
     return declared.for_metrics([m for m in declared.metrics if m in comparison.metrics])
 
 
 def _results(directories: list[Path]) -> dict:
-    return _read_json(directories[0] / RESULTS)
+    """The results of the first directory's experiment; empty if there are none."""
+    return read_results(directories[0]) if directories else {}
+
+
+def read_results(directory: Path) -> dict:
+    """The file of results in a folder; empty if there is none.
+
+    >>> read_results(Path("nowhere"))
+    {}
+    """
+    path = directory / RESULTS
+    if not os.path.lexists(path):
+        return {}
+    remedy = 'Remove it; "rookery run" writes it again.'
+    return read_document(path, _Results, remedy)
+
+
+def _read_traces(path: Path) -> dict[str, Trace]:
+    if not os.path.lexists(path):
+        return {}
+    remedy = "Remove it; the command that made the run writes it again."
+    traces: dict[str, Trace] = read_document(path, dict[str, Trace], remedy)
+    for kind, trace in traces.items():
+        jobs = [trace[name] for name in ("client", "began", "ended", "taken", "version", "used_in")]
+        if (
+            len({len(job) for job in jobs}) > 1
+            or bool(trace["received"]) > bool(trace["client"] and sum(trace["staleness"]))
+            or not all(math.isfinite(n) for numbers in (*jobs, trace["staleness"]) for n in numbers)
+            or min((*trace["client"], *trace["staleness"]), default=0) < 0
+        ):
+            raise ValueError(f"{path} is damaged: the numbers of {kind} do not agree. {remedy}")
+    return traces
 
 
 def run_directories(directories: Iterable[Path]) -> list[Path]:
@@ -144,10 +216,6 @@ def _curve_name(
         number += 1
         name = f"{title} ({number})"
     return name
-
-
-def _read_json(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _warn(console: Console | None, text: str) -> None:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rookery.report.curves import COLOURS
+from rookery.report.curves import COLOURS, save_figure
 
 NEAR = 0.05
 """A result counts as near the best one if it is worse by at most this share of it."""
@@ -48,8 +48,8 @@ class Tried:
         return [name for name in self.choice if len(set(self._numbers(name))) > 1]
 
     def _numbers(self, name: str) -> list[float]:
-        values = [one["setting"].get(name) for one in self.tried]
-        return [v for v in values if isinstance(v, int | float) and v > 0]
+        values = [_number(one, name) for one in self.tried]
+        return [v for v in values if v is not None]
 
     def decades(self, name: str, goal: str) -> float:
         """From the smallest to the largest value with a result near the best, in powers of ten.
@@ -57,11 +57,11 @@ class Tried:
         Settings count by the last value that they reached, however far they ran. Zero, as of a
         momentum, has no power of ten and is left out.
         """
-        done = [
-            (one["mean"], one["setting"][name]) for one in self.tried if one["mean"] is not None
-        ]
+        done = [(one["mean"], _number(one, name)) for one in self.tried if one["mean"] is not None]
+        if not done:
+            return 0.0
         best = (max if goal == "max" else min)(mean for mean, _ in done)
-        near = [v for mean, v in done if v > 0 and abs(mean - best) <= NEAR * abs(best)]
+        near = [v for mean, v in done if v is not None and abs(mean - best) <= NEAR * abs(best)]
         return math.log10(max(near) / min(near)) if near else 0.0
 
 
@@ -79,7 +79,8 @@ def sentences(tuning: Mapping[str, Any]) -> list[str]:
         if reach:
             when = ""
             if one.is_range:
-                when = f" after {min(entry['share'] for entry in one.tried):.0%} of the rounds"
+                least = min(entry.get("share", 1.0) for entry in one.tried)
+                when = f" after {least:.0%} of the rounds"
             found.append(
                 f"{label}: within {NEAR:.0%} of the best {tuning['metric']}{when} over these "
                 f"powers of ten: {', '.join(reach)}{broke}."
@@ -114,16 +115,16 @@ def draw_sensitivity(tuning: Mapping[str, Any]) -> Figure:
 
 
 def _draw_panel(panel: Axes, one: Tried, name: str, colour: str) -> None:
-    early = [(e["setting"][name], e["early"]) for e in one.tried if e.get("early") is not None]
+    tried = [(value, e) for e in one.tried if (value := _number(e, name)) is not None]
+    early = [(value, e["early"]) for value, e in tried if e.get("early") is not None]
     if early:
         panel.plot(*zip(*early, strict=True), "o", color=colour, alpha=0.3, markersize=4)
-    ended = [e for e in one.tried if e["mean"] is not None and e.get("share", 1.0) == 1.0]
-    for entry in ended:
-        value = entry["setting"][name]
+    ended = [(v, e) for v, e in tried if e["mean"] is not None and e.get("share", 1.0) == 1.0]
+    for value, entry in ended:
         panel.plot([value], [entry["mean"]], "o", color=colour, markersize=5)
         if entry["setting"] == one.choice:
             panel.plot([value], [entry["mean"]], "o", mfc="none", mec="#333333", markersize=11)
-    failed = [entry["setting"][name] for entry in one.tried if entry["mean"] is None]
+    failed = [value for value, entry in tried if entry["mean"] is None]
     at_bottom = panel.get_xaxis_transform()
     panel.plot(failed, [0.04] * len(failed), "x", color="#999999", transform=at_bottom)
     panel.set_xscale("log")
@@ -134,7 +135,7 @@ def _draw_panel(panel: Axes, one: Tried, name: str, colour: str) -> None:
 
 def save_sensitivity(tuning: Mapping[str, Any], path: str | Path) -> None:
     """Save the figure; its suffix chooses the format."""
-    draw_sensitivity(tuning).savefig(path, dpi=160)
+    save_figure(draw_sensitivity(tuning), path, 160)
 
 
 def as_data_url(tuning: Mapping[str, Any]) -> str:
@@ -152,6 +153,12 @@ def has_steps(tuning: Mapping[str, Any]) -> bool:
 def _curves(tuning: Mapping[str, Any]) -> dict[str, Tried]:
     found = tuning.get("curves", {})
     return {label: Tried(one["choice"], one["tried"]) for label, one in found.items()}
+
+
+def _number(entry: Mapping[str, Any], name: str) -> float | None:
+    """The positive number that a trial had for a setting; None if it had something else."""
+    value = entry["setting"].get(name)
+    return value if isinstance(value, int | float) and value > 0 else None
 
 
 def _short(name: str) -> str:

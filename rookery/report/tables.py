@@ -89,6 +89,13 @@ def cost_table(
         target: the value to reach.
         higher_is_better: whether the metric has to rise to the target or to fall to it.
         axes: names out of ``AXES``, one column for each.
+
+    >>> from rookery.runner.history import History
+    >>> run = History([{"round": r, "loss": 1.0 - r / 10} for r in (0, 10)])
+    >>> comparison = Comparison("Losses", [Curve("FedAvg", [run])])
+    >>> table = cost_table(comparison, "loss", 0.5, higher_is_better=False, axes=["round"])
+    >>> [list(column.cells)[0] for column in table.columns[1:]]
+    ['1/1', '5']
     """
     comparison.require_metric(metric)
     sign = "≥" if higher_is_better else "≤"

@@ -17,6 +17,9 @@ from rookery.runner.history import History, replace_file, to_json
 
 RESULTS = "results.json"
 """The file with all measurements that a report folder holds."""
+PAGE, FIGURE, TRACES = "report.html", "curves.png", "asynchrony.png"
+FILES = (RESULTS, PAGE, FIGURE, TRACES)
+"""What a report folder holds."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +76,23 @@ def write_report(
     """Write the numbers, the page and the figures into a folder.
 
     Returns the page, and the figure of the curves: None if the runs have measured nothing.
+
+    >>> import tempfile
+    >>> from rookery.report.comparison import Curve
+    >>> rows = [{"round": r, **dict.fromkeys(["exchanges", "bytes_up", "bytes_down", "gradients",
+    ...     "hessian_vectors", "seconds"], r), "loss": 1 / (1 + r)} for r in (0, 10)]
+    >>> comparison = Comparison("Losses", [Curve("FedAvg", [History(rows)])])
+    >>> [path.name for path in write_report(comparison, Path(tempfile.mkdtemp()))]
+    ['report.html', 'curves.png']
     """
     declared = settings or PlotSettings()
     settings = declared.resolved(comparison)
     out.mkdir(parents=True, exist_ok=True)
-    page, figure = out / "report.html", out / "curves.png"
+    page, figure = out / PAGE, out / FIGURE
     write_results(comparison, out / RESULTS, declared)
     write_only_page(comparison, page, settings)
     if has_traces(comparison):
-        plot_traces(comparison, out / "asynchrony.png")
+        plot_traces(comparison, out / TRACES)
     if not settings.metrics:
         return page, None
     plot(
@@ -96,7 +107,17 @@ def write_report(
 
 
 def write_only_page(comparison: Comparison, path: Path, settings: PlotSettings) -> None:
-    """Write the page with the settings chosen at first."""
+    """Write the page with the settings chosen at first.
+
+    >>> import tempfile
+    >>> from rookery.report.comparison import Curve
+    >>> rows = [{"round": 0, **dict.fromkeys(["exchanges", "bytes_up", "bytes_down", "gradients",
+    ...     "hessian_vectors", "seconds"], 0), "loss": 1.0}]
+    >>> page = Path(tempfile.mkdtemp(), "page.html")
+    >>> write_only_page(Comparison("Losses", [Curve("A", [History(rows)])]), page, PlotSettings())
+    >>> page.exists()
+    True
+    """
     settings = settings.resolved(comparison)
     write_page(
         comparison,

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import jax
@@ -13,14 +14,15 @@ import safetensors.numpy
 
 from rookery.program.ledger import Ledger
 from rookery.runner.best import Best
+from rookery.runner.documents import require_file
 from rookery.runner.guard import Watch
-from rookery.runner.history import make_directory, replace_file
+from rookery.runner.history import NOTHING, Extent, make_directory, replace_file
 from rookery.types import Tree
 
 KEPT = 2
 """How many checkpoints stay on disk: a second one, in case the newest is damaged."""
 
-
+_NAME = re.compile(r"round-[0-9]{9,}\.safetensors")
 # before the names of arrays of the best solution, of the state that the guard would go back to, and
 # of the variables at its last check; no name of a state begins so
 _BEST, _GOOD, _BEFORE, _TOP = "best:", "good:", "before:", "top:"
@@ -28,12 +30,13 @@ _BEST, _GOOD, _BEFORE, _TOP = "best:", "good:", "before:", "top:"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after ``round`` rounds, when its history had ``rows`` rows."""
+    """A run after ``round`` rounds, and how far its files of measurements reached."""
 
     round: int
     state: Tree
     ledger: Ledger
-    rows: int = 0
+    history: Extent = NOTHING
+    per_client: Extent = NOTHING
     best: Best | None = None
     watched: Watch | None = None
 
@@ -58,14 +61,15 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
     note = {
         "round": checkpoint.round,
         "ledger": checkpoint.ledger.as_dict(),
-        "rows": checkpoint.rows,
+        "history": asdict(checkpoint.history),
+        "per_client": asdict(checkpoint.per_client),
         "types": types,
-        "sha256": _digest(arrays),
     }
     if best is not None:
         note["best"] = {"metric": best.metric, "round": best.round, "value": best.value}
     if checkpoint.watched is not None:
         note["guard"] = {"same": same, **checkpoint.watched.as_note()}
+    note["sha256"] = _digest(arrays, note)
     path = directory / f"round-{checkpoint.round:09d}.safetensors"
     write_arrays(path, arrays, note)
     for old in _files(directory)[:-KEPT]:
@@ -86,6 +90,11 @@ def remove_after(directory: Path, round: int) -> None:
             path.unlink()
 
 
+def has_checkpoints(directory: Path) -> bool:
+    """Whether a folder has any checkpoint, damaged or not."""
+    return bool(_files(directory))
+
+
 def load_all(
     directory: Path, like: Tree, solution: tuple[Tree, ...] = ()
 ) -> tuple[list[Checkpoint], list[str]]:
@@ -100,16 +109,17 @@ def load_all(
     for path in reversed(_files(directory)):
         try:
             found.append(_load(path, like, solution))
-        except (safetensors.SafetensorError, ValueError, KeyError, OSError) as error:
+        except Exception as error:  # whatever a file holds, one that cannot be read is skipped
             warnings.append(f"{path} is damaged ({error}); it is skipped.")
     return found, warnings
 
 
 def _load(path: Path, like: Tree, solution: tuple[Tree, ...]) -> Checkpoint:
+    require_file(path)
     with safetensors.safe_open(path, framework="numpy") as file:
         note = json.loads((file.metadata() or {})["rookery"])
         arrays = {name: file.get_tensor(name) for name in file.keys()}
-    if _digest(arrays) != note["sha256"]:
+    if _digest(arrays, note) != note["sha256"]:
         raise ValueError("checksum mismatch")
     state = _tree(arrays, note["types"], like, "")
     best = None
@@ -125,7 +135,15 @@ def _load(path: Path, like: Tree, solution: tuple[Tree, ...]) -> Checkpoint:
         has_top = note["guard"]["top"] is not None
         top = _tree(arrays, types, like, _TOP) if has_top else None
         watched = Watch.of_note(note["guard"], good, before, top)
-    return Checkpoint(note["round"], state, Ledger(**note["ledger"]), note["rows"], best, watched)
+    return Checkpoint(
+        note["round"],
+        state,
+        Ledger(**note["ledger"]),
+        Extent(**note["history"]),
+        Extent(**note["per_client"]),
+        best,
+        watched,
+    )
 
 
 def _leaves_of(watched: Watch) -> list[tuple[str, jax.Array]]:
@@ -152,7 +170,7 @@ def _tree(arrays: dict[str, np.ndarray], types: dict[str, str], like: Tree, pref
 
 
 def _files(directory: Path) -> list[Path]:
-    return sorted(directory.glob("round-*.safetensors"))
+    return sorted(p for p in directory.glob("round-*.safetensors") if _NAME.fullmatch(p.name))
 
 
 def _named_leaves(tree: Tree) -> list[tuple[str, jax.Array]]:
@@ -181,9 +199,11 @@ def _from_plain(array: np.ndarray, type_name: str) -> jax.Array:
     return jnp.asarray(array)
 
 
-def _digest(arrays: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
+def _digest(arrays: dict[str, np.ndarray], note: dict[str, object]) -> str:
+    """A digest of the arrays and of all of the note but the digest itself."""
+    signed = {name: value for name, value in note.items() if name != "sha256"}
+    digest = hashlib.sha256(json.dumps(signed, sort_keys=True).encode())
     for name in sorted(arrays):
-        digest.update(name.encode())
+        digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
         digest.update(arrays[name].tobytes())
     return digest.hexdigest()

@@ -162,6 +162,9 @@ class RollBack:
         reason: what was noticed.
         factor: on the step sizes from then on.
         lost: how many rounds the run is ahead of its state from then on.
+
+    >>> RollBack(round=30, to=20, reason="x has grown", factor=0.5, lost=10).factor
+    0.5
     """
 
     round: int

@@ -1,15 +1,19 @@
 """The measurements of a run: a table in memory, JSON lines on disk."""
 
+import hashlib
 import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
+from rookery import check
 from rookery.program.ledger import LEDGER_FIELDS
+from rookery.runner.documents import parse, require_file
 
 EPSILON = "epsilon"
 """The column of private runs that tells how much privacy they have spent."""
@@ -142,58 +146,153 @@ class ClientHistory(_Rows):
         return [row for row in self.rows if row["metric"] == metric]
 
 
+class _Round(TypedDict):
+    round: int
+
+
+class _ClientRow(_Round):
+    metric: str
+    clients: dict[str, float | None]
+
+
+class _EventRow(_Round):
+    step: str
+    client: int | None
+    reason: str
+
+
 class HistoryFile:
-    """A file of JSON lines; every row is flushed as it is written."""
+    """A file of JSON lines; every row is flushed as it is written.
+
+    Args:
+        path: the file. Its name tells what its rows are: of a history (``history.jsonl``), of the
+            clients (``per_client.jsonl``), events (``events.jsonl``) or times (``timing.jsonl``).
+
+    >>> import tempfile
+    >>> file = HistoryFile(Path(tempfile.mkdtemp(), "timing.jsonl"))
+    >>> file.append({"round": 0, "wall_seconds": 1.5})
+    True
+    >>> file.read()[0].rows
+    [{'round': 0, 'wall_seconds': 1.5}]
+    """
 
     def __init__(self, path: Path):
         self.path = path
+        self._size = 0
 
     def read(self) -> tuple[History, str | None]:
-        """All complete rows, and a warning if the file ends in a broken one.
+        """All rows before the first broken one, and a warning if there is a broken one.
 
         >>> HistoryFile(Path("nowhere") / "history.jsonl").read()[1] is None
         True
         """
         rows: list[Row] = []
-        if not self.path.exists():
+        if not os.path.lexists(self.path):
             return History(), None
+        require_file(self.path)
         for number, line in enumerate(self.path.read_bytes().split(b"\n"), start=1):
             if not line:
                 continue
             try:
-                rows.append(json.loads(line))
-            except ValueError:
+                row = parse(line)
+                self._check(row)
+            except (ValueError, TypeError):
                 return History(rows), (
-                    f"{self.path}: line {number} is broken (an interrupted write); "
+                    f"{self.path}: line {number} is broken (an interrupted write, or damage); "
                     f"using the {len(rows)} rows before it."
                 )
+            rows.append(row)
         return History(rows), None
 
     def rewrite(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Replace the file's content atomically."""
-        text = "".join(_line(row) for row in rows)
-        replace_file(self.path, text.encode())
+        content = b"".join(map(line_of, rows))
+        replace_file(self.path, content)
+        self._size = len(content)
 
-    def append(self, row: Mapping[str, object], *, is_synced: bool = True) -> None:
-        """Add one row.
+    def append(self, row: Mapping[str, object], *, is_synced: bool = True) -> bool:
+        """Add one row; returns whether the file was as this object had left it.
 
         Args:
             row: the row.
             is_synced: whether to wait until the row is on the disk, so that it outlives a power
                 failure.
         """
-        is_new = not self.path.exists()
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(_line(row))
-            file.flush()
-            if is_synced:
-                os.fsync(file.fileno())
+        line, is_new = line_of(row), not self.path.exists()
+        try:
+            with self.path.open("ab") as file:
+                size_before = file.tell()
+                file.write(line)
+                file.flush()
+                if is_synced:
+                    os.fsync(file.fileno())
+        except OSError as error:
+            raise with_name(error, self.path) from error
         if is_new and is_synced:
             sync_directory(self.path.parent)
+        is_as_left = size_before == self._size
+        self._size = size_before + len(line)
+        return is_as_left
+
+    def _check(self, row: object) -> None:
+        """Raise unless a row is of the kind that this file has."""
+        kinds = {"history": _Round, "per_client": _ClientRow, "events": _EventRow}
+        check.typed("the row", row, kinds.get(self.path.stem, _Round))
+        assert isinstance(row, Mapping)
+        check.count("round", row["round"], least=0)
+        if self.path.stem == "history":
+            check.typed("the row", row, dict[str, float | None])
+            for name in LEDGER_FIELDS:
+                check.not_negative(name, row.get(name))
 
 
-def _line(row: Mapping[str, object]) -> str:
-    return json.dumps(to_json(row)) + "\n"
+def line_of(row: Mapping[str, object]) -> bytes:
+    r"""A row as a line of a file.
+
+    >>> line_of({"round": 3, "loss": math.nan})
+    b'{"round": 3, "loss": null}\n'
+    """
+    return (json.dumps(to_json(row)) + "\n").encode()
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How many rows a file had at some time, and a digest of them."""
+
+    rows: int
+    sha256: str
+
+
+NOTHING = Extent(0, "")
+
+
+class RowsDigest:
+    """A running digest of rows: tells later whether they are still what they were.
+
+    >>> digest = RowsDigest(b"", [{"round": 0}])
+    >>> digest.add({"round": 10})
+    >>> digest.extent == RowsDigest(b"", [{"round": 0}, {"round": 10}]).extent
+    True
+
+    Args:
+        begin: what else the digest depends on.
+        rows: the first rows.
+    """
+
+    def __init__(self, begin: bytes, rows: Iterable[Mapping[str, object]] = ()):
+        self._sha, self._rows = hashlib.sha256(begin), 0
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Mapping[str, object]) -> None:
+        """Take one more row."""
+        self._sha.update(line_of(row))
+        self._rows += 1
+
+    @property
+    def extent(self) -> Extent:
+        """The rows so far."""
+        return Extent(self._rows, self._sha.hexdigest())
 
 
 def to_json(row: Mapping[str, object]) -> dict[str, object]:
@@ -214,14 +313,31 @@ def _to_json(value: object) -> object:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write to a temporary name, flush to the disk, then rename: complete or not there."""
+    """Write to a temporary name, flush to the disk, then rename: complete or as before."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_directory(path.parent)
+    try:
+        temporary.unlink(missing_ok=True)  # left by a kill; it could also be a link
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_directory(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise with_name(error, path) from error
+
+
+def with_name(error: OSError, path: Path) -> OSError:
+    """The error with the name of the file, which a failed write lacks.
+
+    >>> str(with_name(OSError(28, "No space left on device"), Path("history.jsonl")))
+    "[Errno 28] No space left on device: 'history.jsonl'"
+    """
+    return OSError(error.errno, error.strerror or str(error), str(path))
 
 
 def make_directory(directory: Path) -> None:

@@ -1,6 +1,7 @@
 """The measurements and costs of one run, and the directory that keeps them if there is one."""
 
 import json
+import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -8,16 +9,25 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from rich.console import Console
 
 from rookery.engines.engine import Event
 from rookery.program.ledger import Ledger, total
 from rookery.runner.best import Best
-from rookery.runner.checkpoint import Checkpoint, load_all, remove_after, save
+from rookery.runner.checkpoint import Checkpoint, has_checkpoints, load_all, remove_after, save
+from rookery.runner.documents import read_document, require_no_links
 from rookery.runner.guard import Watch
-from rookery.runner.history import ClientHistory, History, HistoryFile, Row, replace_file, to_json
+from rookery.runner.history import (
+    ClientHistory,
+    History,
+    HistoryFile,
+    Row,
+    RowsDigest,
+    replace_file,
+    to_json,
+)
 from rookery.runner.lock import locked
 from rookery.runner.solution_file import remove_solutions, save_own, save_solution
 from rookery.runner.tracker import Tracker
@@ -28,7 +38,22 @@ FORMAT = 1
 GUARD = "guard"
 """What events call the guard, in place of a client step."""
 LINES = ("history", "per_client", "timing", "events")
+MEASURED = ("history", "per_client")
+"""The files whose rows a resumed run must find as it left them."""
 DOCUMENTS = ("config", "summary", "async_traces", "diagnosis")
+
+
+class _Run(TypedDict):
+    algorithm: dict
+    seed: int
+    float: str
+
+
+class _Config(TypedDict):
+    format: int
+    title: str
+    run: _Run
+    versions: dict[str, str]
 
 
 @dataclass
@@ -47,22 +72,30 @@ class RunRecord:
     """How the run ended; None while it runs."""
     spent: Callable[[int], dict[str, float]] = lambda round: {}
     """What the run has spent besides, by name: the privacy of a private run."""
+    _files: dict[str, HistoryFile] = field(default_factory=dict)
+    _digests: dict[str, RowsDigest] = field(default_factory=dict)
+    _identity: bytes = b""
+    """What the digests of the rows begin with: the configuration, so that no other run's fit."""
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other processes out of the directory."""
-        return nullcontext() if self.directory is None else locked(self.directory, self.say)
+        if self.directory is None:
+            return nullcontext()
+        require_no_links(self.directory)
+        return locked(self.directory, self.say)
 
     def open(self, title: str, configuration: dict[str, object], overwrite: bool) -> None:
         """Set up the directory, or check that it belongs to this run."""
         if self.directory is None:
             return
         path = self.directory / "config.json"
+        self._identity = json.dumps(configuration, sort_keys=True).encode()
         if overwrite:
             remove_after(self.directory / "checkpoints", -1)
             remove_solutions(self.directory)
             for name in (*(f"{n}.jsonl" for n in LINES), *(f"{n}.json" for n in DOCUMENTS)):
                 (self.directory / name).unlink(missing_ok=True)
-        if path.exists():
+        if os.path.lexists(path):
             before = read_config(self.directory)
             differing = [k for k in configuration if before["run"].get(k) != configuration[k]]
             if differing:
@@ -78,6 +111,11 @@ class RunRecord:
                     f"{ {k: now.get(k) for k in changed} }. The last digits may differ."
                 )
             return
+        if self._file().path.exists() or has_checkpoints(self.directory / "checkpoints"):
+            raise ValueError(
+                f"{self.directory} holds a run without its config.json: what was run is not known. "
+                "Restore the file, choose another directory, or pass overwrite=True (--overwrite)."
+            )
         content = {
             "format": FORMAT,
             "title": title,
@@ -89,19 +127,27 @@ class RunRecord:
     def checkpoints(self, like: Tree, solution: tuple[Tree, ...]) -> list[Checkpoint]:
         """The checkpoints that can be resumed, newest first; warns of those that cannot.
 
-        A checkpoint is usable if it is undamaged and the history still has all rows it had then.
+        A checkpoint is usable if it is undamaged and the measurements of before are what they were.
         """
         if self.directory is None:
             return []
         found, warnings = load_all(self.directory / "checkpoints", like, solution)
-        history, broken = self._file().read()
-        for warning in [*warnings, *([broken] if broken else [])]:
+        read = {name: self._file(name).read() for name in MEASURED}
+        for warning in [*warnings, *(broken for _, broken in read.values() if broken)]:
             self.say(f"Warning: {warning}")
-        good = [c for c in found if c.rows <= sum(row["round"] <= c.round for row in history)]
-        for short in (c for c in found if c not in good):
+        good = []
+        for one in found:
+            changed = [
+                name
+                for name, had in (("history", one.history), ("per_client", one.per_client))
+                if RowsDigest(self._identity, read[name][0].rows[: had.rows]).extent != had
+            ]
+            if not changed:
+                good.append(one)
+                continue
             self.say(
-                f"Warning: the history in {self.directory} ends before the checkpoint of round "
-                f"{short.round}; the checkpoint is skipped."
+                f"Warning: {changed[0]}.jsonl in {self.directory} has lost or changed rows since "
+                f"the checkpoint of round {one.round}; the checkpoint is skipped."
             )
         return good
 
@@ -158,7 +204,9 @@ class RunRecord:
             return
         round = 0 if checkpoint is None else checkpoint.round
         remove_after(self.directory / "checkpoints", round)
-        events, _ = self._file("events").read()
+        events, broken = self._file("events").read()
+        if broken:
+            self.say(f"Warning: {broken}")
         kept = [row for row in events if row["step"] != GUARD or 0 < row["round"] <= round]
         self._rewrite("events", kept)
         if checkpoint is None:
@@ -174,6 +222,19 @@ class RunRecord:
 
     def _rewrite(self, name: str, rows: list[Row]) -> None:
         if rows or self._file(name).path.exists():
+            self._file(name).rewrite(rows)
+        self._digests[name] = RowsDigest(self._identity, rows)
+
+    def _append(self, name: str, rows: list[Row]) -> None:
+        """Write the last of some rows; all of them if the file is not what this run has written."""
+        if self.directory is None:
+            return
+        self._digest(name).add(rows[-1])
+        if not self._file(name).append(rows[-1]):
+            self.say(
+                f"Warning: {self._file(name).path} was changed or deleted while the run wrote to "
+                "it; it is written again."
+            )
             self._file(name).rewrite(rows)
 
     def _rows_until(self, name: str, round: int, is_due: Callable[[int], bool]) -> list[Row]:
@@ -206,7 +267,7 @@ class RunRecord:
         row = {**costs, **numbers}
         self.history.rows.append(row)
         if self.directory is not None:
-            self._file().append(row)
+            self._append("history", self.history.rows)
             # kept apart from the history, which must be equal for two runs of one seed
             timing = {"round": round, "wall_seconds": time.monotonic() - self.began}
             self._file("timing").append(timing, is_synced=False)
@@ -222,8 +283,7 @@ class RunRecord:
         for metric, clients in metrics.items():
             row = {"round": round, "metric": metric, "clients": clients}
             self.per_client.rows.append(row)
-            if self.directory is not None:
-                self._file("per_client").append(row)
+            self._append("per_client", self.per_client.rows)
 
     def add_costs(self, ledgers: list[Ledger]) -> None:
         """Add the costs of some rounds."""
@@ -241,7 +301,8 @@ class RunRecord:
     def save(self, done: int, state: Tree, best: Best | None, watched: Watch | None) -> None:
         """Write a checkpoint."""
         if self.directory is not None:
-            now = Checkpoint(done, state, self.ledger, len(self.history), best, watched)
+            history, per_client = (self._digest(name).extent for name in MEASURED)
+            now = Checkpoint(done, state, self.ledger, history, per_client, best, watched)
             save(self.directory / "checkpoints", now)
 
     def close(
@@ -271,7 +332,10 @@ class RunRecord:
 
     def _file(self, name: str = "history") -> HistoryFile:
         assert self.directory is not None
-        return HistoryFile(self.directory / f"{name}.jsonl")
+        return self._files.setdefault(name, HistoryFile(self.directory / f"{name}.jsonl"))
+
+    def _digest(self, name: str) -> RowsDigest:
+        return self._digests.setdefault(name, RowsDigest(self._identity))
 
 
 def versions() -> dict[str, str]:
@@ -283,16 +347,16 @@ def versions() -> dict[str, str]:
 def read_config(directory: Path) -> dict[str, Any]:  # decoded JSON
     """The ``config.json`` of a run directory, or an error that says what is wrong with it."""
     path = directory / "config.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         raise ValueError(f"{directory} is not a run directory: it has no config.json.")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if content.get("format") != FORMAT:
-        raise ValueError(
-            f"{directory} was written in format {content.get('format')} (rookery "
-            f"{content.get('versions', {}).get('rookery', 'unknown')}); this rookery reads format "
-            f"{FORMAT}. Run the experiment again, or read it with the version that wrote it."
-        )
-    return content
+    remedy = "Restore it from a copy, or run again with another directory or --overwrite."
+    content = read_document(path, dict, remedy)
+    if content.get("format") == FORMAT:
+        return read_document(path, _Config, remedy)
+    writer = content.get("versions")
+    writer = writer.get("rookery", "unknown") if isinstance(writer, Mapping) else "unknown"
+    raise ValueError(
+        f"{directory} was written in format {content.get('format')} (rookery {writer}); this "
+        f"rookery reads format {FORMAT}. Run the experiment again, or read it with the version "
+        "that wrote it."
+    )

@@ -115,6 +115,14 @@ class Result:
         per_client: measurements per client, from evaluations with ``per_client=True``.
         kept: what ``keep=`` has kept; see :attr:`best`.
         rollbacks: when and why the guard took the run back to an earlier state.
+
+    >>> import rookery as rk
+    >>> zoo = rk.zoo.scalar_bilevel()
+    >>> fednest = rk.FedNest(outer_lr=0.2, inner_lr=0.3)
+    >>> population = rk.Population.stacked(zoo.data)
+    >>> result = rk.run(fednest, zoo.problem, population, zoo.start, rounds=2)
+    >>> result.status, result.rounds, result.ledger.exchanges > 0
+    ('finished', 2, True)
     """
 
     run: Run

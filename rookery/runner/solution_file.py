@@ -12,6 +12,7 @@ import safetensors
 
 from rookery import check
 from rookery.runner.checkpoint import write_arrays
+from rookery.runner.documents import read_summary, require_file
 from rookery.types import Tree
 
 FILES = {"last": "solution.safetensors", "best": "best.safetensors"}
@@ -142,6 +143,7 @@ def load_solution(
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The arrays of a file by name, and the note with them."""
+    require_file(path)
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             note = json.loads((file.metadata() or {})["rookery"])
@@ -174,8 +176,7 @@ def _own_arrays(path: Path, client: int | str) -> dict[str, np.ndarray]:
 def _why_missing(path: Path, which: str) -> str:
     if not (path.parent / "config.json").exists():
         return f"{path.parent} is not a run directory: it has no config.json."
-    summary = path.parent / "summary.json"
-    content = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    content = read_summary(path.parent)
     if which == "best":
         return f'{path} does not exist: the run has not ended, or had no keep="best:METRIC".'
     if content.get("status") == "diverged":

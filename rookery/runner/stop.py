@@ -38,7 +38,12 @@ Watcher = Callable[[Row], str]
 
 
 class AbstractRule(abc.ABC):
-    """Ends a run by what was measured, or by what it has cost."""
+    """Ends a run by what was measured, or by what it has cost.
+
+    >>> import rookery as rk
+    >>> isinstance(rk.stop.Budget(exchanges=100), AbstractRule)
+    True
+    """
 
     @abc.abstractmethod
     def resolved(self, goals: Mapping[str, Goal | None]) -> "AbstractRule":

@@ -21,14 +21,14 @@ def row(k, **metrics):
 
 def write_run(path, title, rows, *, seed=0, setting=1.0, diverged=None):
     path.mkdir(parents=True)
-    config = {"format": 1, "title": title, "run": {"seed": seed, "setting": setting},
-              "versions": {"jax": "0.10"}}  # fmt: skip
+    run = {"algorithm": {"name": title}, "seed": seed, "float": "float32", "setting": setting}
+    config = {"format": 1, "title": title, "run": run, "versions": {"jax": "0.10"}}
     (path / "config.json").write_text(json.dumps(config))
     if rows is not None:
         (path / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     status = {"status": "finished", "rounds": 10} if diverged is None else {
         "status": "diverged", "rounds": diverged}  # fmt: skip
-    (path / "summary.json").write_text(json.dumps(status))
+    (path / "summary.json").write_text(json.dumps({**status, "message": ""}))
 
 
 LEARNS = [row(0, loss=2.0, accuracy=0.1), row(10, loss=1.0, accuracy=0.8)]

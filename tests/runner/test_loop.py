@@ -219,7 +219,7 @@ def test_a_history_that_ends_before_the_checkpoint_is_noticed_and_completed(tmp_
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]) if cut == "a line" else b"".join(lines)[:-9])
     again = go(directory=tmp_path, rounds=20, console=Console(width=400))
-    assert "ends before the checkpoint of round 20" in capsys.readouterr().out
+    assert "changed rows since the checkpoint of round 20" in capsys.readouterr().out
     assert again.history.rows == whole
 
 

@@ -116,6 +116,11 @@ class ActiveHessians(AbstractHessians):
     """The clients whose outer result has just arrived answer the hops, at the newest (x, y).
 
     It costs U + 2 exchanges, and one more in a round that estimates L.
+
+    >>> import rookery as rk
+    >>> hops, whose = rk.parts.APHESum(), ActiveHessians()
+    >>> rk.AFBO(outer_lr=0.1, inner_lr=0.1, aphe=hops, hessians=whose).hessians
+    ActiveHessians()
     """
 
     def jobs(self, x, y):
@@ -132,6 +137,9 @@ class StaleHessians(AbstractHessians):
 
     A client that has delivered is sent the newest; the others answer at those they work on. It
     costs U + 2 exchanges, and one more in a round that estimates L.
+
+    >>> StaleHessians()
+    StaleHessians()
     """
 
     def jobs(self, x, y):
@@ -153,6 +161,9 @@ class LocalHessians(AbstractHessians):
     """Every client solves for an adjoint of its own on its own data, in its job.
 
     It costs one exchange. With heterogeneous clients it converges to a biased point.
+
+    >>> LocalHessians()
+    LocalHessians()
     """
 
     def jobs(self, x, y):

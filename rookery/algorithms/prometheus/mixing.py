@@ -35,7 +35,11 @@ class AbstractMixing(eqx.Module):
 
 
 class RingGraph(AbstractMixing):
-    """Two neighbours each, in the order of ids; lazy Metropolis weights: 1/4, 1/4, itself 1/2."""
+    """Two neighbours each, in the order of ids; lazy Metropolis weights: 1/4, 1/4, itself 1/2.
+
+    >>> RingGraph().matrix(4)[0].tolist()
+    [0.5, 0.25, 0.0, 0.25]
+    """
 
     def matrix(self, n_clients):
         """The matrix W."""
@@ -71,6 +75,9 @@ class MixingMatrix(AbstractMixing):
     Args:
         rows: one row per client, of one entry per client, not negative; rows and columns sum to
             one, and messages reach every agent eventually.
+
+    >>> MixingMatrix([[0.5, 0.5], [0.5, 0.5]]).matrix(2).tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
     """
 
     rows: tuple[tuple[float, ...], ...] = eqx.field(converter=_rows, static=True)

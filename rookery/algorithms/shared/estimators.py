@@ -165,7 +165,9 @@ class STORM(AbstractEstimator):
         if not isinstance(self.rate, AbstractSchedule):
             check.positive("STORM.rate", self.rate)
         for c in self.renewal if isinstance(self.renewal, tuple) else (self.renewal,):
-            check.fraction("renewal times the square of the first rate", c * self.rate_at(0) ** 2)
+            check.positive("STORM.renewal", c)
+            first = self.rate_at(0)  # a product overflows to infinity, a power raises
+            check.fraction("renewal times the square of the first rate", c * first * first)
 
     def rate_at(self, t: Count) -> Number:
         """a at a local step."""

@@ -32,7 +32,12 @@ class AbstractHessian(eqx.Module):
 
 
 class ExactHessian(AbstractHessian):
-    """One exact Hessian-vector product, by automatic differentiation."""
+    """One exact Hessian-vector product, by automatic differentiation.
+
+    >>> import rookery as rk
+    >>> rk.PerFedAvg(lr=0.1, hessian=ExactHessian()).hessian
+    ExactHessian()
+    """
 
     def __call__(self, problem, w, g, sample):
         """g - a Hess f(w) g."""
@@ -40,7 +45,12 @@ class ExactHessian(AbstractHessian):
 
 
 class FirstOrder(AbstractHessian):
-    """Drops the Hessian: cheapest, and biased by about adapt_lr times its norm."""
+    """Drops the Hessian: cheapest, and biased by about adapt_lr times its norm.
+
+    >>> import rookery as rk
+    >>> rk.PerFedAvg(lr=0.1, hessian=FirstOrder()).hessian
+    FirstOrder()
+    """
 
     def __call__(self, problem, w, g, sample):
         """g itself."""

@@ -43,6 +43,10 @@ class PerCall(eqx.Module):
 
     With it, clients that take unequally many steps move equally far; a plain number instead is the
     size of every single local step.
+
+    >>> import rookery as rk
+    >>> rk.FedAvg(lr=PerCall(0.1), local_steps=5).local_steps  # five steps of size 0.02
+    5
     """
 
     lr: float = eqx.field(converter=number)

@@ -206,6 +206,9 @@ class ProductView(AbstractLayersView):
 
     Args:
         starts: initial z_1 .. z_N; those of the problem if not given.
+
+    >>> ProductView().starts is None
+    True
     """
 
     def n_blocks(self, problem: Composition) -> int:

@@ -6,6 +6,8 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import DTypeLike
 
+from rookery import check
+
 
 class ClientSettings(TypedDict, total=False):
     """The settings of :class:`ClientDraws`, as keywords of a zoo function."""
@@ -46,6 +48,12 @@ class ClientDraws:
     _generators: list[np.random.Generator] = field(init=False, repr=False)
 
     def __post_init__(self):
+        check.count("n_clients", self.n_clients)
+        check.count("rows", self.rows)
+        check.count("seed", self.seed, least=0)
+        check.not_negative("heterogeneity", self.heterogeneity)
+        check.not_negative("noise", self.noise)
+        check_dtype(self.dtype)
         object.__setattr__(self, "_generators", np.random.default_rng(self.seed).spawn(2))
 
     def __call__(self, *shape: int, noise: float | None = None) -> np.ndarray:
@@ -64,3 +72,16 @@ class ClientDraws:
         noise = self.noise if noise is None else noise
         jitter = noise * row_rng.normal(size=(self.n_clients, self.rows, *own.shape[2:]))
         return own + jitter - jitter.mean(1, keepdims=True)
+
+
+def check_dtype(dtype: DTypeLike) -> None:
+    """Raise unless a data type is one of floating-point numbers.
+
+    >>> check_dtype("float32")
+    """
+    try:
+        is_float = np.issubdtype(np.dtype(dtype), np.floating)
+    except (TypeError, ValueError):
+        is_float = False
+    if not is_float:
+        raise ValueError(f"dtype must be a floating-point type, as float32, got {dtype!r}.")

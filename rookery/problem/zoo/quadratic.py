@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
+from rookery import check
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings
 from rookery.signature import expands
@@ -125,6 +126,10 @@ def quadratic_bilevel(
     >>> quadratic_bilevel(n_clients=3, x_size=2).data["B"].shape
     (3, 1, 4, 2)
     """
+    check.count("x_size", x_size)
+    check.count("y_size", y_size)
+    check.positive("condition", condition)
+    check.not_negative("cross", cross)
     chosen = ClientDraws(**clients)
     heterogeneity, rows, noise = chosen.heterogeneity, chosen.rows, chosen.noise
     if not 0 <= heterogeneity <= 1:

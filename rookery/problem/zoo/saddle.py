@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
+from rookery import check
 from rookery.problem.minimax import Minimax
-from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings
+from rookery.problem.zoo.client_draws import ClientDraws, ClientSettings, check_dtype
 from rookery.signature import expands
 
 
@@ -99,6 +100,11 @@ def saddle(
     >>> saddle(n_clients=3, x_size=2).data["A"].shape
     (3, 1, 4, 2)
     """
+    check.count("x_size", x_size)
+    check.count("y_size", y_size)
+    check.not_negative("scale", scale)
+    check.not_negative("ridge", ridge)
+    check.not_negative("curvature", curvature)
     draw = ClientDraws(**clients)
 
     def positive(size):
@@ -138,6 +144,13 @@ def fednest_saddle(
     >>> bool(abs(x).max() < 1e-15 and abs(y).max() < 1e-15)
     True
     """
+    check.count("n_clients", n_clients)
+    check.count("size", size)
+    check.count("seed", seed, least=0)
+    check.not_negative("scale", scale)
+    check.not_negative("ridge", ridge)
+    check.not_negative("coupling", coupling)
+    check_dtype(dtype)
     rng = np.random.default_rng(seed)
     b = scale * rng.normal(size=(n_clients, 1, size))
     t = rng.uniform(0, coupling, size=(n_clients, 1, 1, 1))

@@ -13,7 +13,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import DTypeLike
 
+from rookery import check
 from rookery.problem.composition import Composition
+from rookery.problem.zoo.client_draws import check_dtype
 
 
 class MeanSemideviation(eqx.Module):
@@ -69,7 +71,13 @@ class MeanSemideviation(eqx.Module):
         """(x*,) by Newton's method from the truth, to rounding; -x* is a minimiser as well."""
         x = self.truth.astype(np.float64)
         for _ in range(20):
-            x = x - np.linalg.solve(self._hessian(x), self.gradient(x))
+            hessian = self._hessian(x)
+            if not np.isfinite(hessian).all() or np.linalg.matrix_rank(hessian) < x.size:
+                raise ValueError(
+                    f"mean_semideviation: {self.b.size} rows in all do not determine a solution of "
+                    f"{x.size} numbers. Raise rows, or lower size."
+                )
+            x = x - np.linalg.solve(hessian, self.gradient(x))
         return (x,)
 
     def _losses(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -147,7 +155,14 @@ def mean_semideviation(
     >>> mean_semideviation(rows=50, size=2).data["a"].shape
     (2, 50, 2)
     """
-    if not 0 <= heterogeneity <= 1:
+    for name, value in (("n_clients", n_clients), ("rows", rows), ("size", size)):
+        check.count(name, value)
+    check.count("seed", seed, least=0)
+    check.not_negative("weight", weight)
+    check.positive("delta", delta)
+    check.not_negative("label_noise", label_noise)
+    check_dtype(dtype)
+    if not 0 <= check.not_negative("heterogeneity", heterogeneity) <= 1:
         raise ValueError(f"heterogeneity must be between 0 and 1, got {heterogeneity}.")
     rng = np.random.default_rng(seed)
 
