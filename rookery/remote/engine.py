@@ -156,12 +156,12 @@ class RemoteRunner(AbstractRunner):
         try:
             for round in range(first, first + count):
                 try:
-                    remote, fed = self._round(round, remote, key)
+                    remote, spent, met = self._round(round, remote, key)
                 except TooFewReplies as too_few:
                     stopped = too_few
                     break
-                ledgers.append(fed.costs.ledger)
-                cohorts.append(tuple(fed.cohorts))
+                ledgers.append(spent)
+                cohorts.append(met)
                 on_server = memory_sync.replace_memories(remote, lambda *_: None)
                 if not bool(all_finite(on_server, self._program.aggregate)):
                     break
@@ -176,14 +176,16 @@ class RemoteRunner(AbstractRunner):
             raise Stopped(_advice(stopped, first + len(ledgers)), progress) from stopped
         return progress
 
-    def _round(self, round: int, state: Tree, key: Key) -> tuple[Tree, RemoteFederation]:
-        """The state after a round, and the federation that ran it."""
+    def _round(
+        self, round: int, state: Tree, key: Key
+    ) -> tuple[Tree, Ledger, tuple[tuple[int, ...], ...]]:
+        """The state after a round, what it cost, and the clients of its exchanges."""
         fed = self.federation(round)
         round_key = jax.random.fold_in(key, round)
         state = self._algorithm.round(fed, self._program.problem, state, round_key)
         state = later(state, jnp.asarray(fed.costs.now, float))
         state = memory_sync.end_round(self.session, state, fed.costs.work)
-        return state, fed
+        return state, fed.costs.ledger, tuple(fed.cohorts)
 
     def _open(self, state: Tree, first: int) -> tuple[Plan, Session]:
         problem, population = self._program.problem, self._program.population

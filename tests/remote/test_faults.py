@@ -152,7 +152,7 @@ class Byzantine:
     """A client that changes the form of its replies."""
 
     def __init__(self, worker, change):
-        self.answer = lambda data: wire.encode(
+        self.answer_in_parts = lambda data: wire.encode_parts(
             wire.Message(**{**vars(wire.decode(worker.answer(data))), **change})
         )
 

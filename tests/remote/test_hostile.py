@@ -1,12 +1,15 @@
-"""A hostile peer: the server rejects whatever it sends, reports it, and lives on."""
+"""Hostile peers: whatever they send is rejected and reported, and server and client live on."""
 
 import struct
+from typing import Any
 
 import numpy as np
 from test_wire import resealed
+from world import FEDAVG, POPULATION, SCAFFOLD, ZOO, plan
 
-from rookery.remote import Policy
-from rookery.remote.protocol import handshake, wire
+from rookery.program.algorithm import first_state, numbers_to_arrays
+from rookery.remote import Policy, Worker
+from rookery.remote.protocol import handshake, instructions, wire
 from rookery.remote.protocol.wire import Kind, Message
 from rookery.remote.server.requests import Request
 from rookery.remote.server.session import Session
@@ -132,3 +135,76 @@ def test_ten_thousand_hostile_replies_are_all_rejected_and_reported():
         "NaN", "bad magic bytes", "checksum", "does not fit", "late reply", "another kind",
     ):  # fmt: skip
         assert said in reasons, said
+
+
+def asked(worker, kind, exchange, arrays=None, name="handshake"):
+    """What a worker answers to a message."""
+    message = Message(kind, name, worker.id, 0, exchange, arrays or {})
+    reply = wire.decode(worker.answer(wire.encode(message)))
+    if reply.kind is not Kind.FAILURE:
+        return reply.kind.name, 0
+    return wire.decode_text(reply.arrays["reason"]), int(np.asarray(reply.arrays["lost"]))
+
+
+def one_worker(algorithm: Any = FEDAVG):
+    state = first_state(algorithm, ZOO.problem, POPULATION.n_clients, ZOO.start)
+    traced = plan(type(algorithm).__name__)
+    worker = Worker(0, ZOO.problem, algorithm, POPULATION.only(0), state, traced)
+    hello = handshake.write(
+        handshake.configuration(ZOO.problem, numbers_to_arrays(algorithm), 5, traced)
+    )
+    return worker, hello
+
+
+def told(**changes):
+    return instructions.write(instructions.Instructions(**{"round": 0, **changes}))
+
+
+def test_no_request_number_locks_the_true_server_out():
+    worker, hello = one_worker()
+    huge, now = 2**64 - 1, 10**18
+    assert asked(worker, Kind.HELLO, now, hello)[0] == "HELLO"
+    assert asked(worker, Kind.RUN, huge, told(), "step") == (
+        "the client does not have a handshake with this server", 2,
+    )  # fmt: skip
+    assert asked(worker, Kind.RUN, now + 2, told(), "step")[0] == "REPLY"
+    assert "outdated" in asked(worker, Kind.RUN, now + 1, told(), "step")[0]
+    assert asked(worker, Kind.HELLO, huge, hello)[0] == "HELLO"
+    assert asked(worker, Kind.RUN, now + 3, told(), "step")[1] == 2  # so the server shakes hands,
+    earlier = now - 10**15  # also if its clock went back
+    assert asked(worker, Kind.HELLO, earlier, hello)[0] == "HELLO"
+    assert asked(worker, Kind.RUN, earlier + 1, told(), "step")[0] == "REPLY"
+    assert "outdated" in asked(worker, Kind.HELLO, now, hello)[0]  # a late copy changes nothing
+    assert asked(worker, Kind.RUN, earlier + 2, told(), "step")[0] == "REPLY"
+
+
+def test_a_worker_bounds_its_steps_values_and_memories():
+    worker, hello = one_worker(SCAFFOLD)
+    asked(worker, Kind.HELLO, 1, hello)
+    step = instructions.Instruction(1, 0, -1, [])
+    said, _ = asked(worker, Kind.RUN, 2, told(steps=[step] * 5000), "step")
+    assert "5000 steps in one request, the limit is 4096" in said
+    value = {"value/0/0": np.zeros(2)}
+    for memory, refs in ((0, [(1, 0), (1, 0)]), (7, [(1, 0)])):
+        changes = {"tokens": [1], "restore": [(memory, 1, refs)]}
+        said, _ = asked(worker, Kind.RUN, 3, told(**changes) | value, "step")
+        assert f"memory {memory} of {['float64[2]'] * len(refs)}" in said
+    changes = {"tokens": [1], "restore": [(0, 1, [(1, 0)])]}
+    assert asked(worker, Kind.RUN, 4, told(**changes) | value, "step")[0] == "REPLY"
+    said = []
+    for i in range(5, 12):  # of one round, each message within the limits
+        some = list(range(i * 10_000, (i + 1) * 10_000))
+        said.append(asked(worker, Kind.RUN, i, told(tokens=some), "step")[0])
+    assert said[:6] == ["REPLY"] * 6 and "exceed 65536" in said[6]
+    assert asked(worker, Kind.RUN, 20, told(tokens=[1]), "step")[0] == "REPLY"
+
+
+def test_large_replies_are_not_kept_beyond_the_next_request(monkeypatch):
+    monkeypatch.setattr("rookery.remote.client.worker._KEPT_BYTES", 100)
+    worker, hello = one_worker()
+    asked(worker, Kind.HELLO, 1, hello)
+    for number in (2, 3):
+        asked(
+            worker, Kind.RUN, number, told(tokens=[1], reply=[(1, 0)]) | {"value/0/0": np.ones(9)}
+        )
+    assert [exchange for exchange, _ in worker._answered] == [3]

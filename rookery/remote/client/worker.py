@@ -1,5 +1,6 @@
 """The client's side: answers messages; keeps its data, values and memory."""
 
+from collections import deque
 from collections.abc import Sequence
 
 import jax
@@ -7,6 +8,7 @@ import numpy as np
 
 from rookery.clients.population import Population
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
+from rookery.program.memory import Memory
 from rookery.remote.client import batching
 from rookery.remote.client.batching import Answering, PendingCall
 from rookery.remote.client.enforcer import Enforcer
@@ -19,6 +21,14 @@ from rookery.remote.protocol.wire import Arrays, Kind, Leaf, Message, WireError
 from rookery.types import Problem, Tree
 
 _KEPT = 8  # latest replies, sent again if their request is received again
+_KEPT_BYTES = 16 << 20  # of these replies together; a larger one only until the next request
+_HELLOS = 64  # numbers of handshakes that are remembered
+
+_BEHIND, _AHEAD = 1 << 20, 1 << 32
+"""How far the number of a request may lie from the latest one's, in the same session."""
+
+_MOST_STEPS = 4096  # of a request
+_MOST_VALUES = 1 << 16  # of a round
 
 NO_WORK = np.zeros(2, np.uint64)
 
@@ -88,8 +98,10 @@ class Worker:
             problem, algorithm, population.n_clients, plan
         )
         self._masking = None if plan.secure is None else Masking(id, plan.secure)
+        self._memory_specs = _memory_specs(state)
         self._handshake_done = False
-        self._latest = 0  # largest exchange number so far
+        self._latest = 0  # largest exchange number of the session so far
+        self._hellos: deque[int] = deque(maxlen=_HELLOS)
         self._round = -1
         self._values: dict[int, list[Leaf]] = {}
         self._origins: dict[int, tuple[Call, list[instructions.Ref]]] = {}  # of computed values
@@ -98,8 +110,12 @@ class Worker:
 
     def answer(self, data: wire.Buffer | wire.Parts) -> bytes:
         """The reply to a message; errors are reported in the reply."""
+        return wire.joined(self.answer_in_parts(data))
+
+    def answer_in_parts(self, data: wire.Buffer | wire.Parts) -> wire.Parts:
+        """The reply in parts, of which large arrays are not copied."""
         (reply,) = batching.finish([self.answering(data)])
-        return wire.joined(reply)
+        return reply
 
     def answering(self, data: wire.Buffer | wire.Parts) -> Answering:
         """Generator form of :meth:`answer`: yields each call to run and receives its result.
@@ -124,10 +140,6 @@ class Worker:
                 self._enforcer.count_request(self.id)
             if seen in self._answered:
                 return self._repeated(message)  # a duplicate request: not computed again
-            if message.exchange < self._latest:
-                return self._failure(
-                    message, "outdated request: a later exchange was already answered"
-                )
             reply = yield from self._reply(message)
         except Refused as refusal:
             return self._refusal(message, refusal)
@@ -141,17 +153,45 @@ class Worker:
             return self._failure(message, self._described(message, error))
         self._answered[seen] = reply
         self._latest = message.exchange
-        for old in list(self._answered)[:-_KEPT]:
-            del self._answered[old]
         return reply
+
+    def _check_number(self, message: Message) -> None:
+        """Refuse requests of another session, and those that are out of date.
+
+        A handshake begins a session, whatever its number: that of a server whose clock went back is
+        lower than those before. Numbers of a session are close to each other, so a stray request
+        with a huge number does not make all others out of date.
+        """
+        number, latest = message.exchange, self._latest
+        if message.kind is Kind.HELLO:
+            if number in self._hellos:
+                raise WireError("outdated request: a handshake of an earlier session")
+            return
+        if not latest - _BEHIND <= number <= latest + _AHEAD:
+            raise _Lost("a handshake with this server", ALL)
+        if number < latest:
+            raise WireError("outdated request: a later exchange was already answered")
+
+    def _forget_replies(self) -> None:
+        """Keep the latest replies, within limits: a server that asks for more has the others."""
+        kept = 0
+        for place, key in enumerate(reversed(list(self._answered))):
+            kept += wire.size_of(self._answered[key])
+            if place >= _KEPT or kept > _KEPT_BYTES:
+                del self._answered[key]
 
     def _reply(self, message: Message) -> Answering:
         if self._objection is not None:
             raise Refused(self._objection)
+        self._check_number(message)
+        if message.exchange > self._latest:
+            self._forget_replies()
         if message.kind is Kind.HELLO:
             theirs = handshake.read(message.arrays)
             self._handshake_done = not handshake.differences(theirs, self._configuration)
             self._values, self._origins, self._memory, self._round = {}, {}, {}, -1
+            self._hellos.append(message.exchange)
+            self._answered.clear()
             hello = handshake.write(self._configuration)
             if self._masking is not None:
                 hello[handshake.KEY] = self._masking.renew()
@@ -164,6 +204,8 @@ class Worker:
             reply = self._reply_of(message, self._keys_or_shares(message), NO_WORK)
             return self._logged(message, reply, [], None)
         wanted = instructions.read(message.arrays)
+        if len(wanted.steps) > _MOST_STEPS:
+            raise WireError(f"{len(wanted.steps)} steps in one request, the limit is {_MOST_STEPS}")
         if self._enforcer is not None:
             self._enforcer.check_incoming(message.arrays)
             self._enforcer.check_steps(len(wanted.steps))
@@ -262,9 +304,12 @@ class Worker:
     def _change_memory(self, changes: list[instructions.MemoryChange]) -> None:
         for memory, stamp, refs in changes:
             if stamp > self._memory.get(memory, (-1,))[0]:
+                leaves = [self._leaf(ref) for ref in refs]
+                got, specs = [spec(leaf) for leaf in leaves], self._memory_specs
+                if not 0 <= memory < len(specs) or got != specs[memory]:
+                    raise WireError(f"memory {memory} of {got}; this client has memories {specs}")
                 # copied: a row of a batched result would keep the whole batch alive
-                leaves = [jax.tree.map(np.array, self._leaf(ref)) for ref in refs]
-                self._memory[memory] = (stamp, leaves)
+                self._memory[memory] = (stamp, [jax.tree.map(np.array, leaf) for leaf in leaves])
 
     def _leaf(self, ref: instructions.Ref) -> Leaf:
         token, leaf = ref
@@ -287,11 +332,18 @@ class Worker:
         return self._leaf((token, leaf)) if is_sent else None
 
     def _check_memory(self) -> None:
-        """Refuse to keep more than the site's policy allows, and drop the values."""
+        """Refuse to keep more than a round may need or the policy allows, and drop the values."""
+        values = [leaf for leaves in self._values.values() for leaf in leaves]
+        nbytes = sum(leaf.size * leaf.dtype.itemsize for leaf in values)
+        most = 4 * self._limits.body
+        if len(self._values) > _MOST_VALUES or nbytes > most:
+            self._values, self._origins = {}, {}
+            raise WireError(
+                f"the values of a round exceed {_MOST_VALUES} or {most} bytes; they are dropped"
+            )
         if self._enforcer is None:
             return
-        kept = [leaf for _, leaves in self._memory.values() for leaf in leaves]
-        kept += [leaf for leaves in self._values.values() for leaf in leaves]
+        kept = [leaf for _, leaves in self._memory.values() for leaf in leaves] + values
         try:
             self._enforcer.check_memory(kept)
         except Refused:
@@ -334,6 +386,16 @@ class Worker:
     def _message(self, kind: Kind, to: Message, arrays: Arrays) -> wire.Parts:
         message = Message(kind, to.name, self.id, to.slot, to.exchange, arrays)
         return wire.encode_parts(message, is_checked=self._is_checked)
+
+
+def _memory_specs(state: Tree) -> list[list[str]]:
+    """Types and shapes of the leaves of each memory of a state, for one client."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Memory))
+    rows = [jax.tree.leaves(node.rows) for node in nodes if isinstance(node, Memory)]
+    return [
+        [spec(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)) for leaf in leaves]
+        for leaves in rows
+    ]
 
 
 def nbytes(arrays: Arrays, kind: str) -> int:

@@ -105,7 +105,9 @@ class Call:
 
     def _run(self, population: Population, inputs: Sequence["Inputs"]) -> "list[Result]":
         if len(inputs) == 1:  # a vmap would turn branches into selects
-            return [self._single(population, inputs[0])]
+            # JAX takes over aligned arrays without a copy, but copies them if a program does it
+            own = inputs[0]._replace(values=jax.device_put(inputs[0].values))
+            return [self._single(population, own)]
         # stacked and split outside the compiled function: inside, compile time would grow with
         # the number of clients
         stacked = jax.tree.map(lambda *one: np.stack(one), *inputs)

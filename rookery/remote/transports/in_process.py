@@ -19,7 +19,7 @@ from rookery.program.algorithm import AbstractAlgorithm
 from rookery.remote.client.worker import Worker
 from rookery.remote.protocol import wire
 from rookery.remote.protocol.plan import Plan
-from rookery.remote.transports.port import Failure, Port
+from rookery.remote.transports.port import Data, Failure, Port
 from rookery.types import Tree
 
 MakeWorker = Callable[[int, Program, AbstractAlgorithm, Tree, Plan], Worker]
@@ -125,13 +125,13 @@ class _Threads:
 
     def exchange(
         self, step: str, messages: Iterable[tuple[int, wire.Parts]], wait_for: float
-    ) -> Iterator[tuple[int, bytes | Failure]]:
+    ) -> Iterator[tuple[int, Data | Failure]]:
         until = time.monotonic() + wait_for
         for client, message in messages:
             if client in self._dead:
                 self._outbox.put((client, self._dead[client]))
             else:
-                self._inboxes[client].put(wire.joined(message))
+                self._inboxes[client].put(message)
         while True:
             try:
                 client, arrival = self._outbox.get(timeout=max(until - time.monotonic(), 0))
@@ -179,7 +179,7 @@ def _answer_all(
             worker = make(client)
         if rng.random() < faults.drop:
             continue
-        reply = worker.answer(_corrupted(request, rng, faults.corrupt))
+        reply = worker.answer_in_parts(_corrupted(request, rng, faults.corrupt))
         reply = _corrupted(_falsified(reply, client, faults), rng, faults.corrupt)
         time.sleep(faults.delays.get(client, 0.0))
         if rng.random() < faults.drop:
@@ -190,19 +190,20 @@ def _answer_all(
         copies = 2 if rng.random() < faults.duplicate else 1
         for one in [reply] * copies + ([held] if held is not None else []):
             outbox.put((client, one))
-        held = None
+        # a large model is not kept while the next request is answered
+        held = request = reply = one = None
 
 
-def _corrupted(data: bytes, rng: random.Random, probability: float) -> bytes:
+def _corrupted(data: Data, rng: random.Random, probability: float) -> Data:
     if rng.random() >= probability:
         return data
-    corrupted = bytearray(data)
+    corrupted = bytearray(data if isinstance(data, bytes) else wire.joined(data))
     for _ in range(3):
         corrupted[rng.randrange(len(corrupted))] ^= 1 << rng.randrange(8)
     return bytes(corrupted)
 
 
-def _falsified(reply: bytes, client: int, faults: Faults) -> bytes:
+def _falsified(reply: Data, client: int, faults: Faults) -> Data:
     """A well-formed reply with falsified numbers."""
     if client not in faults.poison and client not in faults.scale:
         return reply
