@@ -1,3 +1,6 @@
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,10 +8,12 @@ import pytest
 from naive_afbo import Naive
 
 import rookery as rk
+from rookery.algorithms.afbo import running
 from rookery.algorithms.shared.system import AbstractSystem
 from rookery.engines.engine import Program
 from rookery.problem.zoo.quadratic import QuadraticBilevel
 from rookery.program.algorithm import first_state
+from rookery.program.memory import PerClient
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=4, x_size=1, y_size=2, cross=0.3)
 APHE = rk.parts.APHESum(terms=2, lipschitz=5.0)
@@ -178,6 +183,23 @@ def test_means_forget_the_rounding_of_early_results():
         assert float(jnp.abs(result.state.g.g).max()) < 1e-6
 
 
+def test_the_size_is_one_half_over_the_mean_of_curvature_times_age():
+    L, versions = np.array([1.0, 2.0, 5.0]), np.array([6, 4, 1])
+    weights = np.array([0.5, 0.3, 0.2])
+    measured = running.Measured(jnp.asarray(L), jnp.zeros(3))
+    jobs: Any = SimpleNamespace(results=running.Results((), (), measured), polls=jnp.array(7))
+    mean = running.Results((), (), running.Measured(jnp.array(0.0), jnp.array(-0.25)))
+    rules = running.Rules(rk.parts.Curvature(safety=1.5), rk.parts.Curvature(safety=1.5))
+    fed: Any = SimpleNamespace(weights=jnp.asarray(weights))
+    opts = rules.first_opts(jnp.zeros(2))
+    found, (y, v) = running.sized(fed, rules, opts, mean, jobs, PerClient(jnp.asarray(versions)))
+    ages = 6 - versions
+    np.testing.assert_allclose(found, 1.5 * weights @ L)
+    np.testing.assert_allclose(y.size, 0.5 / (weights @ (1.5 * L * (1 + ages))))
+    assert v.damping == 0.5  # twice the negative curvature
+    np.testing.assert_allclose(v.size, 0.5 / (weights @ ((1.5 * L + 0.5) * (1 + ages))))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("who", [1, 3])  # one of the fast clients, or the straggler
 @pytest.mark.parametrize("staleness", [9, None])
@@ -189,8 +211,8 @@ def test_sizes_that_are_found_suit_a_stiff_client(who, staleness):
     early, late = (limit_without_hops(zoo, rounds=n, **bounds) for n in (60, 20000))
     assert distance(zoo, early) < 1  # a mean over those who have just delivered gave 8e5
     assert distance(zoo, late) < 1e-8
-    largest = np.linalg.eigvalsh(H).max()
-    np.testing.assert_allclose(late.lipschitz, 1.1 * largest, rtol=0.01)
+    each = np.linalg.eigvalsh(H[:, 0]).max(1)  # of every client
+    np.testing.assert_allclose(late.lipschitz, 1.1 * each.mean(), rtol=0.01)
 
 
 def test_without_delays_steps_are_those_of_all_clients_together():

@@ -14,7 +14,7 @@ from arena import context, f_y, solve
 
 import rookery as rk
 from rookery.algorithms.shared.auto import AutoOpt
-from rookery.algorithms.shared.curvature import measured
+from rookery.algorithms.shared.curvature import measured, measured_blocks
 from rookery.algorithms.shared.step_rule import first_opt, inner_rule, move, step_rule
 from rookery.algorithms.shared.two_level import NestedState, Opts
 
@@ -41,12 +41,24 @@ def test_dog_is_distance_over_gradients_within_bounds():
     assert 0 < capped < 8 and int(opt.memory.clipped) == capped
 
 
-def test_the_measured_size_is_one_over_the_largest_curvature_of_any_client():
+def test_the_measured_size_is_one_over_the_curvature_that_steps_meet():
     at = context(SCALAR)
-    opt = measured(
-        at, rk.parts.Curvature(), AutoOpt(jnp.zeros(())), *SCALAR.start, jax.random.key(0)
-    )
+    what = rk.parts.Curvature(), AutoOpt(jnp.zeros(())), *SCALAR.start, jax.random.key(0)
+    opt = measured(at, *what)
     assert opt.size == pytest.approx(1 / (1.1 * 3))
+    rule = rk.parts.Curvature()
+    blocks, opts = (
+        (*SCALAR.start, jnp.zeros(1)),
+        ((), AutoOpt(jnp.zeros(())), AutoOpt(jnp.zeros(()))),
+    )
+    how = {"clients": rk.participation.Everyone(), "batch_size": None}
+    each = 0.1, rule, rule
+    for is_alone, L in ((False, 2), (True, 3)):  # a step along the mean of both clients, or not
+        key = jax.random.key(0)
+        _, y, _ = measured_blocks(
+            at.fed, SCALAR.problem, None, each, opts, blocks, key, **how, is_alone=is_alone
+        )
+        assert y.size == pytest.approx(1 / (1.1 * L))
     lower = rk.parts.Curvature().renewed(opt, jnp.array(0.1))  # falls by a fifth at most
     assert lower.size == pytest.approx(opt.size / 0.8)
     assert rk.parts.Curvature().renewed(opt, jnp.array(30.0)).size == pytest.approx(1 / 33)

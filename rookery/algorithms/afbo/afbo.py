@@ -104,10 +104,11 @@ class AFBO(PolledAlgorithm):
     Args:
         outer_lr: η, the server's step rule of x. If both rules find their sizes, the step is also
             divided by 1 + a: a fast x would run away from y and v.
-        inner_lr: β, that of y, and of a running adjoint. :class:`Curvature` is 1 / (2 L (1 + a))
-            with a the mean age of the results, in inner steps of the server. With hops it is
-            1 / (2 L) with their L, half as much as elsewhere since results are old; y then rests in
-            round 0, whose hops estimate L.
+        inner_lr: β, that of y, and of a running adjoint. :class:`Curvature` is one half over the
+            mean of  L_i (1 + a_i),  a_i the age of a client's results in inner steps of the server
+            (:mod:`rookery.algorithms.afbo.running`). With hops it is 1 / (2 L) with their L, half
+            as much as elsewhere since results are old; y then rests in round 0, whose hops estimate
+            L.
         inner_rounds: K.
         aphe: how the adjoint is estimated: without hops and exactly by :class:`RunningAdjoint`;
             with hops, as in the paper, by :class:`APHESum`, :class:`APHERandom`,

@@ -12,10 +12,14 @@ adjoint of all clients together; and f_x - g_xy v = 0, so x is stationary. Neith
 numbers of local iterations enter, as long as a job takes all its gradients at the values received.
 
 **Sizes that are found.** The means lag behind, and a step that is safe for fresh results is not
-for old ones. With L the largest eigenvalue of any client's inner Hessian and a the mean age of the
-results in steps of the server, all steps of y and v have the size  1 / (2 L (1 + a)):  a client
-with the weight w_i and age a_i feeds back at most  size · w_i L a_i,  together below 1/2. Clients
-measure L in their jobs, and every result in a mean comes with the L of its client.
+for old ones. With L_i the largest eigenvalue of client i's inner Hessian, w_i its weight and a_i
+the age of its results in steps of the server, all steps of y and v have the size
+
+    1 / (2 Σ_i w_i L_i (1 + a_i))
+
+A client feeds back at most  size · w_i L_i a_i,  together below 1/2, and the mean Hessian has an L
+of at most  Σ w_i L_i.  Clients measure L_i in their jobs, and every result in a mean comes with the
+L_i of its client.
 
 **Rounding.** A mean that is moved by differences keeps the rounding errors of the largest results
 that it ever had. It is summed again from all latest results whenever as many have arrived as there
@@ -170,11 +174,15 @@ def versions_used(jobs: InFlight, before: PerClient) -> PerClient:
     return PerClient(jnp.where(jobs.has_arrived, jobs.version, before.rows))
 
 
+def ages(jobs: InFlight, versions: PerClient) -> jax.Array:
+    """The age of every client's latest results, in polls; a fresh one has the age 0."""
+    return (jobs.polls - 1 - versions.rows).astype(jobs.results.measured.L.dtype)
+
+
 def mean_age(fed: AbstractFederation, jobs: InFlight, versions: PerClient) -> jax.Array:
-    """The mean age of all clients' latest results, in polls; a fresh one has the age 0."""
-    dtype = jobs.results.measured.L.dtype
-    ages = (jobs.polls - 1 - versions.rows).astype(dtype)
-    return jnp.dot(fed.weights.astype(dtype), ages)
+    """The mean of these ages over all clients."""
+    each = ages(jobs, versions)
+    return jnp.dot(fed.weights.astype(each.dtype), each)
 
 
 def sized(
@@ -185,22 +193,23 @@ def sized(
     jobs: InFlight,
     versions: PerClient,
 ) -> tuple[jax.Array, tuple[Tree, Tree]]:
-    """L, and the states of the rules with the sizes that it gives."""
+    """The mean of the clients' L, and the states of the rules with the sizes that they give."""
     assert rules.measured is not None and isinstance(mean.measured, Measured)
     dtype, bend = mean.measured.L.dtype, mean.measured.bend
-    L = tree.scale(rules.measured.safety, jnp.max(jobs.results.measured.L)).astype(dtype)
-    age = mean_age(fed, jobs, versions)
+    each = tree.scale(rules.measured.safety, jobs.results.measured.L).astype(dtype)  # L_i
+    weights, stretched = fed.weights.astype(dtype), 1 + ages(jobs, versions)  # 1 + a_i
 
-    def size(L):
-        known = jnp.where(L > 0, L, jnp.ones_like(L))
-        return jnp.where(L > 0, 0.5 / (known * (1 + age)), jnp.zeros_like(L))
+    def size(each):
+        total = jnp.dot(weights, each * stretched)
+        known = jnp.where(total > 0, total, jnp.ones_like(total))
+        return jnp.where(total > 0, 0.5 / known, jnp.zeros_like(total))
 
     def one(rule, opt):
         if not isinstance(rule, Curvature):
             return opt
         if not jax.tree.leaves(opt.damping):
-            return AutoOpt(size(L))
+            return AutoOpt(size(each))
         damping = jnp.maximum(damping_for(bend), tree.scale(0.9, opt.damping))
-        return AutoOpt(size(L + damping), damping)
+        return AutoOpt(size(each + damping), damping)
 
-    return L, (one(rules.y, opts[0]), one(rules.v, opts[1]))
+    return jnp.dot(weights, each), (one(rules.y, opts[0]), one(rules.v, opts[1]))

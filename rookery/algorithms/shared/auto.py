@@ -1,6 +1,6 @@
 """Step rules that find their size themselves: by curvature for inner, by distance for outer steps.
 
-    Curvature   1 / L,  L the largest eigenvalue of the inner Hessian of any client, measured
+    Curvature   1 / L,  L the largest curvature that inner steps meet, measured on clients
     DoG         (distance from the start) / sqrt(Σ sqrt(k) |h|²)
 
 Both are one number. The server finds it, and steps that clients take get it with the message that
@@ -89,8 +89,9 @@ class AbstractAuto(eqx.Module):
 class Curvature(AbstractAuto):
     """Steps of size 1 / L, with L the measured curvature of the inner problem.
 
-    L is the largest eigenvalue of the inner Hessian of any client in a cohort, found by power
-    iteration on the clients and renewed as x moves: one exchange with a number up. Between two
+    Each client of a cohort finds the largest eigenvalue of its inner Hessian by power iteration,
+    renewed as x moves: one exchange with a number up. L is the largest of them, and in single-loop
+    methods with one local step their mean, which is at least that of the mean Hessian. Between two
     measurements L falls by a fifth at most. The same L serves the series and systems of the adjoint
     v. Several local steps of a call share the size, since clients that are flat where others are
     steep would go too far together.

@@ -32,7 +32,7 @@ from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
 from rookery.program.aggregate import robust_rule
 from rookery.program.federation import AbstractFederation, Cached, Client
-from rookery.program.participation import AbstractParticipation
+from rookery.program.participation import AbstractParticipation, Cohort
 from rookery.types import BatchSize, Count, Key, Problem, Sample, Tree
 
 Product = Callable[[Tree], Tree]
@@ -209,6 +209,7 @@ def measured_blocks(
     *,
     clients: AbstractParticipation,
     batch_size: BatchSize,
+    is_alone: bool = False,
 ) -> Tree:
     """The states of the rules of all blocks, with sizes for this round where they are measured.
 
@@ -222,11 +223,14 @@ def measured_blocks(
         key: of the measurement.
         clients: who takes part in it.
         batch_size: rows per client.
+        is_alone: whether the largest L of any client counts, as clients that take several steps
+            by themselves need it. A step along the mean of a cohort meets the curvature of the
+            mean, which is at most the mean of the clients' L.
     """
     if not is_measured(rules):
         return opts
     if isinstance(opts, Sent):
-        how = {"clients": clients, "batch_size": batch_size}
+        how = {"clients": clients, "batch_size": batch_size, "is_alone": is_alone}
         return Sent(measured_blocks(fed, problem, view, rules, opts.opts, blocks, key, **how))
     view = view_of(problem, view)
     if isinstance(view, AbstractLayersView):
@@ -241,12 +245,8 @@ def measured_blocks(
         settings |= {"iterations": first.iterations, "round": fed.round}
         both = fed.map(block_curvature, at, key=sample_key, **settings)
         found, bend = fed.stack(both, is_aggregated=True)  # ------------------ up    two numbers
-        weights = fed.slot_weights(cohort)
-        if robust_rule(fed.aggregate) is not None:
-            bend = fed.aggregate(bend, weights)
-        else:
-            bend = jnp.sum(weights.astype(bend.dtype) * bend)
-        return _renewed(rules, opts, fed.largest(found, cohort), bend)
+        L = fed.largest(found, cohort) if is_alone else _mean_of(fed, cohort, found)
+        return _renewed(rules, opts, L, _mean_of(fed, cohort, bend))
 
     return fed.when(is_due(first, fed.round), measure, opts)
 
@@ -310,3 +310,11 @@ def damping_for(bend: jax.Array) -> jax.Array:
 
 def _inner_sample(client: Client, problem: TwoLevel, batch_size: BatchSize, key: Key) -> Sample:
     return client.draw(levels.inner_split(problem), batch_size, key)
+
+
+def _mean_of(fed: AbstractFederation, cohort: Cohort, each: jax.Array) -> jax.Array:
+    """The mean of one number from each client, or what a robust rule takes for it."""
+    weights = fed.slot_weights(cohort)
+    if robust_rule(fed.aggregate) is not None:
+        return fed.aggregate(each, weights)
+    return jnp.sum(weights.astype(each.dtype) * each)

@@ -274,6 +274,7 @@ class AbstractLocalBlocks(AbstractOnView):
         """
         rules = each_rule(self.outer_lr, self.inner_lr, len(u))
         how = {"clients": self.clients, "batch_size": self.batch_size}
+        how["is_alone"] = self.local_steps != 1
         measure_key, first_key = jax.random.fold_in(key, 2), jax.random.fold_in(key, 3)
         own = measured_blocks(fed, problem, self.view, rules, own, u, measure_key, **how)
         if not any(isinstance(rule, DoG) for rule in rules):
