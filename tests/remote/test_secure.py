@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,16 @@ from rookery.engines.engine import Program, Stopped
 from rookery.program.algorithm import numbers_to_arrays
 from rookery.program.participation import Everyone, WithReplacement
 from rookery.program.privacy import Private, QuantileClip, Shares
-from rookery.remote import Faults, InProcess, Policy, Remote, SecureAggregation, Worker
+from rookery.remote import (
+    Enforcer,
+    Faults,
+    InProcess,
+    Policy,
+    Remote,
+    SecureAggregation,
+    SitePolicy,
+    Worker,
+)
 from rookery.remote.protocol import masks, shamir, wire
 from rookery.remote.protocol.handshake import HandshakeError
 from rookery.remote.protocol.tracing import trace_round
@@ -86,13 +96,16 @@ def reduced(is_sum, secure):
     return algorithm, state, trace_round(algorithm, ZOO.problem, POPULATION, state, secure=secure)
 
 
-def one_exchange(faults=None, policy=SOME, is_sum=False, secure: Any = SECURE, rows=None):
+def one_exchange(
+    faults=None, policy=SOME, is_sum=False, secure: Any = SECURE, rows=None, enforcer=None
+):
     """The state after an exchange, and its events."""
     algorithm, state, plan = reduced(is_sum, secure)
     state = state if rows is None else state._replace(rows=rows)
 
     def make(client, program, _, __, ___):
-        return Worker(client, ZOO.problem, algorithm, POPULATION.only(client), state, plan)
+        own = POPULATION.only(client)
+        return Worker(client, ZOO.problem, algorithm, own, state, plan, enforcer=enforcer)
 
     program = Program(ZOO.problem, POPULATION, rk.delays.Clock(), rk.aggregate.Mean())
     engine = Remote(InProcess(faults or Faults(), make), policy, secure=secure)
@@ -199,6 +212,20 @@ def test_a_reply_that_does_not_fit_is_refused_at_the_client(value):
     alive = set(range(CLIENTS)) - {3}
     jax.tree.map(np.testing.assert_array_equal, state.out, plain_mean(state, alive, SECURE))
     assert {(e.client, "OverflowError" in e.reason) for e in events} == {(3, True)}
+
+
+def test_a_site_clips_before_it_masks_and_logs_all_three_messages(tmp_path):
+    enforcer = Enforcer(replace(SitePolicy.without_limits(), clip=0.5), tmp_path)
+    state, _ = one_exchange(enforcer=enforcer)
+    rows = [np.asarray(leaf).reshape(CLIENTS, -1) for leaf in state.rows]
+    norms = np.sqrt(sum((leaf.astype(float) ** 2).sum(1) for leaf in rows))
+    factors = np.minimum(0.5 / norms, 1) * WEIGHTS / WEIGHTS.sum()
+    assert (norms > 0.5).any()
+    for leaf, out in zip(rows, state.out, strict=True):
+        np.testing.assert_allclose(np.ravel(out), factors @ leaf, atol=1e-6)
+    said = "".join(file.read_text() for file in tmp_path.glob("*.jsonl"))
+    for step in ("secure keys", "same", "secure unmasking"):
+        assert said.count(step) >= CLIENTS
 
 
 # ---- whole runs

@@ -256,4 +256,6 @@ def _norm(leaves) -> float:
 
 def _is_inexact(leaf: Leaf) -> bool:
     # NumPy does not count bfloat16 as a floating-point type
-    return isinstance(leaf, np.ndarray | jax.Array) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    # arithmetic on arrays without axes gives NumPy's scalars
+    is_array = isinstance(leaf, np.ndarray | np.generic | jax.Array)
+    return is_array and jnp.issubdtype(leaf.dtype, jnp.inexact)
