@@ -95,7 +95,7 @@ def damage_file(path: Path, chance: random.Random) -> str:
         ("cut", "flip", "flip", "empty", "delete", "directory", "zeros", "double line",
          "text", "list", "nest", "values", "values", "values", "swap lines")
     )  # fmt: skip
-    if kind in ("values", "swap lines", "double line") and path.suffix == ".safetensors":
+    if kind in ("values", "swap lines", "double line") and path.suffix not in (".json", ".jsonl"):
         kind = "flip"
     if kind == "cut":
         path.write_bytes(content[: chance.randrange(len(content) + 1)])
