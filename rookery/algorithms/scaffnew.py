@@ -43,6 +43,9 @@ from rookery.types import Count, Key, Number, Sample, Tree
 
 OneLoss = SingleLevel | Minimax
 
+Own = tuple[Blocks, Blocks]
+"""What a client keeps: its control variate and its variables."""
+
 
 class ScaffnewState(NamedTuple):
     """The variables, and the clients' variates and variables before the mean."""
@@ -118,14 +121,8 @@ def geometric(key: Key, probability: Number) -> Count:
 
 
 def controlled_steps(
-    client: Client,
-    w: Blocks,
-    own: tuple[Blocks, Blocks],
-    *,
-    problem: OneLoss,
-    algorithm: Scaffnew,
-    steps: Count,
-) -> tuple[Blocks, Blocks]:
+    client: Client, w: Blocks, own: Own, *, problem: OneLoss, algorithm: Scaffnew, steps: Count
+) -> Own:
     """The client's variate after the last mean, and its variables before the next one."""
 
     def field(blocks, key):
@@ -173,6 +170,6 @@ def own_field(problem: OneLoss, blocks: Blocks, sample: Sample) -> Blocks:
     return (problem.gradient(w, sample),)
 
 
-def model_of(client: Client, own: tuple[Blocks, Blocks]) -> Blocks:
+def model_of(client: Client, own: Own) -> Blocks:
     """What the client sends of what it keeps."""
     return own[1]

@@ -5,12 +5,11 @@ from collections.abc import Callable
 import equinox as eqx
 
 from rookery.problem import oracles, validation
-from rookery.problem.constraints import Constrained
-from rookery.problem.splits import AbstractTwoSplits
+from rookery.problem.splits import AbstractOneSplit, AbstractOneVariable, AbstractTwoSplits
 from rookery.types import Loss, Sample, Scalar, Tree
 
 
-class Composition(Constrained):
+class Composition(AbstractOneSplit):
     """min over x of  F_N( ... F_1( F_0(x) )),  every F_n a mean over all clients' examples.
 
     Layer n takes ``(z, example)``, where z is the value of layer n - 1 (x itself for layer 0), and
@@ -56,11 +55,6 @@ class Composition(Constrained):
         """x alone."""
         return ("x",)
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The split of the layers."""
-        return (self.split,)
-
     def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
         """Raise unless every layer accepts the value of the one before and the last is a scalar."""
         validation.check_start(self, start)
@@ -83,7 +77,7 @@ class Composition(Constrained):
         return oracles.map_vjp(self.layers[n], z, cotangent, sample)
 
 
-class LocalComposition(AbstractTwoSplits):
+class LocalComposition(AbstractOneVariable, AbstractTwoSplits):
     """min over w of  mean over clients of  outer_i( inner_i(w) ), both levels the client's own.
 
     ``inner(w, example)`` returns any pytree u and is averaged over the client's examples before
@@ -114,11 +108,6 @@ class LocalComposition(AbstractTwoSplits):
     def __check_init__(self):
         validation.check_function("inner", self.inner)
         validation.check_function("outer", self.outer)
-
-    @property
-    def variables(self) -> tuple[str]:
-        """w alone."""
-        return ("w",)
 
     def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
         """Raise unless the levels fit together and the outer one is a scalar."""

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from rookery import check
 from rookery.loss import wants_key
 from rookery.problem import oracles, validation
-from rookery.problem.constraints import Constrained
+from rookery.problem.splits import AbstractOneSplit, AbstractOneVariable
 from rookery.rng import below
 from rookery.types import Key, Loss, Sample, Scalar, Tree
 
 
-class Conditional(Constrained):
+class Conditional(AbstractOneVariable, AbstractOneSplit):
     """min over w of  mean over examples ξ of  outer( mean over draws η of ξ of inner(w, ξ, η), ξ ).
 
     Every row carries its own inner draws: ``row["draws"]`` has them along its first axis, and the
@@ -57,16 +57,6 @@ class Conditional(Constrained):
         validation.check_function("outer", self.outer)
         if self.m_in is not None:
             check.count("m_in", self.m_in)
-
-    @property
-    def variables(self) -> tuple[str]:
-        """w alone."""
-        return ("w",)
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The split of the outer level."""
-        return (self.split,)
 
     def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
         """Raise unless rows have draws, the levels fit together and the outer one is a scalar."""

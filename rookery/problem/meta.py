@@ -6,11 +6,11 @@ import equinox as eqx
 
 from rookery import check, tree
 from rookery.problem import oracles, validation
-from rookery.problem.splits import AbstractTwoSplits
+from rookery.problem.splits import AbstractOneVariable, AbstractTwoSplits
 from rookery.types import Loss, Sample, Scalar, Tree
 
 
-class Meta(AbstractTwoSplits):
+class Meta(AbstractOneVariable, AbstractTwoSplits):
     """min over w of  mean over clients of  f_i( w - adapt_lr grad f_i(w) ).
 
     f_i is the client's mean of ``loss(w, example)``. As a :class:`LocalComposition` its inner map
@@ -41,11 +41,6 @@ class Meta(AbstractTwoSplits):
     def __check_init__(self):
         validation.check_function("loss", self.loss)
         check.not_negative("adapt_lr", self.adapt_lr)
-
-    @property
-    def variables(self) -> tuple[str]:
-        """w alone."""
-        return ("w",)
 
     def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
         """Raise unless there is one variable and the loss returns one number at it."""

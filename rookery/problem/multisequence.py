@@ -6,11 +6,11 @@ import equinox as eqx
 
 from rookery.loss import AbstractOver, examples, wants_key
 from rookery.problem import oracles, validation
-from rookery.problem.constraints import Constrained
+from rookery.problem.splits import AbstractOneSplit
 from rookery.types import Key, Sample, Tree
 
 
-class MultiSequence(Constrained):
+class MultiSequence(AbstractOneSplit):
     """Find (x, z_1, ..., z_N) with  mean main = 0  and  mean sequences[n - 1] = 0  for every n.
 
     Every map takes ``(blocks, example)``, where ``blocks = (x, z_1, ..., z_N)``, and returns a
@@ -51,11 +51,6 @@ class MultiSequence(Constrained):
     def variables(self) -> tuple[str, ...]:
         """x and z_1 to z_N."""
         return ("x", *(f"z_{n}" for n in range(1, len(self.sequences) + 1)))
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The split of the maps."""
-        return (self.split,)
 
     def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
         """Raise unless there is one block per map and every map is shaped like its block."""

@@ -1,11 +1,11 @@
 """Single-level problems: ordinary federated learning, a mean of the clients' losses."""
 
 from rookery.problem import oracles
-from rookery.problem.splits import AbstractOneLoss
+from rookery.problem.splits import AbstractOneLoss, AbstractOneVariable
 from rookery.types import Sample, Scalar, Tree
 
 
-class SingleLevel(AbstractOneLoss):
+class SingleLevel(AbstractOneVariable, AbstractOneLoss):
     """min over w of  mean over clients of  f_i(w),  f_i the client's mean of ``loss(w, example)``.
 
     Args:
@@ -19,11 +19,6 @@ class SingleLevel(AbstractOneLoss):
     >>> float(problem.gradient(jnp.array(3.0), Rows(jnp.array([0.0, 2.0]))))
     2.0
     """
-
-    @property
-    def variables(self) -> tuple[str]:
-        """w alone."""
-        return ("w",)
 
     def value(self, w: Tree, sample: Sample) -> Scalar:
         """The mean loss."""

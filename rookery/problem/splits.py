@@ -10,7 +10,27 @@ from rookery.problem.constraints import Constrained
 from rookery.types import Loss, Tree
 
 
-class AbstractOneLoss(Constrained):
+class AbstractOneVariable(Constrained):
+    """The only variable is w."""
+
+    @property
+    def variables(self) -> tuple[str]:
+        """w alone."""
+        return ("w",)
+
+
+class AbstractOneSplit(Constrained):
+    """All that is averaged is averaged over one split."""
+
+    split: eqx.AbstractVar[str]
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The one split."""
+        return (self.split,)
+
+
+class AbstractOneLoss(AbstractOneSplit):
     """One loss, averaged over one split of a client's data."""
 
     loss: Loss
@@ -23,11 +43,6 @@ class AbstractOneLoss(Constrained):
 
     def __check_init__(self):
         validation.check_function("loss", self.loss)
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The split of the loss."""
-        return (self.split,)
 
     def check(self, start: tuple[Tree, ...], example: Callable[[str], Tree]) -> None:
         """Raise unless every variable has a start and the loss returns one number there."""

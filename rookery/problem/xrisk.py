@@ -9,13 +9,13 @@ from jaxtyping import Array, Float
 from rookery import check
 from rookery.loss import Batch
 from rookery.problem import validation
-from rookery.problem.constraints import Constrained
+from rookery.problem.splits import AbstractOneVariable
 from rookery.types import Sample, Scalar, Tree
 
 Scores = Float[Array, " rows"]
 
 
-class XRisk(Constrained):
+class XRisk(AbstractOneVariable):
     """min over w of  mean over z in P of  outer( mean over z' in N of  loss(h_w(z), h_w(z')) ).
 
     P and N are the rows of all clients in two splits, and h is a score: AUC and partial AUC, NDCG
@@ -59,11 +59,6 @@ class XRisk(Constrained):
             validation.check_function("negative_score", self.negative_score)
         check.count("most_positives", self.most_positives)
         check.count("most_negatives", self.most_negatives)
-
-    @property
-    def variables(self) -> tuple[str]:
-        """w alone."""
-        return ("w",)
 
     @property
     def splits(self) -> tuple[str, ...]:

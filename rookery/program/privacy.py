@@ -279,12 +279,7 @@ class PrivateFederation(AbstractWrapped):
         self._released = jnp.zeros((), jnp.int32)
         self._cohorts = jnp.zeros((len(SCALES), MOST_RELEASES + 1), jnp.int32)
 
-    def sample(
-        self,
-        rule: AbstractParticipation,
-        key: Key,
-        probabilities: Float[Array, " clients"] | None = None,
-    ) -> Cohort:
+    def sample(self, rule: AbstractParticipation, key: Key, probabilities=None) -> Cohort:
         """A fresh cohort, whose draw is noted."""
         cohort = self.fed.sample(rule, key, probabilities)
         if self._rule.clip is None:

@@ -212,15 +212,11 @@ class PrivateClient:
     """
 
     def __init__(self, client: Client, rule: RowPrivate, kinds: list[Kind]):
+        self.id = client.id
         self._client, self._rule, self._kinds = client, rule, kinds
         self._numbers = jnp.zeros(2, jnp.uint32)  # of draws and of averages so far
         self._draws = jnp.zeros((MOST_DRAWS, MOST_AVERAGES + 1), jnp.int32)
         self._open: list[PrivateSample] = []  # drawn in the present turn of the innermost loop
-
-    @property
-    def id(self) -> Count:
-        """The client's number."""
-        return self._client.id
 
     @property
     def key(self) -> Key:

@@ -39,12 +39,7 @@ class AbstractWrapped(AbstractFederation):
         with self.fed.outer(), super().outer():
             yield
 
-    def sample(
-        self,
-        rule: AbstractParticipation,
-        key: Key,
-        probabilities: Float[Array, " clients"] | None = None,
-    ) -> Cohort:
+    def sample(self, rule: AbstractParticipation, key: Key, probabilities=None) -> Cohort:
         """A fresh cohort of the other federation."""
         return self.fed.sample(rule, key, probabilities)
 

@@ -45,8 +45,7 @@ def adversarial(
 
     >>> from rookery.clients import datasets, partition
     >>> digits = datasets.blank_like("digits")
-    >>> parts = partition.split(partition.iid(len(digits.train["labels"]), 5), fractions={
-    ...     "train": 0.8, "validation": 0.2})
+    >>> parts = {"train": partition.iid(len(digits.train["labels"]), 5)}
     >>> adversarial(digits, parts).start(0)[1].shape
     (64,)
     """

@@ -27,6 +27,9 @@ from rookery.tasks.classifier import Accuracy, Loss, OfX, classifier
 from rookery.tasks.task import Parts, Task, check_splits, population_of, server_metrics, server_rows
 from rookery.types import Key, Tree
 
+Values = dict[str, jax.Array]
+"""Numbers by name."""
+
 
 def fair_classification(
     dataset: Dataset,
@@ -167,9 +170,7 @@ class WorstClass(AbstractEvaluation):
     n_classes: int = eqx.field(static=True)
     prefix: str = eqx.field(static=True, default="")
 
-    def __call__(
-        self, solution: tuple[Tree, ...], population: Population, key: Key
-    ) -> dict[str, jax.Array]:
+    def __call__(self, solution: tuple[Tree, ...], population: Population, key: Key) -> Values:
         """One number."""
         each = lax.map(lambda row: self.accuracy(*solution, row), self.data, batch_size=1024)
         labels = jnp.asarray(self.data["labels"])

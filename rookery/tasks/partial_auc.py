@@ -30,12 +30,12 @@ def partial_auc(
     dataset: Dataset,
     parts: Parts,
     *,
-    positive: int | Sequence[int] = 0,
-    keep_positives: float = 1.0,
-    hidden: Sequence[int] = (),
     temperature: float = 1.0,
     margin: float = 1.0,
     max_fpr: float = 0.3,
+    positive: int | Sequence[int] = 0,
+    keep_positives: float = 1.0,
+    hidden: Sequence[int] = (),
     weigh_by_rows: bool = False,
     seed: int = 0,
 ) -> Task[XRisk]:
@@ -49,13 +49,13 @@ def partial_auc(
         dataset: inputs and integer labels.
         parts: per split the training rows of each client; clients learn from ``train``, in which
             each needs rows of both kinds.
+        temperature: λ.
+        margin: by how much a positive score is to exceed a negative one.
+        max_fpr: the false positive rate up to which the metric ``partial_auc`` counts.
         positive: the class, or classes, that are to be ranked first.
         keep_positives: fraction of the positive rows that every client keeps: less than 1 makes
             the labels more imbalanced.
         hidden: widths of the hidden layers, see :func:`classification`.
-        temperature: λ.
-        margin: by how much a positive score is to exceed a negative one.
-        max_fpr: the false positive rate up to which the metric ``partial_auc`` counts.
         weigh_by_rows: weight clients by their training rows; otherwise all have the same weight.
         seed: of the choice of positive rows.
 

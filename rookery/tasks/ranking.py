@@ -19,6 +19,9 @@ from rookery.runner.metrics import AbstractEvaluation
 from rookery.tasks.task import Parts, server_rows
 from rookery.types import Key, Tree
 
+Values = dict[str, jax.Array]
+"""Numbers by name."""
+
 
 def area(positive: Float[Array, " p"], negative: Float[Array, " n"]) -> Float[Array, ""]:
     """AUC: how often a positive score is above a negative one; a tie counts half.
@@ -63,9 +66,7 @@ class Ranking(AbstractEvaluation):
     max_fpr: float = eqx.field(static=True)
     prefix: str = eqx.field(static=True, default="")
 
-    def __call__(
-        self, solution: tuple[Tree, ...], population: Population, key: Key
-    ) -> dict[str, jax.Array]:
+    def __call__(self, solution: tuple[Tree, ...], population: Population, key: Key) -> Values:
         """Both areas."""
         positive, negative = (
             lax.map(lambda row: self.score(*solution, row), rows, batch_size=1024)

@@ -57,9 +57,9 @@ class AbstractView(eqx.Module, Generic[P]):
     def splits(self, problem: P) -> tuple[str, ...]:
         """The parts of a client's data that one evaluation needs an independent sample of each."""
 
-    @abc.abstractmethod
     def added(self, problem: P, *variables: Tree) -> Blocks:
-        """Initial values of the blocks that are not the problem's own variables."""
+        """Initial values of the blocks that are not the problem's own variables; none in some."""
+        return ()
 
     def check_start(
         self, problem: P, start: tuple[Tree, ...], example: Callable[[str], Tree]
@@ -77,6 +77,14 @@ class AbstractView(eqx.Module, Generic[P]):
     @abc.abstractmethod
     def maps(self, problem: P, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
         """All mean maps at the blocks, each shaped like its block."""
+
+
+class AbstractOneSampleView(AbstractView[P]):
+    """A view whose maps share one sample."""
+
+    def splits(self, problem: P) -> tuple[str, ...]:
+        """The only split of the problem."""
+        return problem.splits
 
 
 class BilevelView(AbstractView[Bilevel]):
@@ -109,7 +117,7 @@ class BilevelView(AbstractView[Bilevel]):
         return tree.sub(direct, indirect), g_y, tree.sub(left, right)
 
 
-class MinimaxView(AbstractView[Minimax]):
+class MinimaxView(AbstractOneSampleView[Minimax]):
     """A minimax problem as (x, y).
 
     >>> import rookery as rk
@@ -122,14 +130,6 @@ class MinimaxView(AbstractView[Minimax]):
     def n_blocks(self, problem: Minimax) -> int:
         """x and y."""
         return 2
-
-    def splits(self, problem: Minimax) -> tuple[str, ...]:
-        """One sample."""
-        return (problem.split,)
-
-    def added(self, problem: Minimax, *variables: Tree) -> Blocks:
-        """Nothing is added."""
-        return ()
 
     def maps(self, problem: Minimax, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
         """f_x and -f_y."""
@@ -233,7 +233,7 @@ class ProductView(AbstractLayersView):
         return product, *map(tree.sub, blocks[1:], values)
 
 
-class SequencesView(AbstractView[MultiSequence]):
+class SequencesView(AbstractOneSampleView[MultiSequence]):
     """A multi-sequence problem as itself: the blocks are its sequences, the maps its own.
 
     >>> SequencesView()
@@ -246,25 +246,16 @@ class SequencesView(AbstractView[MultiSequence]):
         """One for each map."""
         return 1 + len(problem.sequences)
 
-    def splits(self, problem: MultiSequence) -> tuple[str, ...]:
-        """One sample."""
-        return (problem.split,)
-
-    def added(self, problem: MultiSequence, *variables: Tree) -> Blocks:
-        """Nothing is added."""
-        return ()
-
     def maps(self, problem: MultiSequence, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
         """The problem's maps."""
         return problem.maps(blocks, samples[0])
 
 
-class ConditionalView(AbstractView[Conditional]):
-    """A conditional problem as one block, w.
+class ConditionalView(AbstractOneSampleView[Conditional]):
+    """A conditional problem as one block, w; inner draws come with the keys of the sample.
 
-    >>> import rookery as rk
-    >>> ConditionalView().n_blocks(rk.zoo.conditional_quadratic().problem)
-    1
+    >>> ConditionalView().kind.__name__
+    'Conditional'
     """
 
     kind: ClassVar[type] = Conditional
@@ -272,14 +263,6 @@ class ConditionalView(AbstractView[Conditional]):
     def n_blocks(self, problem: Conditional) -> int:
         """w alone."""
         return 1
-
-    def splits(self, problem: Conditional) -> tuple[str, ...]:
-        """One sample of outer examples; inner draws come with its keys."""
-        return (problem.split,)
-
-    def added(self, problem: Conditional, *variables: Tree) -> Blocks:
-        """Nothing is added."""
-        return ()
 
     def maps(self, problem: Conditional, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
         """The gradient of the plug-in."""

@@ -38,14 +38,14 @@ class ConditionalQuadratic(eqx.Module):
     m_in: int | None = eqx.field(static=True, default=None)
 
     @property
-    def problem(self) -> Conditional:
-        """The two levels."""
-        return Conditional(_inner, _outer, m_in=self.m_in)
-
-    @property
     def data(self) -> dict[str, np.ndarray]:
         """Per field, an array [clients, rows, ...]."""
         return {"A": self.A, "b": self.b, "draws": self.N}
+
+    @property
+    def problem(self) -> Conditional:
+        """The two levels."""
+        return Conditional(_inner, _outer, m_in=self.m_in)
 
     @property
     def start(self) -> tuple[np.ndarray]:

@@ -24,14 +24,18 @@ class PairRisk(eqx.Module):
     """The examples of all clients, stacked as [clients, rows, size].
 
     >>> zoo = pair_risk(n_clients=3)
-    >>> (w,) = zoo.solution()
-    >>> bool(abs(zoo.gradient(w)).max() < 1e-12)
+    >>> bool(abs(zoo.gradient(*zoo.solution())).max() < 1e-12)
     True
     """
 
     a: Float[np.ndarray, "clients rows size"]
     b: Float[np.ndarray, "clients rows size"]
     temperature: float = 1.0
+
+    @property
+    def data(self) -> dict[str, np.ndarray]:
+        """Per field, an array [clients, rows, size]."""
+        return {"a": self.a, "b": self.b}
 
     @property
     def problem(self) -> XRisk:
@@ -45,11 +49,6 @@ class PairRisk(eqx.Module):
             most_positives=rows,
             most_negatives=rows,
         )
-
-    @property
-    def data(self) -> dict[str, np.ndarray]:
-        """Per field, an array [clients, rows, size]."""
-        return {"a": self.a, "b": self.b}
 
     @property
     def start(self) -> tuple[np.ndarray]:
