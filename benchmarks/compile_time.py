@@ -28,8 +28,12 @@ GOALS = {  # cold and warm
 TOOK = "wall time: tracing {:.1f} s, lowering {:.1f} s, XLA {:.1f} s"
 TRIED = (
     "; done: one copy of a round, loops instead of unrolled hops, a generator of random numbers "
-    "that XLA compiles once, lighter counters; most of the rest is XLA's code for every gradient "
-    "and product of a step in a loop of its own"
+    "that XLA compiles once, lighter counters, no garbage collection while tracing (saves 0.2 s); "
+    "the rest is XLA's work on many small kernels: of FedNest's 5 s, LLVM takes 2.0 and MLIR 0.9 "
+    "for 224 kernels, a dozen for every gradient and product of a step, and passes over the "
+    "program 0.8; tried without gain: keys split one by one (213 kernels), one shared loop that "
+    "draws cohorts (224), a sum in the search for NaN (222), one module (0 to 5 % less); not used: "
+    "XLA's older emitters (7 % less), which may round otherwise and make rounds 2 % slower"
 )
 DIGITS = Path(__file__).with_name("digits.toml")
 

@@ -322,7 +322,11 @@ def seed_rows(n_seeds: int = 16) -> list[Row]:
             at_most(0.6),
             f"{best[0] * 1e3:.1f} and {best[1] * 1e3:.1f} ms of CPU a round and seed; the products "
             f"with the hidden layer's matrix alone take {share:.2f} of one by one, and every seed "
-            "has a matrix and batches of its own",
+            "has a matrix and batches of its own; in a profile of one seed 0.58 of the time are "
+            "these products, 0.16 copies of rows and matrices, 0.15 products with the head; only "
+            "the rest is overhead, which 16 seeds in one program nearly halve, while their "
+            "matrices no longer fit into the cache; tried: 2, 4 and 16 seeds at once take 0.87, "
+            "0.89 and 0.94",
         )
     ]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from rookery import check
 from rookery.clients.population import Population
-from rookery.engines import compile_cache, program_store
+from rookery.engines import collection, compile_cache, program_store
 from rookery.engines.code_key import CodeKey
 from rookery.engines.devices import BY_CLIENT, REPLICATED, Device, Devices, chosen
 from rookery.engines.engine import AbstractEngine, AbstractRunner, Program, Progress
@@ -208,11 +208,12 @@ def _no_costs() -> tuple[Tree, Tree]:
 
 def _call(kept: tuple[Tree, ...], tables: Tree, state: Tree) -> tuple[Tree, RoundCosts, jax.Array]:
     """Call the program, out of the store if it can be kept there."""
-    if program_store.is_on():
-        was_called, result = program_store.call(_advance, kept, tables, (state, *_no_costs()))
-        if was_called:
-            return result
-    return _advance_jitted(kept, tables)
+    with collection.paused():  # the first call traces
+        if program_store.is_on():
+            was_called, result = program_store.call(_advance, kept, tables, (state, *_no_costs()))
+            if was_called:
+                return result
+        return _advance_jitted(kept, tables)
 
 
 def _advance(kept: tuple[Tree, ...], tables: Tree) -> tuple[Tree, RoundCosts, jax.Array]:

@@ -10,6 +10,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from rookery.engines import collection
 from rookery.engines.client_blocks import block_size, divided
 from rookery.engines.code_key import CodeKey
 from rookery.engines.devices import Device
@@ -108,7 +109,8 @@ class ShardedRunner(AbstractRunner):
                 self._put(jnp.asarray(first + begun, jnp.int32), P()),
                 self._put(counts, P(RUNS)),
             )
-            stacked, costs, status = _advance(kept, stacked)
+            with collection.paused():  # the first call traces
+                stacked, costs, status = _advance(kept, stacked)
             costs, status = jax.device_get((costs, status))
             for run, (done, finite) in enumerate(status[: len(states)].tolist()):
                 spent[run] += ledgers(jax.tree.map(lambda a, i=run, d=done: a[i, :d], costs))
