@@ -168,7 +168,9 @@ class _CompiledRunner(InMemoryRunner):
             settings = (self._key, self._program, self._numbers, self._structure)
             numbers = (np.int32(first), np.int32(min(count, self._capacity)), np.array(active))
             kept = (settings, self._clients_at_once, self._capacity, others, key, numbers)
-            current, costs, status = _call(kept, tables, current)
+            like = (current, *_no_costs())
+            with collection.paused():  # the first call traces
+                current, costs, status = program_store.call(_advance, kept, tables, like)
             costs = jax.device_get(costs)
             done, *finite = status.tolist()
             for i in lanes:
@@ -206,16 +208,6 @@ def _no_costs() -> tuple[Tree, Tree]:
     return jax.eval_shape(lambda: (RoundCosts.zero(), jnp.zeros(2, jnp.int32)))
 
 
-def _call(kept: tuple[Tree, ...], tables: Tree, state: Tree) -> tuple[Tree, RoundCosts, jax.Array]:
-    """Call the program, out of the store if it can be kept there."""
-    with collection.paused():  # the first call traces
-        if program_store.is_on():
-            was_called, result = program_store.call(_advance, kept, tables, (state, *_no_costs()))
-            if was_called:
-                return result
-        return _advance_jitted(kept, tables)
-
-
 def _advance(kept: tuple[Tree, ...], tables: Tree) -> tuple[Tree, RoundCosts, jax.Array]:
     """Some rounds of all runs, which write the tables of rows per client in place."""
     (code, program, numbers, structure), clients_at_once, capacity, others, keys, counts = kept
@@ -228,9 +220,6 @@ def _advance(kept: tuple[Tree, ...], tables: Tree) -> tuple[Tree, RoundCosts, ja
         return many_rounds(program, algorithm, clients_at_once, capacity, states, keys, first, n)
     lanes = Lanes(structure, numbers, states, keys)
     return many_rounds_of_lanes(program, lanes, clients_at_once, capacity, first, n, matters)
-
-
-_advance_jitted = eqx.filter_jit(_advance, donate="all-except-first")
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

@@ -40,7 +40,7 @@ MOST_LOADED = 16
 Arrays = list[jax.Array]
 Program = Callable[[Arrays, Arrays], Arrays]
 
-_loaded: OrderedDict[Hashable, Program | None] = OrderedDict()
+_loaded: OrderedDict[Hashable, Program] = OrderedDict()
 
 
 def is_on() -> bool:
@@ -48,10 +48,11 @@ def is_on() -> bool:
     return compile_cache.own_directory() is not None and jax.local_device_count() == 1
 
 
-def call(
-    fn: Callable[[Tree, Tree], Tree], kept: Tree, donated: Tree, result: Tree
-) -> tuple[bool, Tree]:
-    """``fn(kept, donated)``, unless the program cannot be kept on disk.
+def call(fn: Callable[[Tree, Tree], Tree], kept: Tree, donated: Tree, result: Tree) -> Tree:
+    """``fn(kept, donated)``, by a program that is found, or made and kept.
+
+    A process keeps :data:`MOST_LOADED` programs and releases the others: each takes hundreds of
+    memory maps, of which Linux allows a process 65,530.
 
     Args:
         fn: a function of rookery, pure.
@@ -59,9 +60,6 @@ def call(
         donated: the same; the program may overwrite these arrays.
         result: a tree with the structure of the result; where a leaf is a random key, so is that of
             the result.
-
-    Returns:
-        whether it was called, and what it returned.
     """
     inputs, constants = eqx.partition((kept, donated), eqx.is_array)
     kept_in, donated_in = (jax.tree.leaves(part) for part in inputs)
@@ -69,26 +67,23 @@ def call(
     values, structure = jax.tree.flatten((inputs, constants), is_leaf=lambda a: a is None)
     fixed = tuple(v for v in values if v is not None and not eqx.is_array(v))
     key = (fn, structure, fixed, tuple(marks), str(jax.config.values))
-    if key not in _loaded:
-        path = _path(fn.__name__, kept, donated)
-        if path is None:
-            program = None
-        else:
-            sizes = len(kept_in), len(donated_in), len(jax.tree.leaves(result))
-            program = _read(path, *sizes) or _made(fn, inputs, constants, path)
-        _loaded[key] = program
-        if len(_loaded) > MOST_LOADED:
-            _loaded.popitem(last=False)
-    _loaded.move_to_end(key)
-    program = _loaded[key]
+    program = _loaded.pop(key, None)
     if program is None:
-        return False, None
+        path = _path(fn.__name__, kept, donated) if is_on() else None
+        sizes = len(kept_in), len(donated_in), len(jax.tree.leaves(result))
+        found = None if path is None else _read(path, *sizes)
+        program = found or _made(fn, inputs, constants, path)
+    _loaded[key] = program  # the last to be released
+    if len(_loaded) > MOST_LOADED:
+        _loaded.popitem(last=False)
     returned = program([_data(a) for a in kept_in], [_data(a) for a in donated_in])
-    return True, _unflatten(returned, result)
+    return _unflatten(returned, result)
 
 
-def _made(fn: Callable[[Tree, Tree], Tree], inputs: Tree, constants: Tree, path: Path) -> Program:
-    """The program, traced and compiled here; the next process finds it in a file."""
+def _made(
+    fn: Callable[[Tree, Tree], Tree], inputs: Tree, constants: Tree, path: Path | None
+) -> Program:
+    """The program, traced and compiled here; the next process finds it in a file, if it has one."""
 
     def flat(*arguments: Arrays) -> Arrays:
         parts = tuple(map(_unflatten, arguments, inputs))
@@ -97,6 +92,8 @@ def _made(fn: Callable[[Tree, Tree], Tree], inputs: Tree, constants: Tree, path:
     flat.__name__ = fn.__name__
     arguments = [[_data(a) for a in jax.tree.leaves(part)] for part in inputs]
     lowered = jax.jit(flat, donate_argnums=1).lower(*arguments)
+    if path is None:
+        return lowered.compile()
     code = path.parent / f"program-{_digest(lowered.as_text(), _machine())}"
     n_kept, n_donated = map(len, arguments)
     program = _load(code, n_kept, n_donated, len(jax.tree.leaves(lowered.out_info)))
@@ -228,7 +225,8 @@ def _is_key(leaf: jax.Array) -> bool:
 
 
 def _mark(leaf: jax.Array) -> tuple[Hashable, ...]:
-    return leaf.shape, str(leaf.dtype), getattr(leaf, "weak_type", False)
+    place = getattr(leaf, "sharding", None)
+    return leaf.shape, str(leaf.dtype), getattr(leaf, "weak_type", False), place
 
 
 def _data(leaf: jax.Array) -> jax.Array:
