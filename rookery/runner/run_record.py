@@ -239,7 +239,13 @@ class RunRecord:
 
     def _rows_until(self, name: str, round: int, is_due: Callable[[int], bool]) -> list[Row]:
         rows, _ = self._file(name).read()
-        return [row for row in rows if row["round"] <= round and is_due(row["round"])]
+        kept: dict[tuple[int, str | None], Row] = {}
+        for row in rows:
+            if row["round"] <= round and is_due(row["round"]):
+                # a round has one row, of each client metric; a checkpoint vouches for the first
+                metric = row["metric"] if name == "per_client" else None
+                kept.setdefault((row["round"], metric), row)
+        return list(kept.values())
 
     @contextmanager
     def tracked(

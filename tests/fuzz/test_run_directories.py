@@ -108,6 +108,15 @@ def test_a_checkpoint_of_another_seed_is_not_taken(directories, tmp_path):
 
 
 @pytest.mark.parametrize("name", MEASURED)
+def test_a_row_that_is_there_twice_is_dropped(directories, tmp_path, name):
+    own = shutil.copytree(directories[0], tmp_path / "own")
+    lines = (own / name).read_bytes().splitlines(keepends=True)
+    (own / name).write_bytes(b"".join([*lines, lines[-1]]))
+    go(own, 8)
+    assert content(own) == content(directories[1])
+
+
+@pytest.mark.parametrize("name", MEASURED)
 def test_a_history_deleted_while_the_run_writes_it_is_written_again(directories, tmp_path, name):
     def callback(snapshot):
         if snapshot.round == 4:
