@@ -390,9 +390,9 @@ def test_all_that_goes_up_in_a_run_is_masked_or_sealed():
     seen: list[wire.Message] = []
 
     class Heard(Worker):
-        def answer(self, data):
-            reply = super().answer(data)
-            seen.append(wire.decode(reply))
+        def answer_in_parts(self, data):
+            reply = super().answer_in_parts(data)
+            seen.append(wire.decode(wire.joined(reply)))
             return reply
 
     algorithm, state, plan = reduced(False, SECURE)

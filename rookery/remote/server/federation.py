@@ -44,7 +44,7 @@ from rookery.remote.server.remote_values import (
     step_of,
 )
 from rookery.remote.server.requests import Reply, Request
-from rookery.remote.server.secure_sums import SecureSums
+from rookery.remote.server.secure_sums import SecureSums, WantedSum
 from rookery.remote.server.server_values import ServerValues
 from rookery.remote.server.session import Session
 from rookery.types import Key, Tree
@@ -188,9 +188,8 @@ class RemoteFederation(AbstractFederation):
         by_slot = None if weights is None else dict(enumerate(np.asarray(weights).tolist()))
         messages, requests = self._requests(values, cohort)
         like = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
-        total, replies = self._secure_sums.total(
-            step_of(values), requests, like, by_slot, needs_all=needs_all
-        )
+        wanted = WantedSum(step_of(values), requests, like, by_slot)
+        total, replies = self._secure_sums.total(wanted, needs_all=needs_all)
         cohort = self._replied(values, cohort, messages, replies)
         self._end_exchange(cohort, next(iter(replies.values())).leaves[0].nbytes)
         return jax.tree.unflatten(structure, map(jnp.asarray, total)), cohort

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -23,6 +24,22 @@ from rookery.remote.server.session import Session
 
 KEYS, UNMASK = "secure keys", "secure unmasking"
 """Names of the exchanges before and after the masked replies, in messages and events."""
+
+
+class WantedSum(NamedTuple):
+    """What is summed over a cohort.
+
+    Attributes:
+        step: name of the step.
+        requests: by slot; each client in one slot.
+        like: types and shapes of the leaves of a reply.
+        weights: by slot, a factor on the reply; None is one.
+    """
+
+    step: str
+    requests: Mapping[int, Request]
+    like: Sequence[jax.ShapeDtypeStruct]
+    weights: Mapping[int, float] | None
 
 
 class _Restarted(Exception):
@@ -42,23 +59,15 @@ class SecureSums:
         self._numbers = itertools.count(time.time_ns())
 
     def total(
-        self,
-        step: str,
-        requests: Mapping[int, Request],
-        like: Sequence[jax.ShapeDtypeStruct],
-        weights: Mapping[int, float] | None,
-        *,
-        needs_all: bool,
+        self, wanted_sum: WantedSum, *, needs_all: bool
     ) -> tuple[list[np.ndarray], dict[int, Reply]]:
-        """The leaves of the sum, and the masked replies that are in it, by slot.
+        """The leaves of a sum, and the masked replies that are in it, by slot.
 
         Args:
-            step: name of the step.
-            requests: by slot; each client in one slot.
-            like: types and shapes of the leaves.
-            weights: by slot, a factor on the reply; None is one.
+            wanted_sum: what is summed.
             needs_all: whether every slot must reply, whatever the policy.
         """
+        step, requests, _, _ = wanted_sum
         n, policy = len(requests), self._session.policy
         if n < FEWEST:
             raise TooFewReplies(
@@ -71,7 +80,7 @@ class SecureSums:
             known = self._session.public_keys
             keys = {slot: known[r.client] for slot, r in requests.items() if r.client in known}
             try:
-                return self._once(step, requests, like, weights, keys, needed)
+                return self._once(wanted_sum, keys, needed)
             except _Restarted:
                 continue
             except TooFewReplies as error:
@@ -85,19 +94,14 @@ class SecureSums:
         )
 
     def _once(
-        self,
-        step: str,
-        requests: Mapping[int, Request],
-        like: Sequence[jax.ShapeDtypeStruct],
-        weights: Mapping[int, float] | None,
-        keys: Mapping[int, bytes],
-        needed: int,
+        self, wanted_sum: WantedSum, keys: Mapping[int, bytes], needed: int
     ) -> tuple[list[np.ndarray], dict[int, Reply]]:
         """One attempt, with fresh keys; raises :class:`_Restarted` if a client has lost its own.
 
         A client whose handshake is still missing has no key here. It has one when it is asked
         again, after the handshake.
         """
+        step, requests, like, weights = wanted_sum
         session, client = self._session, {slot: r.client for slot, r in requests.items()}
         number = np.array(next(self._numbers), np.uint64)
         threshold = self._secure.needed(len(keys))
