@@ -77,17 +77,17 @@ class Metered:
         self._worker, self._drops = worker, drops
         self.nbytes = 0
 
-    def answer(self, data: bytes) -> bytes:
+    def answer_in_parts(self, data: wire.Buffer | wire.Parts) -> wire.Parts:
         """The reply, or a failure in place of a masked one."""
         message = wire.decode(data)
-        reply = self._worker.answer(data)
+        reply = self._worker.answer_in_parts(data)
         if self._drops and message.kind is wire.Kind.RUN:
             failure = wire.Message(
                 wire.Kind.FAILURE, message.name, message.client, message.slot, message.exchange,
                 {"reason": wire.encode_text("dropped"), "lost": jnp.zeros((), jnp.uint8)},
             )  # fmt: skip
-            reply = wire.encode(failure)
-        self.nbytes += len(data) + len(reply)
+            reply = wire.encode_parts(failure)
+        self.nbytes += wire.size_of(data) + wire.size_of(reply)
         return reply
 
 
