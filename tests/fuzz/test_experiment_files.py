@@ -101,6 +101,7 @@ def test_a_curve_cannot_be_written_outside_the_folder(tmp_path, label):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy: a user sees it, and no error
 def test_every_setting_of_every_task_refuses_odd_values_plainly(show):
     tables = tomllib.loads(FILES[0].read_text())
     for key in ("n_clients", "x_size", "rows", "seed", "dtype", "noise", "heterogeneity"):
