@@ -34,7 +34,7 @@ CASES = {
 }  # fmt: skip
 
 
-LONG = ("asynchronous", "asynchronous, work takes time", "random length")
+LONG = ("chains", "asynchronous", "asynchronous, work takes time", "random length")
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,7 @@ def test_rounds_by_hand(schedule):
     assert np.abs(theta - 1 / 3).max() > 0.05
 
 
+@pytest.mark.slow
 def test_one_setting_is_fedavg():
     how: dict[str, Any] = {"clients": 2, "batch_size": 2}
     one = FedEx(settings=[LocalSetting(lr=0.1, local_steps=3)], server_lr=0.5, **TRAIN, **how)

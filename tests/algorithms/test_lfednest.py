@@ -24,6 +24,7 @@ def own_gradient(client, x, y):
 
 
 @pytest.mark.parametrize("clients", [2, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_with_a_shared_curvature_fednest_and_lfednest_take_the_same_steps(clients):
     zoo = rk.zoo.saddle(n_clients=4, x_size=3, y_size=3)
     settings = {

@@ -68,6 +68,7 @@ def test_the_same_rows_serve_every_product():
     assert sorted(errors)[0] < 1e-9 < sorted(errors)[-1]
 
 
+@pytest.mark.slow
 def test_exchanges_and_products_are_billed_as_before_and_fewer_bytes_go_down():
     two = rk.participation.Uniform(2)
     _, one = estimate(context(ZOO, two, 2), series(False))

@@ -34,7 +34,10 @@ def rounds(zoo, algorithm, clock, engine=None, n=1, state=None, first=0):
         return runner.advance([state], [jax.random.key(7)], first, [n])[0]
 
 
-@pytest.mark.parametrize("engine", [rk.Eager(), rk.Compiled()])
+ENGINES = [rk.Eager(), pytest.param(rk.Compiled(), marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_an_exchange_lasts_as_long_as_the_client_with_the_most_work(engine):
     def seconds(**settings):
         return rounds(LOSSES, rk.FedAvg(lr=0.1, **settings), ALONE, engine).ledgers[0].seconds
@@ -46,7 +49,7 @@ def test_an_exchange_lasts_as_long_as_the_client_with_the_most_work(engine):
     assert seconds(local_steps=(1, 3), batch_size=2) == 3 * 2 * 0.5
 
 
-@pytest.mark.parametrize("engine", [rk.Eager(), rk.Compiled()])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_job_of_twice_the_local_iterations_takes_twice_the_time(engine):
     algorithm = rk.AFACS(lr=0.1, server_lr=0.1, local_steps=(1, 2), batch_size=2, wait_for=1)
     state = rounds(LOSSES, algorithm, ALONE, engine, n=6).state

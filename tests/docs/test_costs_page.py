@@ -16,7 +16,7 @@ def test_every_algorithm_has_a_row():
     assert set(site_costs.ROWS) == {*algorithms.__all__, *algorithms.GROUPED} - {"parts"}
 
 
-QUICK = {"FedNest", "FedMBO", "FedAvg", "GDA", "SOBA"}  # `make test-slow` has all, twice
+QUICK = {"FedAvg", "GDA", "SOBA"}  # `make test-slow` has all, twice
 CASES = [
     pytest.param(name, choice, marks=[] if name in QUICK and not i else [pytest.mark.slow])
     for name in site_costs.ROWS

@@ -36,6 +36,7 @@ def first_events(jobs):
 
 
 @pytest.mark.parametrize("bandwidth", [None, pytest.param(100.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_rounds_with_an_index_are_the_same_and_its_bounds_hold(bandwidth):
     clock = rk.delays.Clock(
         rk.delays.LogNormalDelay(3.0, 2.0),

@@ -78,6 +78,7 @@ def test_a_result_that_had_to_wait_was_there_before_it_was_taken():
     assert (trace["ended"], trace["taken"]) == ([1, 1, 2.5], [2.5, 2.5, 2.5])
 
 
+@pytest.mark.slow
 def test_a_full_trace_still_counts():
     trace = AsyncTrace.empty()
     for i in range(TRACE_ROWS + 3):

@@ -55,7 +55,7 @@ def assert_equal(a: Result, b: Result, rtol=0.0):
 
 
 @pytest.mark.parametrize("engine", [rk.Compiled(), rk.Eager()], ids=["compiled", "eager"])
-@pytest.mark.parametrize("name", ["FedAvg", "FedNest"])
+@pytest.mark.parametrize("name", ["FedAvg", pytest.param("FedNest", marks=pytest.mark.slow)])
 def test_without_clip_and_noise_it_is_the_plain_run_bit_for_bit(name, engine):
     zoo, algorithm = CASES[name]
     plain = finished(zoo, algorithm, engine=engine)
@@ -68,7 +68,6 @@ def test_without_clip_and_noise_it_is_the_plain_run_bit_for_bit(name, engine):
     ("name", "noise"),
     [
         ("FedAvg", Shares(0.7)),
-        ("FedNest", 0.7),
         *[
             pytest.param(name, noise, marks=pytest.mark.slow)
             for name in CASES

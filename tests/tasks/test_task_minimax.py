@@ -155,6 +155,7 @@ def test_the_worst_class(digits, parts, measure):
     assert measure(task, (w, y))["worst_class_accuracy"] == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_an_adversary_moves_the_inputs(digits, even, moved_start, measure, agrees_with_differences):
     task = rk.tasks.adversarial(digits, even, concavity=2.0)
     w, delta = moved_start(task)
