@@ -235,6 +235,7 @@ def test_what_an_iteration_and_a_cut_cost():
     assert ledgers == [plain, plain + refresh, plain, plain, plain]  # t = 3 is too late for another
 
 
+@pytest.mark.slow
 def test_only_who_begins_is_sent_its_rows():
     p, q = 8, 16
     clock = rk.delays.Clock(rk.delays.Stragglers(rk.delays.ConstantDelay(1.0), (3,), 10.0))

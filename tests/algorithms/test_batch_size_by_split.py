@@ -41,6 +41,7 @@ def test_each_level_draws_as_many_rows_as_its_split_says():
     assert costs.hessian_vectors == 3 * 2 * 3  # two hops on three rows
 
 
+@pytest.mark.slow
 def test_equal_numbers_are_one_number():
     both, costs = estimate({"validation": 3, "train": 3})
     one, same = estimate(3)

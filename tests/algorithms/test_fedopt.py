@@ -145,6 +145,7 @@ def test_fednova_is_that_of_numpy(rho, mu):
     np.testing.assert_allclose(solve(LOSSES, algorithm, 3).solution[0], w, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_fednova_with_equal_steps_is_fedavg_and_with_unequal_ones_keeps_the_objective():
     nova, avg = (
         solve(LOSSES, make(lr=0.05, local_steps=3), 4).solution[0] for make in (FedNova, rk.FedAvg)

@@ -61,6 +61,7 @@ def test_a_job_of_twice_the_local_iterations_takes_twice_the_time(engine):
     assert state.jobs.begun.tolist()[0] > state.jobs.begun.tolist()[1]
 
 
+@pytest.mark.slow
 def test_times_are_the_same_in_float32():
     algorithm = rk.AFACS(lr=0.1, server_lr=0.1, local_steps=(1, 2), batch_size=2, wait_for=1)
     with jax.enable_x64(False):

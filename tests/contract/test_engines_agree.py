@@ -33,7 +33,7 @@ LEFT_OUT = set(
     "BRFedBi BRFedBiM BRFedBiP AggITD PFedMe Ditto IMAML FedRep FedBiOLocal FedBiOAccLocal "
     "FedDyn Scafflix Scaffnew FedEx FedExP Mime MimeLite "
     "FedNormSGDA FedSGDAM OptimisticGDA FedGDAGT FESSGDA ProxSkipVIP "
-    "FCSG FCSGM AccFCSGM CODASCA FeDXL".split()
+    "FCSG FCSGM AccFCSGM CODASCA FeDXL QFedAvg".split()
 )
 CHEAPEST = {
     "FedMSA": "composition, random output",

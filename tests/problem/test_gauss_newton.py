@@ -77,6 +77,7 @@ def test_a_product_is_that_of_the_dense_matrix_which_is_definite_where_the_hessi
     assert np.linalg.eigvalsh(dense()).min() > 0.99 * RIDGE
 
 
+@pytest.mark.slow
 def test_everything_else_is_exact_also_with_prepared_rows():
     sample = Rows(ROWS)
     for name in ("inner_value", "inner_grad_x", "inner_grad_y"):

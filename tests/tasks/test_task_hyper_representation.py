@@ -11,6 +11,7 @@ def test_oracles(digits, parts, check_bilevel):
     check_bilevel(rk.tasks.hyper_representation(digits, parts, hidden=6))
 
 
+@pytest.mark.slow
 def test_fednest_lowers_the_outer_loss(digits, parts, lower_the_outer_loss):
     task = rk.tasks.hyper_representation(digits, parts, hidden=16)
     result = lower_the_outer_loss(task, outer_lr=0.1, inner_lr=0.5, inner_steps=20)

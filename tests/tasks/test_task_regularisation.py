@@ -20,6 +20,7 @@ def test_the_penalty_is_a_square_for_every_parameter(digits, parts):
     np.testing.assert_allclose(penalty, 0.5 * squares, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_fednest_lowers_the_outer_loss(digits, parts, lower_the_outer_loss):
     task = rk.tasks.regularisation(digits, parts, l2=0.01)
     result = lower_the_outer_loss(task, outer_lr=50.0, inner_lr=1.0)
