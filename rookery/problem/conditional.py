@@ -124,7 +124,8 @@ class Conditional(AbstractOneVariable, AbstractOneSplit):
         def pool(rows: Tree, weights: jax.Array) -> jax.Array:
             return jnp.zeros(jax.tree.leaves(rows[self.draws])[0].shape[1])
 
-        (size,) = jax.eval_shape(lambda: sample.average(pool)).shape
+        plain = getattr(sample, "plain", sample)  # of a private sample: shapes are no release
+        (size,) = jax.eval_shape(lambda: plain.average(pool)).shape
         return size if self.m_in is None else min(self.m_in, size)
 
 

@@ -323,7 +323,7 @@ class PrivateClient:
         key = jax.random.fold_in(jax.random.fold_in(self.key, _NOISE), self._numbers[1])
         self._numbers = self._numbers.at[1].add(1)
         # all rows that count have the same weight, so its square sums to one over their number
-        one_row = sample.rows.average(lambda _, weights: jnp.sum(jnp.square(weights)))
+        one_row = sample.plain.average(lambda _, weights: jnp.sum(jnp.square(weights)))
         std = jnp.asarray(self._rule.noise, float) * 2 * bound * one_row
         return tree.add(mean, gaussian(key, mean, std))
 
@@ -332,25 +332,25 @@ class PrivateSample:
     """A sample whose averages are clipped by row and noised; see :class:`~rookery.types.Sample`.
 
     Attributes:
-        rows: the sample itself.
+        plain: the sample without noise.
         kind: how it was drawn.
         averages: how many releases have been made of it.
     """
 
     def __init__(self, client: PrivateClient, rows: Sample, kind: Kind):
-        self.rows, self.kind, self.averages = rows, kind, 0
+        self.plain, self.kind, self.averages = rows, kind, 0
         self._client = client
 
     def average(self, fn: Callable[[Tree, Float[Array, " rows"]], Tree], /) -> Tree:
         """A release of the mean of ``fn``."""
-        rows = self.rows
+        rows = self.plain
         return self._client.release(
             self, lambda block: rows.average(lambda *some: block(fn, *some))
         )
 
     def average_with_keys(self, fn: Callable[[Tree, Float[Array, " rows"], Key], Tree], /) -> Tree:
         """The same with a key per row."""
-        rows = self.rows
+        rows = self.plain
         return self._client.release(
             self, lambda block: rows.average_with_keys(lambda *some: block(fn, *some))
         )
@@ -365,7 +365,7 @@ class PrivateSample:
 
     def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
         """As for a plain sample."""
-        self.rows.charge(gradients=gradients, hessian_vectors=hessian_vectors)
+        self.plain.charge(gradients=gradients, hessian_vectors=hessian_vectors)
 
 
 def _refuse(what: str, why: str) -> NoReturn:
