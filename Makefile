@@ -73,7 +73,7 @@ test-secure: $(VENV)-secure/.ready
 
 # clients in the processes of a local Ray cluster; some processes are killed
 test-ray: $(VENV)-ray/.ready
-	$(VENV)-ray/bin/pytest -rs tests/remote/test_ray.py
+	$(VENV)-ray/bin/pytest -rs tests/remote/test_ray.py rookery/remote/transports/ray
 
 # NVIDIA FLARE: its simulator, and three parties with certificates on this machine, which refuse
 # foreign code. A few minutes; ROOKERY_FLARE=all adds FedMSA.

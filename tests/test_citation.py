@@ -8,7 +8,7 @@ import pytest
 import rookery as rk
 from rookery import algorithms
 
-WITHOUT = {"GDA", "Nested", "OptimisticGDA"}  # older than papers, or a frame for several
+WITHOUT = {"GDA", "Nested"}  # older than papers, or a frame for several
 NAMES = sorted({*algorithms.__all__, *algorithms.GROUPED} - {"parts"})
 
 

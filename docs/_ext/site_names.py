@@ -1,5 +1,6 @@
 """Which names the reference has, on which page."""
 
+import ast
 import importlib
 import inspect
 import re
@@ -8,7 +9,7 @@ from rookery import algorithms
 
 LAYERS = {
     "problems": (
-        "Problems: what is solved",
+        "Problems and their oracles",
         "Losses and their derivatives. The methods of a problem are its *oracles*: an algorithm "
         "calls them with the variables and a sample of a client's rows. They know nothing about "
         "clients.",
@@ -30,7 +31,8 @@ LAYERS = {
         "Who takes part, when, and what it is worth",
         "Cohorts, availability, delays, and how replies become one value.",
         {"rookery.participation": None, "rookery.availability": None, "rookery.delays": None,
-         "rookery.aggregate": None, "rookery.program.privacy": None},
+         "rookery.aggregate": None, "rookery.program.privacy": None,
+         "rookery.program.row_privacy": ["RowPrivate"]},
     ),
     "program": (
         "The words of fed: for authors of algorithms",
@@ -63,6 +65,7 @@ LAYERS = {
         "Reports, trackers and the doctor", "Curves, tables, pages, and what is wrong with a run.",
         {"rookery.report.comparison": ["Comparison", "Curve"],
          "rookery.report.tables": ["final_table", "cost_table"],
+         "rookery.report.markup": ["markdown", "latex"],
          "rookery.report.write": ["PlotSettings", "write_report", "write_only_page"],
          "rookery.doctor": None, "rookery.tracking": None},
     ),
@@ -88,16 +91,24 @@ def resolve(path: str) -> object:
 
 
 def public_names(path: str) -> list[str]:
-    """What a module offers: ``__all__``, or what it defines or imports as its own."""
+    """What a module offers: ``__all__``, or what it defines or imports as ``name as name``.
+
+    >>> {"load", "pad_sequences"} <= {*public_names("rookery.datasets")}
+    True
+    """
     module = resolve(path)
     if hasattr(module, "__all__"):
         return sorted(name for name in module.__all__ if f"{path}.{name}" not in ELSEWHERE)
+    passed_on = {
+        alias.name
+        for node in ast.parse(inspect.getsource(module)).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
     names = []
     for name, thing in vars(module).items():
-        whence = getattr(thing, "__module__", "") or ""
-        is_own = whence == module.__name__ or (
-            module.__file__.endswith("__init__.py") and whence.startswith(module.__name__)
-        )
+        is_own = name in passed_on or getattr(thing, "__module__", "") == module.__name__
         if f"{path}.{name}" in ELSEWHERE:
             continue
         if name[0] != "_" and is_own and callable(thing) and inspect.getdoc(thing):

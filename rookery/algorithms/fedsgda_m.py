@@ -1,7 +1,11 @@
 """FedSGDA-M and optimistic descent-ascent: local steps on a minimax problem with an estimator.
 
 FedSGDA-M: X. Wu, J. Sun, Z. Hu, A. Zhang, H. Huang. Solving a class of non-convex minimax
-optimization in federated learning. NeurIPS 2023. Reconstructed; its program was not released.
+optimization in federated learning. NeurIPS 2023, arXiv:2310.03613. Reconstructed: its program was
+not released.
+
+Optimistic descent-ascent: C. Daskalakis, A. Ilyas, V. Syrgkanis, H. Zeng. Training GANs with
+optimism. ICLR 2018, arXiv:1711.00141.
 
     paper       code                    meaning
     x, y        w, the blocks           minimising and maximising variable

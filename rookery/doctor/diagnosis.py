@@ -33,6 +33,17 @@ DIAGNOSIS = "diagnosis.json"
 class Diagnosis:
     """What is wrong with a run, and the measurements behind it.
 
+    :func:`diagnose` makes it. Printed, it has the verdicts first and then the figures:
+
+    >>> at_start = Vitals(round=0, largest=4.0, smallest=0.5, L=5.0, drift=0.02)
+    >>> settings = Settings(0.1, "inner_lr", local_steps=1, cohort=4, batch_size=None, series=None)
+    >>> print(Diagnosis(Path("runs/a"), [], [at_start], settings, notes=[]))
+    runs/a
+      Nothing wrong was found.
+      round 0: eigenvalues 0.5 to 4, of a client's batch up to 5
+      inner_lr times L: 0.5
+      client drift: 0.02
+
     Attributes:
         directory: of the run.
         verdicts: what is wrong, and what to change; empty if nothing was found.

@@ -37,6 +37,10 @@ SAFETY = 1.1
 class Vitals:
     """Measured at one point; None where a figure does not exist for the problem.
 
+    >>> at_start = Vitals(round=0, largest=4.0, smallest=0.5, L=5.0)
+    >>> at_start.largest / at_start.smallest  # the condition number of the mean Hessian
+    8.0
+
     Attributes:
         round: the point's.
         largest: eigenvalue of the mean Hessian of the inner level, or of the only one.

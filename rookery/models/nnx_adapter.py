@@ -34,13 +34,14 @@ def from_nnx(
         batch_axis: whether the module expects a batch axis; it gets a batch of one.
         patches: compute convolutions as products of patches (:func:`with_patches`).
 
-    Use it as::
-
-        apply, params = rk.models.from_nnx(nnx.Linear(64, 10, rngs=nnx.Rngs(0)))
-
-
-        def loss(w, example):
-            return rk.models.cross_entropy(apply(w, example["input"]), example["label"])
+    >>> import jax.numpy as jnp
+    >>> import rookery as rk
+    >>> from flax import nnx
+    >>> apply, params = rk.models.from_nnx(nnx.Linear(64, 10, rngs=nnx.Rngs(0)))
+    >>> def loss(w, example):
+    ...     return rk.models.cross_entropy(apply(w, example["input"]), example["label"])
+    >>> params["kernel"].shape, apply(params, jnp.zeros(64, params["kernel"].dtype)).shape
+    ((64, 10), (10,))
     """
     nnx = _nnx("from_nnx")
     if not isinstance(module, nnx.Module):
@@ -82,9 +83,14 @@ def from_nnx(
 def to_nnx(params: Tree, module: "Module") -> "Module":
     """The module with trained parameters, as :func:`from_nnx` returns them; it is changed in place.
 
-    Use it as::
-
-        network = rk.models.to_nnx(result.solution[0], network)
+    >>> import jax
+    >>> import rookery as rk
+    >>> from flax import nnx
+    >>> network = nnx.Linear(64, 10, rngs=nnx.Rngs(0))
+    >>> _, params = rk.models.from_nnx(network)
+    >>> trained = jax.tree.map(lambda a: a + 1, params)  # in earnest result.solution[0]
+    >>> float(rk.models.to_nnx(trained, network).bias[0])
+    1.0
     """
     nnx = _nnx("to_nnx")
     state = nnx.state(module, nnx.Param)

@@ -44,13 +44,14 @@ def from_torch(
         patches: compute convolutions as products of patches (:func:`with_patches`), which is faster
             inside compiled rounds on a CPU.
 
-    Use it as::
-
-        apply, params = rk.models.from_torch(torch.nn.Linear(64, 10))
-
-
-        def loss(w, example):
-            return rk.models.cross_entropy(apply(w, example["input"]), example["label"])
+    >>> import jax.numpy as jnp
+    >>> import rookery as rk
+    >>> import torch
+    >>> apply, params = rk.models.from_torch(torch.nn.Linear(64, 10))
+    >>> def loss(w, example):
+    ...     return rk.models.cross_entropy(apply(w, example["input"]), example["label"])
+    >>> params["weight"].shape, apply(params, jnp.zeros(64, params["weight"].dtype)).shape
+    ((10, 64), (10,))
     """
     torch, torchax = _torch("from_torch")
     if not isinstance(module, torch.nn.Module):
@@ -106,9 +107,14 @@ def to_torch(params: Mapping[str, Any], module: "Module") -> "Module":
 
     ``module.state_dict()`` then has them, for ``torch.save``.
 
-    Use it as::
-
-        network = rk.models.to_torch(result.solution[0], network)
+    >>> import jax
+    >>> import rookery as rk
+    >>> import torch
+    >>> network = torch.nn.Linear(64, 10)
+    >>> _, params = rk.models.from_torch(network)
+    >>> trained = jax.tree.map(lambda a: 0 * a + 1, params)  # in earnest result.solution[0]
+    >>> float(rk.models.to_torch(trained, network).state_dict()["bias"][0])
+    1.0
     """
     torch, _ = _torch("to_torch")
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}

@@ -22,7 +22,16 @@ _ROUNDING = 1e-6  # of weights that sum to one half
 
 
 class Aggregate(Protocol):
-    """Anything that combines stacked replies into one value; robust and private means fit here."""
+    """Anything that combines stacked replies into one value; robust and private means fit here.
+
+    A function does, too; ``rk.run(..., aggregate=largest)`` uses this one:
+
+    >>> import jax.numpy as jnp
+    >>> def largest(replies, weights):
+    ...     return jnp.max(jnp.where(weights > 0, replies, -jnp.inf), axis=0)
+    >>> float(largest(jnp.array([1.0, 5.0, 2.0]), jnp.array([0.5, 0.0, 0.5])))
+    2.0
+    """
 
     def __call__(self, replies: Tree, weights: Float[Array, " slots"]) -> Tree:
         """Combine replies.
@@ -57,6 +66,10 @@ class AbstractRobust(eqx.Module):
 
     In an exchange a client counts at most :attr:`most` of the weight, whatever its weight among the
     clients that take part: with more, a Byzantine client alone could decide.
+
+    >>> rule = TrimmedMean(0.2)
+    >>> isinstance(rule, AbstractRobust), rule.fewest, rule.tolerated(10)
+    (True, 5, 2)
     """
 
     @abc.abstractmethod
@@ -132,7 +145,11 @@ def robust_rule(aggregate: Aggregate) -> AbstractRobust | None:
 
 
 class AbstractMajority(AbstractRobust):
-    """A rule that tolerates Byzantine clients holding less than half of the weight."""
+    """A rule that tolerates Byzantine clients holding less than half of the weight.
+
+    >>> isinstance(Median(), AbstractMajority), Median().tolerated(7)
+    (True, 3)
+    """
 
     @property
     def fewest(self) -> int:
@@ -297,6 +314,9 @@ class AbstractCentre(AbstractMajority):
     """A point that moves a few times, from the coordinate-wise median on.
 
     All leaves together are one point. A reply that is not finite does not count.
+
+    >>> isinstance(GeometricMedian(), AbstractCentre), GeometricMedian().iterations
+    (True, 32)
     """
 
     iterations: eqx.AbstractVar[int]

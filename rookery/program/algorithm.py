@@ -118,6 +118,10 @@ class BatchedAlgorithm(AbstractAlgorithm):
 class SampledAlgorithm(BatchedAlgorithm):
     """An algorithm whose exchanges are with a sampled cohort.
 
+    >>> import rookery as rk
+    >>> issubclass(rk.FedAvg, SampledAlgorithm), rk.FedAvg(lr=0.1, clients=3).clients
+    (True, Uniform(n=3))
+
     Args:
         clients: who takes part in an exchange: how many, drawn uniformly without replacement, a
             rule of :mod:`rookery.participation`, or None for all clients. If the population has

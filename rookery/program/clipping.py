@@ -140,7 +140,11 @@ def as_clip(given: Clip | QuantileClip | float) -> Clip | QuantileClip | None:
 
 
 class AbstractNoise(eqx.Module):
-    """Gaussian noise of every release; a number is :class:`Central`."""
+    """Gaussian noise of every release; a number is :class:`Central`.
+
+    >>> [rule.multiplier for rule in (Central(1.1), Shares(1.1)) if isinstance(rule, AbstractNoise)]
+    [1.1, 1.1]
+    """
 
     multiplier: eqx.AbstractVar[float]
 

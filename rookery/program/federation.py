@@ -39,12 +39,25 @@ Around = Placed | tuple["Around", ...] | None
 class AbstractFederation(abc.ABC):
     """The clients as an algorithm sees them during one round.
 
-    An exchange is a few lines of a round::
+    An exchange is a few lines of a round:
 
-        cohort = fed.sample(self.clients, key)
-        there = fed.broadcast(cohort, w)
-        gradients = fed.map(gradient, there, key=key, problem=problem)
-        w = tree.axpy(-self.lr, fed.mean(gradients), w)
+    >>> import rookery as rk
+    >>> def gradient(client, w, *, problem):
+    ...     return problem.gradient(w, client.draw("train", None, client.key))
+    >>> class Descent(rk.AbstractAlgorithm):
+    ...     def check(self, problem, n_clients): ...
+    ...     def init(self, problem, w): return w
+    ...     def round(self, fed, problem, w, key):
+    ...         cohort = fed.sample(rk.participation.Everyone(), key)
+    ...         there = fed.broadcast(cohort, w)
+    ...         gradients = fed.map(gradient, there, key=key, problem=problem)
+    ...         return w - 0.1 * fed.mean(gradients)
+    ...     def solution(self, w): return (w,)
+    >>> zoo = rk.zoo.quadratic_losses(n_clients=3)
+    >>> clients = rk.Population.stacked(zoo.data)
+    >>> result = rk.run(Descent(), zoo.problem, clients, zoo.start, rounds=2, engine=rk.Eager())
+    >>> result.ledger.exchanges, result.ledger.gradients
+    (2, 6)
 
     Attributes:
         n_clients: how many clients there are.

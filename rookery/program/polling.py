@@ -154,6 +154,14 @@ class PollRules:
 class PollResult(NamedTuple):
     """What a poll has brought. All sums are over the results that arrived, times client weights.
 
+    ``fed.poll`` returns it. The mean of what has arrived, here from two clients of four:
+
+    >>> jobs = InFlight.of("inner", values=(), result=jnp.zeros(1)).for_clients(4)
+    >>> total = jnp.array([3.0]) * 0.25 + jnp.array([5.0]) * 0.25
+    >>> got = PollResult(jobs, 2, 0.5, sum=total, change=total, stalest=0)
+    >>> float((got.sum / got.weight)[0])
+    4.0
+
     Attributes:
         jobs: the jobs after the poll; ``jobs.results`` are the latest of all clients.
         arrivals: how many results arrived.

@@ -71,6 +71,8 @@ from rookery.program.private_algorithm import AbstractPrivate
 from rookery.program.wrapped import AbstractWrapped
 from rookery.types import Key, Tree
 
+__all__ = ["AbstractNoise", "Central", "Clip", "Private", "QuantileClip", "Shares"]
+
 Decode = Callable[[Tree], Tree] | None
 """What turns the message of a client into its reply, if replies are encoded."""
 

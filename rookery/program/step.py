@@ -13,7 +13,25 @@ from rookery.types import BatchSize, Count, Key, Sample, Tree
 
 
 class Client(Protocol):
-    """What a client step receives first: the client's own data, key and loop."""
+    """What a client step receives first: the client's own data, key and loop.
+
+    A step that takes some steps of descent on mini-batches of two rows:
+
+    >>> def descend(client: Client, w, *, problem, lr, steps):
+    ...     def one(i, w):
+    ...         key = jax.random.fold_in(client.key, i)
+    ...         return w - lr * problem.gradient(w, client.draw("train", 2, key))
+    ...     return client.repeat(steps, one, w)
+    >>> import rookery as rk
+    >>> from rookery.clients.local_client import LocalClient
+    >>> problem = rk.SingleLevel(lambda w, row: (w - row) ** 2)
+    >>> rows = rk.Population.stacked(jnp.full((1, 8), 3.0))
+    >>> client = LocalClient(rows, 0, jax.random.key(0), python_loop)
+    >>> round(float(descend(client, jnp.zeros(()), problem=problem, lr=0.25, steps=20)), 3)
+    3.0
+
+    A round calls it by ``fed.map(descend, w_i, key=key, problem=problem, lr=0.1, steps=5)``.
+    """
 
     @property
     def id(self) -> Count:

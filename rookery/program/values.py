@@ -20,6 +20,11 @@ class Placed:
 
     ``fed.broadcast``, ``fed.scatter``, ``fed.map`` and ``fed.recall`` make it.
 
+    >>> import rookery as rk
+    >>> cohort = rk.participation.Uniform(2).draw(jax.random.key(0), 5, jnp.full(5, 0.2))
+    >>> Placed(cohort, jnp.zeros(4), is_stacked=False).rows().shape
+    (2, 4)
+
     Attributes:
         cohort: the clients.
         value: of each, or of all.

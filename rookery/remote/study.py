@@ -51,17 +51,38 @@ NAMES = ("problem", "algorithm", "start", "sites", "population", "load", "main")
 
 
 class JobFailed(RuntimeError):
-    """A job that did not finish; its checkpoints are kept, so it can be resumed."""
+    """A job that did not finish; its checkpoints are kept, so it can be resumed.
+
+    >>> try:
+    ...     raise JobFailed("the job was aborted after round 12")
+    ... except JobFailed as error:
+    ...     print("To be resumed:", error)
+    To be resumed: the job was aborted after round 12
+    """
 
 
 @dataclass(frozen=True)
 class Study:
     """The contents of a study's module, checked; made by :meth:`read`.
 
-    At a site::
+    A study is a file that every party has; here a module is filled by hand:
 
-        study = Study.read("clinics")
-        workers = study.workers("clinic-1")
+    >>> import rookery as rk
+    >>> zoo = rk.zoo.quadratic_losses(n_clients=2)
+    >>> clinics = sys.modules["clinics"] = ModuleType("clinics")
+    >>> clinics.problem, clinics.start = zoo.problem, zoo.start
+    >>> clinics.algorithm, clinics.sites = rk.FedAvg(lr=0.1), ("clinic-1", "clinic-2")
+    >>> def load(site):
+    ...     i = clinics.sites.index(site)
+    ...     return rk.Population.stacked(jax.tree.map(lambda rows: rows[i : i + 1], zoo.data))
+    >>> clinics.load = load
+    >>> clinics.population = rk.Population.elsewhere(load("clinic-1").example("train"), 2)
+    >>> clinics.main = lambda engine, directory: None
+    >>> study = Study.read("clinics")
+    >>> study.sites
+    {'clinic-1': range(0, 1), 'clinic-2': range(1, 2)}
+    >>> list(study.workers("clinic-2"))
+    [1]
 
     Attributes:
         name: name of the module.

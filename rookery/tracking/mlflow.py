@@ -18,7 +18,10 @@ class MLflow:
 
     MLflow sends usage data to its makers unless ``MLFLOW_DISABLE_TELEMETRY=true`` is set.
 
-    Use it as ``rk.run(..., tracker=rk.tracking.MLflow("runs/mlflow", "experiment"))``.
+    Pass it to a run, as ``rk.run(..., tracker=tracker)``:
+
+    >>> import rookery as rk
+    >>> tracker = rk.tracking.MLflow("runs/mlflow", "step sizes", run="first")
 
     Args:
         store: a directory, for a database ``mlflow.db`` in it, or the address of a tracking server

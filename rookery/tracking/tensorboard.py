@@ -12,7 +12,10 @@ class TensorBoard:
     TensorBoard keeps scalars in single precision. A resumed run adds a file to the directory, and
     TensorBoard shows both as one.
 
-    Use it as ``rk.run(..., tracker=rk.tracking.TensorBoard("runs/a"))``.
+    Pass it to a run, as ``rk.run(..., tracker=tracker)``:
+
+    >>> import rookery as rk
+    >>> tracker = rk.tracking.TensorBoard("runs/a")
 
     Args:
         directory: a folder for this run alone.

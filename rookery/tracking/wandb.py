@@ -9,7 +9,10 @@ from typing import Any, Literal
 class WandB:
     """Writes one run to Weights & Biases; the runs of a sweep can be open at the same time.
 
-    Use it as ``rk.run(..., tracker=rk.tracking.WandB("project", "runs"))``.
+    Pass it to a run, as ``rk.run(..., tracker=tracker)``:
+
+    >>> import rookery as rk
+    >>> tracker = rk.tracking.WandB("step sizes", "runs", mode="offline")
 
     Args:
         project: the project of the run.

@@ -16,7 +16,11 @@ Data = bytes | Parts
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a client will not reply: its process or its connection is gone."""
+    """Why a client will not reply: its process or its connection is gone.
+
+    >>> Failure("the connection was closed").reason
+    'the connection was closed'
+    """
 
     reason: str
 
@@ -26,6 +30,24 @@ class Port(Protocol):
 
     An implementation must guarantee that a reply comes from the client it is attributed to: by a
     connection, a certificate or a process per client.
+
+    A port may wrap another one. This one counts exchanges:
+
+    >>> class CountingPort:
+    ...     def __init__(self, port):
+    ...         self.port, self.exchanges = port, 0
+    ...         self.is_reliable, self.alive, self.close = port.is_reliable, port.alive, port.close
+    ...     def exchange(self, step, messages, wait_for):
+    ...         self.exchanges += 1
+    ...         return self.port.exchange(step, messages, wait_for)
+    >>> class Silent:
+    ...     is_reliable = True
+    ...     def alive(self): return frozenset()
+    ...     def exchange(self, step, messages, wait_for): return iter(())
+    ...     def close(self): ...
+    >>> port: Port = CountingPort(Silent())
+    >>> list(port.exchange("gradient", [], wait_for=0)), port.exchanges
+    ([], 1)
     """
 
     @property
@@ -58,7 +80,23 @@ class Port(Protocol):
 
 
 class Transport(Protocol):
-    """Opens ports. It is a field of the remote engine: a description that holds no resources."""
+    """Opens ports. It is a field of the remote engine: a description that holds no resources.
+
+    A transport of your own, here one that announces its clients:
+
+    >>> import rookery as rk
+    >>> from rookery.remote import InProcess, Remote
+    >>> class Announced:
+    ...     def open(self, program, algorithm, state, plan):
+    ...         print(program.population.n_clients, "clients for", algorithm.name)
+    ...         return InProcess().open(program, algorithm, state, plan)
+    >>> zoo = rk.zoo.quadratic_losses(n_clients=2)
+    >>> clients, engine = rk.Population.stacked(zoo.data), Remote(Announced())
+    >>> result = rk.run(
+    ...     rk.FedAvg(lr=0.1), zoo.problem, clients, zoo.start, rounds=1, engine=engine
+    ... )
+    2 clients for FedAvg
+    """
 
     def open(self, program: Program, algorithm: AbstractAlgorithm, state: Tree, plan: Plan) -> Port:
         """A port to the clients of a run.

@@ -37,9 +37,13 @@ class Ray(eqx.Module):
     """Clients in processes of a Ray cluster. Needs ``pip install rookery[ray]``.
 
     If this process has already joined a cluster, that one is used and left as it is. Otherwise a
-    cluster is joined or started when a run begins, and left or stopped when it ends::
+    cluster is joined or started when a run begins, and left or stopped when it ends. It is given
+    to an engine, and the engine to ``rk.run(..., engine=engine)``:
 
-        rk.run(..., engine=Remote(Ray(clients_per_actor=4), Policy(min_replies=0.9)))
+    >>> from rookery.remote import Policy, Remote
+    >>> engine = Remote(Ray(clients_per_actor=4), Policy(min_replies=0.9))
+    >>> engine.transport.clients_per_actor
+    4
 
     Args:
         address: address of the cluster, such as ``auto`` or ``host:6379``. None starts one on this
