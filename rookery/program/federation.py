@@ -12,7 +12,7 @@ import abc
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import overload
+from typing import Protocol, overload
 
 import equinox as eqx
 import jax
@@ -34,6 +34,16 @@ from rookery.types import Count, Key, Tree
 
 Around = Placed | tuple["Around", ...] | None
 """What replies have moved away from: a value that was sent, or one for each of several replies."""
+
+
+class HiddenTotal(Protocol):
+    """Sums of an engine that hides replies (secure aggregation)."""
+
+    def __call__(
+        self, placed: Placed, weights: Float[Array, " slots"] | None, *, needs_all: bool
+    ) -> tuple[Tree, Cohort]:
+        """Bill one exchange; return the sum of weight times reply, and the cohort that replied."""
+        ...
 
 
 class AbstractFederation(abc.ABC):
@@ -65,7 +75,7 @@ class AbstractFederation(abc.ABC):
         round: the number of this round, from 0; traced on the compiled engine.
         aggregate: the rule of ``mean``.
         kind: of the current exchanges, one of :data:`~rookery.program.delays.KINDS`.
-        hides_replies: whether replies reach the server only as sums (secure aggregation).
+        hidden_total: the sums of an engine that hides replies; None on others.
     """
 
     def __init__(
@@ -75,14 +85,19 @@ class AbstractFederation(abc.ABC):
         round: Count,
         aggregate: Aggregate,
         *,
-        hides_replies: bool = False,
+        hidden_total: HiddenTotal | None = None,
     ):
         self.n_clients = n_clients
         self.weights = weights
         self.round = round
         self.aggregate = aggregate
         self.kind = "inner"
-        self.hides_replies = hides_replies
+        self.hidden_total = hidden_total
+
+    @property
+    def hides_replies(self) -> bool:
+        """Whether replies reach the server only as sums (secure aggregation)."""
+        return self.hidden_total is not None
 
     @contextmanager
     def outer(self) -> Iterator[None]:
@@ -215,10 +230,10 @@ class AbstractFederation(abc.ABC):
                 change the mean. A private run clips the way from there
                 (:mod:`rookery.program.privacy`).
         """
-        if self.hides_replies:
+        if self.hidden_total is not None:
             if decode is not None:
                 raise only_sums("a compressed upload", "the server decodes each by itself")
-            mean = self._mean_of_total(placed)
+            mean = self._mean_of_total(placed, self.hidden_total)
             return tuple(mean) if apart else mean
         replies, cohort = self._collect(_checked(placed), needs_all=False)
         if decode is not None:
@@ -251,9 +266,9 @@ class AbstractFederation(abc.ABC):
             weights: factors of the slots, zero for inactive ones; None is one.
         """
         self._refuse_robust("fed.sum", "a Byzantine client could add anything to it")
-        if self.hides_replies:
+        if self.hidden_total is not None:
             _summable(_checked(placed), weights)
-            return self._total(placed, weights, needs_all=True)[0]
+            return self.hidden_total(placed, weights, needs_all=True)[0]
         replies, cohort = self._collect(_checked(placed), needs_all=True)
         if weights is not None:
             return Mean()(_floating(replies), weights)
@@ -388,22 +403,13 @@ class AbstractFederation(abc.ABC):
         Unless ``needs_all`` is set, slots that failed to reply may be inactive in that cohort.
         """
 
-    def _mean_of_total(self, placed: Placed) -> Tree:
+    def _mean_of_total(self, placed: Placed, hidden_total: HiddenTotal) -> Tree:
         """The mean where replies are hidden: a sum over the weight of those who replied."""
         weights = self.slot_weights(_checked(placed).cohort)
         _summable(placed, weights)
-        total, cohort = self._total(placed, weights, needs_all=False)
+        total, cohort = hidden_total(placed, weights, needs_all=False)
         share = jnp.sum(jnp.where(cohort.active, weights, 0.0))
         return jax.tree.map(lambda leaf: leaf / share.astype(leaf.dtype), total)
-
-    def _total(
-        self, placed: Placed, weights: Float[Array, " slots"] | None, *, needs_all: bool
-    ) -> tuple[Tree, Cohort]:
-        """Bill one exchange; return the sum of weight times reply, and the cohort that replied.
-
-        Only engines that hide replies have it.
-        """
-        raise NotImplementedError
 
 
 def only_sums(what: str, why: str) -> ValueError:

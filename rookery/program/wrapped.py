@@ -29,7 +29,7 @@ class AbstractWrapped(AbstractFederation):
 
     def __init__(self, fed: AbstractFederation):
         super().__init__(
-            fed.n_clients, fed.weights, fed.round, fed.aggregate, hides_replies=fed.hides_replies
+            fed.n_clients, fed.weights, fed.round, fed.aggregate, hidden_total=fed.hidden_total
         )
         self.fed = fed
 

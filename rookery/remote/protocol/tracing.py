@@ -156,7 +156,8 @@ class _TracingFederation(AbstractFederation):
         is_secure: bool,
     ):
         weights = jnp.asarray(population.weights, float)
-        super().__init__(population.n_clients, weights, round, rule, hides_replies=is_secure)
+        total = self._hidden if is_secure else None
+        super().__init__(population.n_clients, weights, round, rule, hidden_total=total)
         self._drawn: set[int] = set()  # cohorts that were drawn, by token
         self._population = population
         self._calls, self._anchors = calls, anchors
@@ -232,7 +233,7 @@ class _TracingFederation(AbstractFederation):
     def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
         return placed.rows(), placed.cohort
 
-    def _total(self, placed, weights, *, needs_all: bool) -> tuple[Tree, Cohort]:
+    def _hidden(self, placed, weights, *, needs_all: bool) -> tuple[Tree, Cohort]:
         cohort = placed.cohort
         if cohort.token not in self._drawn:
             raise only_sums(

@@ -78,9 +78,8 @@ class RemoteFederation(AbstractFederation):
         n_clients = program.population.n_clients
         super().__init__(
             n_clients, weights, session.round, program.aggregate,
-            hides_replies=secure_sums is not None,
+            hidden_total=None if secure_sums is None else partial(self._hidden, secure_sums),
         )  # fmt: skip
-        self._secure_sums = secure_sums
         began = time.monotonic()
         timer = (lambda: time.monotonic() - began) if in_real_time else None
         self.costs = CostMeter(program.clock, session.round, timer)
@@ -179,17 +178,16 @@ class RemoteFederation(AbstractFederation):
         self._end_exchange(cohort, tree.nbytes(replies) // len(cohort))
         return replies, cohort
 
-    def _total(
-        self, placed: Placed, weights: jax.Array | None, *, needs_all: bool
+    def _hidden(
+        self, sums: SecureSums, placed: Placed, weights: jax.Array | None, *, needs_all: bool
     ) -> tuple[Tree, Cohort]:
-        assert self._secure_sums is not None
         cohort = placed.cohort
         values, structure = jax.tree.flatten(placed.value)
         by_slot = None if weights is None else dict(enumerate(np.asarray(weights).tolist()))
         messages, requests = self._requests(values, cohort)
         like = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
         wanted = WantedSum(step_of(values), requests, like, by_slot)
-        total, replies = self._secure_sums.total(wanted, needs_all=needs_all)
+        total, replies = sums.total(wanted, needs_all=needs_all)
         cohort = self._replied(values, cohort, messages, replies)
         self._end_exchange(cohort, next(iter(replies.values())).leaves[0].nbytes)
         return jax.tree.unflatten(structure, map(jnp.asarray, total)), cohort
