@@ -35,7 +35,6 @@ from dataclasses import KW_ONLY
 from typing import ClassVar, Literal, NamedTuple
 
 import equinox as eqx
-import jax
 
 from rookery import check, tree
 from rookery.algorithms.afbo.afbo import AFBO
@@ -178,14 +177,12 @@ class AFACS(AbstractAFA):
 
 def local_steps(client: Client, w: Tree, *, problem: SingleLevel, algorithm: AbstractAFA) -> Tree:
     """G_i, the mean of the gradients along the client's local steps from w."""
-    count_key, key = jax.random.split(client.key)
-    steps = local.steps_of(client, algorithm.local_steps, count_key)
 
     def gradient(w, key):
         return problem.gradient(w, client.draw(problem.split, algorithm.batch_size, key))
 
-    project = projection(problem, "w")
-    return local.mean_gradient(client, gradient, w, algorithm.lr, steps, key, project=project)
+    rule, steps, project = algorithm.lr, algorithm.local_steps, projection(problem, "w")
+    return local.mean_gradient(client, gradient, w, rule, steps, project=project)
 
 
 def AFLBilevel(

@@ -93,7 +93,8 @@ class FedBiOLocal(AbstractFedBiOLocal):
             return descend(rules, d, opts, w, round, None, tau)
 
         first = start, tuple(map(first_opt, rules, start))
-        (x_i, y, v), _ = client.repeat(tau, step, first)
+        most = local.most_steps(self.local_steps)
+        (x_i, y, v), _ = client.repeat(tau, step, first, most=most)
         return (x_i, ()), (y, v)
 
 
@@ -151,9 +152,10 @@ class FedBiOAccLocal(AbstractFedBiOLocal):
             return moved, w, d, opts
 
         is_first = jnp.where(jnp.asarray(round) == 0, 1, 0)
-        d = client.repeat(is_first, first_estimate, (beside, *d_own))
+        d = client.repeat(is_first, first_estimate, (beside, *d_own), most=1)
         first = start, old, d, tuple(map(first_opt, rules, start))
-        (x_i, y, v), old, (nu, *d_own), _ = client.repeat(tau, step, first)
+        most = local.most_steps(self.local_steps)
+        (x_i, y, v), old, (nu, *d_own), _ = client.repeat(tau, step, first, most=most)
         return (x_i, nu), (y, v, tuple(d_own), old)
 
 

@@ -243,6 +243,7 @@ def steps_by_setting(
         u = tree.axpy(momentum, u, g)
         return tree.axpy(-lr, u, w), u
 
-    w, _ = client.repeat(chosen("local_steps"), step, (centre, tree.zeros_like(centre)))
+    first, most = (centre, tree.zeros_like(centre)), max(s.local_steps for s in algorithm.settings)
+    w, _ = client.repeat(chosen("local_steps"), step, first, most=most)
     validation = client.draw(algorithm.validation_split, None, client.key)
     return w, problem.value(projected(problem, "w", w), validation), j

@@ -119,5 +119,7 @@ def normalised_move(
         return tree.axpy(-lr, u, w), u, length + speed, speed
 
     zero = jnp.zeros((), kind)
-    w, _, length, _ = client.repeat(steps, step, (centre, tree.zeros_like(centre), zero, zero))
+    first = centre, tree.zeros_like(centre), zero, zero
+    most = local.most_steps(algorithm.local_steps)
+    w, _, length, _ = client.repeat(steps, step, first, most=most)
     return (tree.scale(1 / length, tree.sub(centre, w)), length), ()

@@ -72,5 +72,6 @@ class IMAML(AbstractPersonal):
             return x_i, at.y, opt
 
         (y,) = own
-        x_i, y, _ = client.repeat(R, step, (x, y, first_opt(self.outer_lr, x)))
+        first, most = (x, y, first_opt(self.outer_lr, x)), local.most_steps(self.local_steps)
+        x_i, y, _ = client.repeat(R, step, first, most=most)
         return (x_i, ()), (y,)

@@ -141,5 +141,5 @@ def momentum_steps(
         along = tree.add(tree.scale(1 - beta, d), tree.scale(beta, m))
         return tree.axpy(-size, along, own)
 
-    own = client.repeat(steps, step, w)
+    own = client.repeat(steps, step, w, most=local.most_steps(algorithm.local_steps))
     return (own, full_gradient(client, w, problem=problem)) if algorithm.lite else own

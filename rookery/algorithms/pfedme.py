@@ -81,5 +81,6 @@ class PFedMe(AbstractOwnModels):
             return w_i, theta, opt
 
         first = w, own, first_opt(self.lr, w)
-        w_i, theta, _ = client.repeat(R, local_round, first)
+        most = local.most_steps(self.local_steps)
+        w_i, theta, _ = client.repeat(R, local_round, first, most=most)
         return w_i, theta

@@ -165,7 +165,8 @@ def personal_steps(
         return move(rule, gradient(v, jax.random.fold_in(key, nu)), opt, v, round, n)
 
     steps_alone = jnp.where(jnp.asarray(round) == 0, n, 0)
-    alone, _ = client.repeat(steps_alone, step_alone, (alone, first_opt(rule, alone)))
+    first = alone, first_opt(rule, alone)
+    alone, _ = client.repeat(steps_alone, step_alone, first, most=n)
 
     def of_mixture(w, key):
         here = gradient(algorithm.mixture(client.id, w, alone), key)

@@ -210,7 +210,8 @@ def controlled_steps(
         direction = tree.add(algorithm.field(problem, blocks, sample), correction)
         return tuple(map(_step_back, sizes, direction, blocks))
 
-    moved = tree.sub(client.repeat(steps, step, blocks), blocks)
+    most = local.most_steps(algorithm.local_steps)
+    moved = tree.sub(client.repeat(steps, step, blocks, most=most), blocks)
     if algorithm.option == "I":
         new = algorithm.field(problem, blocks, client.draw(problem.split, None, client.key))
     else:

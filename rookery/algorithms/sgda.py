@@ -154,5 +154,6 @@ def saddle_steps(
         return (x, new_y), (x_opt, y_opt)
 
     first = (x, y), starting_opts(rules, (x, y), kept)
-    pair, opts = client.repeat(steps, step, first)
+    most = local.most_steps(algorithm.local_steps)
+    pair, opts = client.repeat(steps, step, first, most=most)
     return pair, opts_to_keep(rules, opts)

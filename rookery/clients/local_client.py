@@ -1,12 +1,15 @@
 """What a client step receives: the client's own data, key and loop."""
 
+import math
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from rookery import uint64
@@ -35,6 +38,12 @@ Count = int | Int[Array, ""]
 Draw = tuple[str, int | None, int]
 """What a step draws: split, rows of a sample (None: all), and batches that these are dealt into."""
 
+Bounds = tuple[float, float]
+"""The least and the most; infinity is no bound."""
+
+RowsOf = Callable[[int], Bounds]
+"""How many rows are evaluated at a client that has so many of the split."""
+
 Fn = Callable[[Tree, Float[Array, " rows"]], Tree]
 """A function of rows and their weights."""
 
@@ -51,11 +60,47 @@ class Loop(Protocol):
         ...
 
 
+class Evaluations(NamedTuple):
+    """What a step evaluates, as far as it is known when the step is traced.
+
+    Attributes:
+        split: whose rows.
+        rows: how many of them, by the number that the client has.
+        gradients: of each row.
+        hessian_vectors: products of each row.
+        times: how often, by the lengths of the loops around it.
+    """
+
+    split: str
+    rows: RowsOf
+    gradients: int
+    hessian_vectors: int
+    times: Bounds = (1, 1)
+
+    def repeated(self, times: Bounds) -> "Evaluations":
+        """The same within a loop."""
+        return self._replace(times=(self.times[0] * times[0], _product(self.times[1], times[1])))
+
+    def work(self, has_rows: Bounds) -> tuple[Bounds, Bounds]:
+        """Gradients and Hessian-vector products of a client that has so many rows of the split.
+
+        >>> Evaluations("train", lambda n: (n, n), 2, 0, (1, 3)).work((10, 10))
+        ((20, 60), (0, 0))
+        """
+        least, most = self.rows(int(has_rows[0]))[0], self.rows(int(has_rows[1]))[1]
+        low, high = self.times[0] * least, _product(self.times[1], most)
+        of_gradients, of_products = (
+            (low * each, _product(high, each)) for each in (self.gradients, self.hessian_vectors)
+        )
+        return of_gradients, of_products
+
+
 class LocalClient:
     """One client while one step runs on it.
 
     The object lives as long as the step does. It counts the rows that were evaluated; inside
-    :meth:`repeat` the counts travel with the loop. ``draws`` has what was drawn, once each.
+    :meth:`repeat` the counts travel with the loop. ``draws`` has what was drawn, once each, and
+    ``evaluations`` what was counted, of a loop once.
 
     Args:
         population: where the client's rows are.
@@ -75,6 +120,7 @@ class LocalClient:
         self.id = id
         self.work = uint64.zeros(2)  # gradients and Hessian-vector products
         self.draws: set[Draw] = set()
+        self.evaluations: list[Evaluations] = []
         self._population = population
         self._key = key
         self._loop = loop
@@ -109,9 +155,10 @@ class LocalClient:
         self.draws.add((split, size, 1))
         _, count, largest = self._where(split)
         rows = self._rows_of(split, prepared)
+        charge = _Charge(self, split, partial(_at_most, size=math.inf if size is None else size))
         if size is None or size >= largest:
-            return _Whole(self, rows, count, min(largest, BLOCK), largest, size, key)
-        return _Drawn(self, rows, count, size, key, is_distinct)
+            return _Whole(charge, rows, count, min(largest, BLOCK), largest, size, key)
+        return _Drawn(charge, rows, count, size, key, is_distinct)
 
     def deal(self, split: str, size: int | None, key: Key, prepared: Tree = None) -> Deal:
         """All rows of a split, dealt at random into batches of at most ``size`` rows; None is one.
@@ -128,6 +175,7 @@ class LocalClient:
         last = jnp.full_like(bits, 2**32 - 1)  # what is no row comes last
         order = jnp.argsort(jnp.where(is_row, bits >> jnp.uint32(1), last)).astype(count.dtype)
         slots = jnp.arange(-(-largest // n), dtype=count.dtype)
+        charge = _Charge(self, split, lambda rows: (rows // n, -(-rows // n)))
 
         def places(b: Count) -> Int[Array, " slots"]:
             return jnp.asarray(b).astype(count.dtype) + n * slots
@@ -136,7 +184,7 @@ class LocalClient:
             place = places(b)
             position = order[jnp.minimum(place, largest - 1)]
             rows = self._rows_of(split, prepared)(jnp.minimum(position, count - 1))
-            return _Dealt(self, rows, place < count, jax.random.fold_in(key, b))
+            return _Dealt(charge, rows, place < count, jax.random.fold_in(key, b))
 
         def share(b: Count) -> Float[Array, ""]:
             size = jnp.sum(places(b) < count, dtype=jnp.int32)
@@ -179,15 +227,32 @@ class LocalClient:
         count = jnp.asarray(self._population.counts)[s, place]
         return start, count, max(self._population.largest[s], 1)  # 0 at a server that only traces
 
-    def repeat(self, n: Count, body: Callable[[Count, Tree], Tree], init: Tree) -> Tree:
-        """``body(i, value)`` n times, starting from ``init``; n may be a traced number."""
+    def repeat(
+        self,
+        n: Count,
+        body: Callable[[Count, Tree], Tree],
+        init: Tree,
+        *,
+        most: int | None = None,
+    ) -> Tree:
+        """``body(i, value)`` n times, starting from ``init``; n may be a traced number.
+
+        ``most`` bounds a traced n.
+        """
+        before = self.evaluations
 
         def once(i: Count, carry: tuple) -> tuple:
             value, self.work = carry
+            self.evaluations = []  # not those of an earlier turn: a body may be traced twice
             value = body(i, value)
             return value, self.work
 
+        self.evaluations = []
         value, self.work = self._loop(n, once, (init, self.work))
+        times = (0, math.inf if most is None else most)
+        if not isinstance(n, Tracer):
+            times = int(n), int(n)
+        self.evaluations = before + [inner.repeated(times) for inner in self.evaluations]
         return value
 
     def rows(self, index: Int[Array, " rows"]) -> Tree:
@@ -197,6 +262,23 @@ class LocalClient:
         )
 
     def charge(
+        self, rows: Integer[Array, ""], evaluations: Evaluations, *, most: int | None = None
+    ) -> None:
+        """Add evaluations, counted in rows; ``most`` bounds these, if not the largest client."""
+        most = max(*self._population.largest, 1) if most is None else most
+        each = evaluations.gradients, evaluations.hessian_vectors
+        self.work = uint64.plus(self.work, uint64.products(each, rows, most))
+        self.evaluations.append(evaluations)
+
+
+class _Charge(NamedTuple):
+    """How the evaluations of a sample are billed."""
+
+    client: LocalClient
+    split: str
+    rows: RowsOf
+
+    def __call__(
         self,
         rows: Integer[Array, ""],
         gradients: int,
@@ -204,16 +286,32 @@ class LocalClient:
         *,
         most: int | None = None,
     ) -> None:
-        """Add evaluations, counted in rows; ``most`` bounds these, if not the largest client."""
-        most = max(*self._population.largest, 1) if most is None else most
-        more = uint64.products((gradients, hessian_vectors), rows, most)
-        self.work = uint64.plus(self.work, more)
+        evaluations = Evaluations(self.split, self.rows, gradients, hessian_vectors)
+        self.client.charge(rows, evaluations, most=most)
+
+    def of_pairs(self, slots: float) -> "_Charge":
+        """The same for pairs of the rows, of which at most ``slots`` are evaluated."""
+
+        def pairs(n: int) -> Bounds:
+            low, high = (int(rows) * max(int(rows) - 1, 1) for rows in self.rows(n))
+            return min(low, slots), min(high, slots)
+
+        return self._replace(rows=pairs)
+
+
+def _at_most(n: int, size: float = math.inf) -> Bounds:
+    return min(n, size), min(n, size)
+
+
+def _product(a: float, b: float) -> float:
+    """Where nothing is done infinitely often, nothing is done."""
+    return a * b if a and b else 0
 
 
 class _Batch:
     """Some rows of a client, with weights that sum to one."""
 
-    _client: LocalClient
+    _charge: _Charge
     _rows: Tree
     _weights: Float[Array, " rows"]
     _key: Key
@@ -228,12 +326,12 @@ class _Batch:
 
     def batch(self) -> Sample:
         def charge(gradients: int, hessian_vectors: int) -> None:
-            self._client.charge(self.size, gradients, hessian_vectors)
+            self._charge(self.size, gradients, hessian_vectors)
 
         return OneBatch(Batch(self._rows, self._weights), self._key, charge)
 
     def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
-        self._client.charge(self.size, gradients, hessian_vectors)
+        self._charge(self.size, gradients, hessian_vectors)
 
 
 class _Drawn(_Batch):
@@ -241,7 +339,7 @@ class _Drawn(_Batch):
 
     def __init__(
         self,
-        client: LocalClient,
+        charge: _Charge,
         rows: Gather,
         count: Int[Array, ""],
         size: int,
@@ -257,23 +355,23 @@ class _Drawn(_Batch):
         index = jnp.where(small, jnp.minimum(position, count - 1), drawn)
         self.size = jnp.minimum(count, size)
         self._weights = jnp.where(small & (position >= count), 0.0, 1.0) / self.size.astype(float)
-        self._client, self._gather, self._count = client, rows, count
+        self._charge, self._gather, self._count = charge, rows, count
         self._slots, self._key = size, key
         self._rows = rows(index)
 
     def pairs(self) -> Sample:
-        charge = self._client.charge
+        charge = self._charge._replace(rows=_at_most).of_pairs(self._slots)
         return DrawnPairs(self._gather, self._count, self._slots, self._key, charge)
 
 
 class _Dealt(_Batch):
     """One batch of a deal: the rows that count, each once."""
 
-    def __init__(self, client: LocalClient, rows: Tree, counts: Bool[Array, " rows"], key: Key):
+    def __init__(self, charge: _Charge, rows: Tree, counts: Bool[Array, " rows"], key: Key):
         self.size = jnp.sum(counts, dtype=jnp.int32)
         whole = jnp.maximum(self.size, 1).astype(float)
         self._weights = jnp.where(counts, 1.0, 0.0) / whole
-        self._client, self._rows, self._key = client, rows, key
+        self._charge, self._rows, self._key = charge, rows, key
 
     def pairs(self) -> Sample:
         def rows(position: Int[Array, " rows"]) -> Tree:
@@ -281,7 +379,7 @@ class _Dealt(_Batch):
 
         slots, one = self._weights.shape[0], jnp.ones_like(self.size)
         count = jnp.maximum(self.size, one)
-        return DrawnPairs(rows, count, slots, self._key, self._client.charge)
+        return DrawnPairs(rows, count, slots, self._key, self._charge.of_pairs(slots))
 
 
 class _Whole:
@@ -289,7 +387,7 @@ class _Whole:
 
     def __init__(
         self,
-        client: LocalClient,
+        charge: _Charge,
         rows: Gather,
         count: Int[Array, ""],
         block: int,
@@ -297,7 +395,7 @@ class _Whole:
         size: int | None,
         key: Key,
     ):
-        self._client, self._gather, self._count = client, rows, count
+        self._charge, self._gather, self._count = charge, rows, count
         self._block, self._largest = block, largest
         self._size, self._key = size, key
 
@@ -312,7 +410,8 @@ class _Whole:
         return self._sum(part)
 
     def pairs(self) -> Sample:
-        rows, count, charge = self._gather, self._count, self._client.charge
+        rows, count, size = self._gather, self._count, self._size
+        charge = self._charge._replace(rows=_at_most).of_pairs(math.inf if size is None else size)
         if self._size is not None and self._size < self._largest * (self._largest - 1):
             return DrawnPairs(rows, count, self._size, self._key, charge)
         return AllPairs(rows, count, self._largest, self._key, charge)
@@ -322,12 +421,12 @@ class _Whole:
         position = jnp.arange(self._largest, dtype=self._count.dtype)
 
         def charge(gradients: int, hessian_vectors: int) -> None:
-            self._client.charge(self._count, gradients, hessian_vectors)
+            self._charge(self._count, gradients, hessian_vectors)
 
         return OneBatch(Batch(*self._at(position)), self._key, charge)
 
     def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
-        self._client.charge(self._count, gradients, hessian_vectors)
+        self._charge(self._count, gradients, hessian_vectors)
 
     def _sum(self, part: Callable[[Count], Tree]) -> Tree:
         if self._largest <= self._block:

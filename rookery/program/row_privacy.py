@@ -254,7 +254,14 @@ class PrivateClient:
         """A bound on the rows of a split."""
         return self._client.most_rows(split)
 
-    def repeat(self, n: Count, body: Callable[[jax.Array, Tree], Tree], init: Tree) -> Tree:
+    def repeat(
+        self,
+        n: Count,
+        body: Callable[[jax.Array, Tree], Tree],
+        init: Tree,
+        *,
+        most: int | None = None,
+    ) -> Tree:
         """The client's loop, which carries the numbers of draws along."""
 
         def once(i: jax.Array, carry: tuple) -> tuple:
@@ -264,7 +271,7 @@ class PrivateClient:
             return value, self._numbers, self._draws
 
         first = init, self._numbers, self._draws
-        value, self._numbers, self._draws = self._client.repeat(n, once, first)
+        value, self._numbers, self._draws = self._client.repeat(n, once, first, most=most)
         return value
 
     @contextmanager

@@ -67,9 +67,18 @@ class Client(Protocol):
         ...
 
     def repeat(
-        self, n: int | jax.Array, body: Callable[[jax.Array, Tree], Tree], init: Tree
+        self,
+        n: int | jax.Array,
+        body: Callable[[jax.Array, Tree], Tree],
+        init: Tree,
+        *,
+        most: int | None = None,
     ) -> Tree:
-        """``body(i, value)`` n times over; n may differ between clients."""
+        """``body(i, value)`` n times over; n may differ between clients.
+
+        ``most`` bounds an n that is not known when a program is traced: a server checks the work
+        that clients claim against it.
+        """
         ...
 
 

@@ -26,6 +26,7 @@ from rookery.remote.protocol.plan import Plan
 from rookery.remote.protocol.secure import SecureAggregation
 from rookery.remote.protocol.tracing import trace_round
 from rookery.remote.server import memory_sync
+from rookery.remote.server.claimed_work import ClaimedWork
 from rookery.remote.server.federation import RemoteFederation
 from rookery.remote.server.policy import Policy
 from rookery.remote.server.requests import MemoryLost, TooFewReplies
@@ -199,6 +200,7 @@ class RemoteRunner(AbstractRunner):
             self._engine.policy,
             handshake.configuration(problem, self._algorithm, population.n_clients, plan),
             names,
+            ClaimedWork(population),
             on_event=lambda event: self._on_event(event),
             round=first,
             is_robust=rule is not None,

@@ -141,7 +141,7 @@ def test_a_restarted_client_has_nothing_and_still_owes_its_job():
 def test_a_reply_in_a_later_round_confirms_nothing():
     confirmed, job = [], PendingJob([])
     job.answered(0)  # no message was built
-    job.built(3, lambda: confirmed.append(3))
+    job.built(3, [], lambda: confirmed.append(3))
     job.answered(4)
     assert confirmed == []
     job.answered(3)

@@ -1,17 +1,24 @@
 """Hostile peers: whatever they send is rejected and reported, and server and client live on."""
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from test_wire import resealed
-from world import FEDAVG, POPULATION, SCAFFOLD, ZOO, plan
+from world import FEDAVG, POPULATION, QUICK, SCAFFOLD, ZOO, go, plan, warm_worker
 
+import rookery as rk
+from rookery.algorithms import BRFedBi, BRFedBiP
+from rookery.engines.engine import Stopped
 from rookery.program.algorithm import first_state, numbers_to_arrays
 from rookery.remote import Policy, Worker
 from rookery.remote.protocol import handshake, instructions, wire
+from rookery.remote.protocol.tracing import trace_round
 from rookery.remote.protocol.wire import Kind, Message
-from rookery.remote.server.requests import Request
+from rookery.remote.server.claimed_work import MOST_ROWS, ClaimedWork
+from rookery.remote.server.requests import Request, read_reply
 from rookery.remote.server.session import Session
 
 STEP, WANTED = "module.step", ["float64[3]"]
@@ -113,6 +120,7 @@ def test_ten_thousand_hostile_replies_are_all_rejected_and_reported():
         Policy(wait_for=1e-6, min_replies=0.5, retries=0, back_off=0.0),
         {"algorithm": "ours"},
         ["client 0", "client 1"],
+        ClaimedWork(POPULATION),
         on_event=events.append,
     )
     for round in range(EXCHANGES):
@@ -135,6 +143,97 @@ def test_ten_thousand_hostile_replies_are_all_rejected_and_reported():
         "NaN", "bad magic bytes", "checksum", "does not fit", "late reply", "another kind",
     ):  # fmt: skip
         assert said in reasons, said
+
+
+class LiarAboutWork:
+    """A client whose replies claim other work than it did."""
+
+    def __init__(self, worker, claim):
+        def answer(data):
+            reply = wire.decode(worker.answer(data))
+            if reply.arrays.get("reply/0") is None:
+                return wire.encode_parts(reply)
+            return wire.encode_parts(replace(reply, arrays={**reply.arrays, "work": claim}))
+
+        self.answer_in_parts = answer
+
+
+def lying_about_work(claim, **settings):
+    """A run in which client 1 lies; two steps on two rows are four gradients."""
+
+    def make(client, *made_of):
+        worker = warm_worker(client, *made_of)
+        return LiarAboutWork(worker, np.array(claim)) if client == 1 else worker
+
+    return go(make=make, rounds=2, **settings)
+
+
+@pytest.mark.parametrize("rule", [None, rk.aggregate.Median()], ids=["mean", "median"])
+def test_a_client_that_lies_about_its_work_is_rejected_and_named(rule):
+    most = replace(QUICK, min_replies=0.8, retries=0)
+    result = lying_about_work(np.array([5, 0], np.uint64), policy=most, aggregate=rule)
+    assert {(e.client, e.round) for e in result.events} == {(1, 0), (1, 1)}
+    assert all("claims 5 gradients, asked for 4" in e.reason for e in result.events)
+    assert (result.ledger.gradients, result.ledger.hessian_vectors) == (2 * 4 * 4, 0)
+    with pytest.raises(Stopped, match="4 of 5 clients replied, 5 are needed; none from client 1"):
+        lying_about_work(np.array([4, 1], np.uint64), policy=replace(QUICK, retries=0))
+    assert not lying_about_work(np.array([4, 0], np.uint64)).events
+
+
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [
+        (np.array([3, 0], np.uint64), "claims 3 gradients, asked for 4"),
+        (np.array([4, 1], np.uint64), "claims 1 Hessian-vector products, asked for 0"),
+        (np.array([2**64 - 1, 0], np.uint64), "claims 18446744073709551615 gradients"),
+        (np.array([-4, 0], np.int64), "not the reply to a step"),
+        (np.array([4.0, 0.0]), "not the reply to a step"),
+        (np.array([4], np.uint64), "not the reply to a step"),
+    ],
+    ids=["too few", "another kind", "negative as unsigned", "negative", "a float", "one number"],
+)
+def test_impossible_claims_of_work_are_malformed_replies(claim, said):
+    arrays = {"work": claim, "reply/0": np.arange(3.0)}
+    request = Request(1, dict, WANTED, calls=lambda: plan("FedAvg").calls)
+    with pytest.raises(wire.WireError, match=said):
+        read_reply(Message(Kind.REPLY, STEP, 1, arrays=arrays), request, ClaimedWork(POPULATION))
+
+
+def test_a_server_that_knows_no_rows_bounds_claims_by_what_it_asked_for():
+    elsewhere = rk.Population.elsewhere({name: a[0, 0] for name, a in ZOO.data.items()}, 5)
+    some, whole = ClaimedWork(elsewhere), replace(FEDAVG, batch_size=None)
+    assert some.bounds(1, plan("FedAvg").calls) == ((2, 4), (0, 0))  # two steps on 1 or 2 rows
+    state = first_state(whole, ZOO.problem, 5, ZOO.start)
+    calls = trace_round(numbers_to_arrays(whole), ZOO.problem, elsewhere, state).calls
+    assert some.bounds(1, calls) == ((2, 2 * MOST_ROWS), (0, 0))
+
+
+def test_a_claim_out_of_all_proportion_to_the_others_is_rejected():
+    """Where the number of rows is not known, and so no claim is impossible."""
+    elsewhere = rk.Population.elsewhere({name: a[0, 0] for name, a in ZOO.data.items()}, 5)
+    whole = replace(FEDAVG, batch_size=None)
+    state = first_state(whole, ZOO.problem, 5, ZOO.start)
+    calls = trace_round(numbers_to_arrays(whole), ZOO.problem, elsewhere, state).calls
+    claims = {0: 60, 1: 2_000_000, 2: 80, 3: 40}
+
+    class Claims(Peers):
+        def exchange(self, step, messages, wait_for):
+            for client, data in messages:
+                request = wire.decode(data)
+                work = np.array([claims[client], 0], np.uint64)
+                same = {"client": client, "slot": request.slot, "exchange": request.exchange}
+                yield client, good(**same, arrays={"work": work, "reply/0": np.arange(3.0)})
+
+    for is_robust in (False, True):
+        events = []
+        session = Session(
+            Claims(None), Policy(wait_for=1.0, min_replies=0.5), {}, [f"{i}" for i in range(5)],
+            ClaimedWork(elsewhere), on_event=events.append, is_robust=is_robust,
+        )  # fmt: skip
+        requests = {c: Request(c, dict, WANTED, calls=lambda: calls) for c in claims}
+        assert sorted(session.exchange(STEP, requests, needs_all=False)) == [0, 2, 3]
+        assert [event.client for event in events] == [1]
+        assert "2e+06 gradients, and the median of the others' is 60" in events[0].reason
 
 
 def asked(worker, kind, exchange, arrays=None, name="handshake"):
@@ -208,3 +307,50 @@ def test_large_replies_are_not_kept_beyond_the_next_request(monkeypatch):
             worker, Kind.RUN, number, told(tokens=[1], reply=[(1, 0)]) | {"value/0/0": np.ones(9)}
         )
     assert [exchange for exchange, _ in worker._answered] == [3]
+
+
+def calls_of(zoo: Any, algorithm: Any) -> tuple[ClaimedWork, Any]:
+    """The check of claims for a population, and the calls of an algorithm."""
+    population = rk.Population.stacked(zoo.data)
+    state = first_state(algorithm, zoo.problem, population.n_clients, zoo.start)
+    traced = trace_round(numbers_to_arrays(algorithm), zoo.problem, population, state)
+    return ClaimedWork(population), traced.calls
+
+
+def test_bounds_on_work_are_exact_but_for_loops_of_random_length():
+    zoo = rk.zoo.quadratic_bilevel(n_clients=3, x_size=1, y_size=2, rows=3)
+    rates: Any = {"outer_lr": 0.05, "inner_lr": 0.1, "batch_size": 2}
+    claimed, calls = calls_of(zoo, BRFedBi(**rates))
+    assert claimed.bounds(1, calls) == ((3 * 2, 3 * 2), (2 * 2, 2 * 2))
+    claimed, calls = calls_of(zoo, BRFedBiP(**rates, page=rk.parts.PAGE(0.5)))
+    # on all rows, or at two points on two: which of the two is the client's draw
+    assert claimed.bounds(1, calls[:1]) == ((0, 3 * 3 + 2 * 3 * 2), (0, 2 * 3 + 2 * 2 * 2))
+    claimed, calls = calls_of(ZOO, replace(FEDAVG, local_steps=(1, 2, 3, 1, 2)))
+    assert claimed.bounds(0, calls) == ((0, 6), (0, 0))
+
+
+@pytest.mark.parametrize("is_robust", [False, True], ids=["mean", "robust rule"])
+@pytest.mark.parametrize("honest", [1.0, 0.0])
+def test_whoever_sent_the_largest_finite_float_is_blamed(is_robust, honest):
+    """Also where all others send zeros, and where a robust rule decides."""
+
+    class Largest(Peers):
+        def exchange(self, step, messages, wait_for):
+            for client, data in messages:
+                request = wire.decode(data)
+                value = np.finfo(float).max if client == 2 else honest
+                arrays = {"work": np.zeros(2, np.uint64), "reply/0": np.full(3, value)}
+                same = {"client": client, "slot": request.slot, "exchange": request.exchange}
+                yield client, good(**same, arrays=arrays)
+
+    events = []
+    session = Session(
+        Largest(None), Policy(wait_for=1.0, min_replies=0.5), {}, [f"{i}" for i in range(4)],
+        ClaimedWork(POPULATION), on_event=events.append, is_robust=is_robust,
+    )  # fmt: skip
+    replies = session.exchange(STEP, {c: Request(c, dict, WANTED) for c in range(4)})
+    assert sorted(replies) == ([0, 1, 2, 3] if is_robust else [0, 1, 3])
+    (event,) = events
+    assert event.client == 2
+    said = "the robust rule decides" if is_robust else "reply rejected: its norm is inf"
+    assert said in event.reason

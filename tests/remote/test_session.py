@@ -7,9 +7,11 @@ import jax
 import numpy as np
 import pytest
 
+import rookery as rk
 from rookery.remote import Policy
 from rookery.remote.protocol import handshake, wire
 from rookery.remote.protocol.wire import Kind, Message
+from rookery.remote.server.claimed_work import ClaimedWork
 from rookery.remote.server.requests import Request, TooFewReplies
 from rookery.remote.server.session import Session
 
@@ -62,7 +64,9 @@ def session_of(answer, policy=LENIENT):
 def session_over(port, policy=LENIENT):
     events = []
     names = [f"client {i}" for i in range(5)]
-    return Session(port, policy, {"algorithm": "ours"}, names, on_event=events.append), events
+    claimed = ClaimedWork(rk.Population.elsewhere(np.zeros(1), 5))
+    ours = {"algorithm": "ours"}
+    return Session(port, policy, ours, names, claimed, on_event=events.append), events
 
 
 def requests(session: Any) -> list[Message]:
@@ -167,7 +171,7 @@ def test_a_clients_text_is_truncated_and_has_no_control_characters():
     [
         ({"x": np.zeros(70_000, np.uint8)}, "body claims"),
         ({"x" * 5000: np.zeros(1)}, "description claims"),
-        ({"work": (0, 2**53 + 1)}, "units of work"),
+        ({"work": (0, 2**53 + 1)}, "claims 9007199254740993 Hessian-vector products, asked for 0"),
     ],
 )
 def test_a_reply_larger_than_its_request_allows_is_rejected(more, said):

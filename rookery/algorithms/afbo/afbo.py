@@ -350,16 +350,13 @@ def inner_iterations(
     client: Client, x: Tree, y: Tree, *, problem: Bilevel, algorithm: AFBO
 ) -> Tree:
     """G_i, the mean of the gradients along the client's local iterations from y."""
-    count_key, key = jax.random.split(client.key)
-    steps = local.steps_of(client, algorithm.inner_steps, count_key)
-    rule = algorithm.local_rule()
 
     def gradient(y, key):
         sample = client.draw(problem.inner_split, algorithm.batch_size, key)
         return problem.inner_grad_y(x, y, sample)
 
-    project = projection(problem, "y")
-    return local.mean_gradient(client, gradient, y, rule, steps, key, project=project)
+    rule, steps, project = algorithm.local_rule(), algorithm.inner_steps, projection(problem, "y")
+    return local.mean_gradient(client, gradient, y, rule, steps, project=project)
 
 
 def inner_iterations_with_residuals(
@@ -369,8 +366,6 @@ def inner_iterations_with_residuals(
 
     ``orders`` are for the client's own curvature; empty if no size is found.
     """
-    count_key, key = jax.random.split(client.key)
-    steps = local.steps_of(client, algorithm.inner_steps, count_key)
 
     def directions(at, key):
         y, v = at
@@ -385,8 +380,8 @@ def inner_iterations_with_residuals(
     def project(at):
         return project_y(at[0]), at[1]
 
-    rule = algorithm.local_rule()
-    g, r = local.mean_gradient(client, directions, (y, v), rule, steps, key, project=project)
+    rule, steps = algorithm.local_rule(), algorithm.inner_steps
+    g, r = local.mean_gradient(client, directions, (y, v), rule, steps, project=project)
     measured = ()
     if orders:
         curvature = algorithm.inner_rules.measured

@@ -47,7 +47,7 @@ class AbstractServerSystem(AbstractSystem):
         """The mean of g_yy p."""
         return self.mean(hessian_vector, p, key=key)  # ---------------------- down  p  up  g_yy p
 
-    def repeat(self, n, body, init):
+    def repeat(self, n, body, init, *, most):
         """A loop at the server."""
         return self.fed.repeat(n, body, init)
 

@@ -353,10 +353,10 @@ def local_steps(
         d = tree.add(d, tree.sub(new, old))
         return move(w, opts, d), new, d
 
-    first = move(u, starting_opts(rules, u, kept), h)
+    first, most = move(u, starting_opts(rules, u, kept), h), algorithm.local_steps - 1
     if algorithm.fresh:
-        (w, opts), *_ = client.repeat(steps - 1, step, (first, u, h))
+        (w, opts), *_ = client.repeat(steps - 1, step, (first, u, h), most=most)
     else:
         start = first, maps(client.key, u)[0], h
-        (w, opts), *_ = client.repeat(steps - 1, step_on_one_sample, start)
+        (w, opts), *_ = client.repeat(steps - 1, step_on_one_sample, start, most=most)
     return w, opts_to_keep(rules, opts)

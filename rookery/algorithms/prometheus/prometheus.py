@@ -189,9 +189,9 @@ def agent_step(
         )
         return tree.add(before, tree.sub(new, old))
 
-    d, p = client.repeat(is_full, over_all_rows, (own.d, own.p))
+    d, p = client.repeat(is_full, over_all_rows, (own.d, own.p), most=1)
     if algorithm.batch_size is not None:
-        d, p = client.repeat(1 - is_full, corrected, (d, p))
+        d, p = client.repeat(1 - is_full, corrected, (d, p), most=1)
     u = tree.add(u, tree.sub(p, own.p))
     return Agent(x, y, d, p, u), (x, u)
 

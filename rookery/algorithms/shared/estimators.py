@@ -244,5 +244,5 @@ class PAGE(AbstractEstimator):
             at_new, at_old = maps(new, old, key=key, batch_size=batch_size)
             return tree.add(d, tree.sub(at_new, at_old))
 
-        d = client.repeat(jnp.where(is_large, 1, 0), fresh, d)
-        return client.repeat(jnp.where(is_large, 0, 1), corrected, d)
+        d = client.repeat(jnp.where(is_large, 1, 0), fresh, d, most=1)
+        return client.repeat(jnp.where(is_large, 0, 1), corrected, d, most=1)

@@ -232,7 +232,7 @@ def plain_steps(
         w = project(w)
         return move(rule, direction(w, jax.random.fold_in(key, nu)), opt, w, round, own_steps)
 
-    return client.repeat(own_steps, step, (start, opt))
+    return client.repeat(own_steps, step, (start, opt), most=most_steps(steps))
 
 
 def mean_gradient(
@@ -240,8 +240,7 @@ def mean_gradient(
     gradient: Callable[[Tree, Key], Tree],
     start: Tree,
     rule: StepRule,
-    steps: Count,
-    key: Key,
+    steps: LocalSteps,
     *,
     project: Projection,
 ) -> Tree:
@@ -249,16 +248,18 @@ def mean_gradient(
 
     Jobs of asynchronous methods run it; they have no round, so the rule is no schedule.
     """
+    count_key, key = jax.random.split(client.key)
+    own_steps = steps_of(client, steps, count_key)
 
     def step(k, carry):
         w, opt, total = carry
         w = project(w)
         g = gradient(w, jax.random.fold_in(key, k))
-        return *move(rule, g, opt, w, 0, steps), tree.add(total, g)
+        return *move(rule, g, opt, w, 0, own_steps), tree.add(total, g)
 
     first = start, first_opt(rule, start), tree.zeros_like(start)
-    *_, total = client.repeat(steps, step, first)
-    return tree.scale(1 / jnp.asarray(steps).astype(float), total)
+    *_, total = client.repeat(own_steps, step, first, most=most_steps(steps))
+    return tree.scale(1 / jnp.asarray(own_steps).astype(float), total)
 
 
 def corrected_steps(
@@ -288,7 +289,7 @@ def corrected_steps(
         return move(rule, along, opt, w, round, own_steps)
 
     first = move(rule, correction, opt, anchor, round, own_steps)
-    return client.repeat(own_steps - 1, step, first)
+    return client.repeat(own_steps - 1, step, first, most=most_steps(steps) - 1)
 
 
 def drift_on_draws(

@@ -343,7 +343,8 @@ def local_block_steps(
 
     zero = tree.zeros_like(u)
     first = u, starting_opts(rules, u, kept), d if estimator.is_averaged else zero, zero
-    w, opts, d, total = client.repeat(tau, step, first)
+    most = local.most_steps(algorithm.local_steps)
+    w, opts, d, total = client.repeat(tau, step, first, most=most)
     d = d if estimator.is_averaged else ()
     reply = algorithm.reply(LocalSteps(w, total, d, tau))
     return (reply, d), opts_to_keep(rules, opts)

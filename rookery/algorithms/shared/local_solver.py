@@ -82,4 +82,4 @@ class NewtonSteps(AbstractLocalSolver):
             g_y = levels.inner_gradient(at.problem, at.x, y, at.inner_sample(own))
             return tree.sub(y, conjugate_gradients(here, g_y, self.iterations, lambda _: own))
 
-        return at.repeat(self.steps, step, at.y)
+        return at.repeat(self.steps, step, at.y, most=self.steps)

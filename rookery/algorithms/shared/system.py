@@ -35,8 +35,10 @@ class AbstractSystem(eqx.Module):
         """g_yy p."""
 
     @abc.abstractmethod
-    def repeat(self, n: Count, body: Callable[[jax.Array, Tree], Tree], init: Tree) -> Tree:
-        """``body(i, value)``, n times."""
+    def repeat(
+        self, n: Count, body: Callable[[jax.Array, Tree], Tree], init: Tree, *, most: int
+    ) -> Tree:
+        """``body(i, value)``, n times, of which there are at most ``most``."""
 
 
 class GlobalSystem(AbstractSystem):
@@ -71,7 +73,7 @@ class GlobalSystem(AbstractSystem):
         product = self.context.map(hessian_vector, point, p, key=sample_key)
         return self.context.fed.mean(product)  # ----------------------------- up    g_yy p
 
-    def repeat(self, n, body, init):
+    def repeat(self, n, body, init, *, most):
         """A loop at the server."""
         return self.context.fed.repeat(n, body, init)
 
@@ -103,7 +105,7 @@ class OneSampleSystem(AbstractSystem):
         product = self.context.map(hessian_vector, point, p, key=jax.random.fold_in(self.key, 1))
         return fed.mean(product)  # ------------------------------------------ up    g_yy p
 
-    def repeat(self, n, body, init):
+    def repeat(self, n, body, init, *, most):
         """A loop at the server."""
         return self.context.fed.repeat(n, body, init)
 
@@ -164,9 +166,9 @@ class LocalSystem(AbstractSystem):
         """The client's g_yy(x, y; ζ) p."""
         return levels.hessian_vector(self.problem, self.x, self.y, p, self.inner_sample(key))
 
-    def repeat(self, n, body, init):
+    def repeat(self, n, body, init, *, most):
         """A loop on the client."""
-        return self.client.repeat(n, body, init)
+        return self.client.repeat(n, body, init, most=most)
 
 
 def outer_gradient_y(
@@ -195,7 +197,8 @@ def product_of_series(system: AbstractSystem, terms: int, hops, L: jax.Array, ke
         product = system.product(p, jax.random.fold_in(hop_key, n))
         return tree.axpy(-1 / L, product, p)
 
-    return system.repeat(hops, hop, tree.scale(terms / L, system.right_side(start_key)))
+    start = tree.scale(terms / L, system.right_side(start_key))
+    return system.repeat(hops, hop, start, most=terms)
 
 
 def sum_of_series(system: AbstractSystem, terms: int, L: jax.Array, key: Key) -> Tree:
@@ -208,7 +211,7 @@ def sum_of_series(system: AbstractSystem, terms: int, L: jax.Array, key: Key) ->
         return t, tree.add(v, t)
 
     t = tree.scale(1 / L, system.right_side(start_key))
-    return system.repeat(terms, hop, (t, t))[1]
+    return system.repeat(terms, hop, (t, t), most=terms)[1]
 
 
 def conjugate_gradients(
@@ -231,7 +234,8 @@ def conjugate_gradients(
         new_rr = tree.dot(r, r)
         return v, r, tree.axpy(_ratio(new_rr, rr), p, r), new_rr
 
-    return system.repeat(iterations, iterate, (tree.zeros_like(r), r, r, tree.dot(r, r)))[0]
+    start = tree.zeros_like(r), r, r, tree.dot(r, r)
+    return system.repeat(iterations, iterate, start, most=iterations)[0]
 
 
 def _ratio(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -100,5 +100,5 @@ class WarmSeries(NeumannSettings, AbstractAdjoint):
             return within(self.radius, tree.axpy(-1 / (L + delta), error, v)), seen, L
 
         start = warm.v, 0.9 * warm.damping, L
-        v, damping, L = system.repeat(self.terms, hop, start)
+        v, damping, L = system.repeat(self.terms, hop, start, most=self.terms)
         return Warm(v, damping), L

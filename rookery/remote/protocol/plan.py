@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from rookery.clients.local_client import Count, Draw, LocalClient
+from rookery.clients.local_client import Bounds, Count, Draw, Evaluations, LocalClient
 from rookery.clients.population import Population
 from rookery.program.step import Step, traced_loop
 from rookery.remote.protocol import wire
@@ -62,6 +62,7 @@ class Call:
         has_key: whether the step takes a random key.
         draws: which rows it averages: of each sample the split, its size (None: all rows) and the
             number of batches that the rows are dealt into.
+        evaluations: what it evaluates.
         most_iterations: no loop of it goes on longer; None is no limit. See :func:`is_beyond`.
     """
 
@@ -74,6 +75,7 @@ class Call:
     structure: Hashable  # a tree definition, for which JAX has no usable type
     has_key: bool
     draws: frozenset[Draw] = frozenset()
+    evaluations: tuple[Evaluations, ...] = ()
     most_iterations: int | None = None
     _compiling: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _compiled: set[tuple[int, int]] = field(default_factory=set, repr=False)
@@ -87,6 +89,12 @@ class Call:
     def traced_settings(self) -> list[TracedSetting]:
         """The settings that are sent with each call, in order."""
         return [leaf for leaf in self.settings if isinstance(leaf, TracedSetting)]
+
+    def work(self, rows: Mapping[str, Bounds]) -> tuple[Bounds, Bounds]:
+        """Gradients and Hessian-vector products of a run by a client with so many rows by split."""
+        parts = [one.work(rows[one.split]) for one in self.evaluations]
+        gradients, products = zip(*parts, strict=True) if parts else ((), ())
+        return _total(gradients), _total(products)
 
     def run(self, population: Population, inputs: Sequence["Inputs"]) -> "list[Result]":
         """The leaves of each client's reply, and its work. Compiled once per batch size.
@@ -345,6 +353,10 @@ def _fits(want: object, leaf: object) -> bool:  # settings of any type
     if isinstance(want, np.ndarray | jax.Array) and isinstance(leaf, np.ndarray | jax.Array):
         return want.dtype == leaf.dtype and np.array_equal(want, leaf)
     return type(want) is type(leaf) and bool(want == leaf)
+
+
+def _total(bounds: Sequence[Bounds]) -> Bounds:
+    return sum(least for least, _ in bounds), sum(most for _, most in bounds)
 
 
 def _described(call: Call) -> object:  # JSON

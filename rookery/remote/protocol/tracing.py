@@ -252,10 +252,9 @@ class _TracingFederation(AbstractFederation):
         check_step(step, settings)
         client = LocalClient(self._population, jnp.int32(0), client_key(key, 0, None), traced_loop)
         reply = step(client, *arguments, **settings)
-        draws = frozenset(client.draws)
-        return reply, self._record(step, arguments, reply, settings, key is not None, draws)
+        return reply, self._record(step, arguments, reply, settings, key is not None, client)
 
-    def _record(self, step, arguments, reply, settings, has_key, draws) -> Call:
+    def _record(self, step, arguments, reply, settings, has_key, client) -> Call:
         leaves, structure = jax.tree.flatten(settings)
         fixed = tuple(
             TracedSetting(str(leaf.dtype), leaf.shape) if isinstance(leaf, Tracer) else leaf
@@ -270,7 +269,8 @@ class _TracingFederation(AbstractFederation):
             settings=fixed,
             structure=structure,
             has_key=has_key,
-            draws=draws,
+            draws=frozenset(client.draws),
+            evaluations=tuple(client.evaluations),
         )
         for other in self._calls:
             if is_same(call, other):

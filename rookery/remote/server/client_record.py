@@ -8,6 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from rookery.remote.protocol.instructions import MemoryChange, Ref
+from rookery.remote.protocol.plan import Call
 from rookery.remote.server.remote_values import RemoteValue
 
 JobId = tuple[int, bytes]
@@ -24,16 +25,18 @@ class PendingJob:
         result: the leaves of its result.
         number: number of the exchange in which its reply will come.
         sent_at: when it was last sent, by the monotonic clock.
+        calls: the steps of the message that was last built.
     """
 
     def __init__(self, result: list[RemoteValue]):
         self.result = result
         self.number, self.sent_at = 0, 0.0
+        self.calls: Sequence[Call] = ()
         self._round, self._confirm = -1, _nothing
 
-    def built(self, round: int, confirm: Callable[[], None]) -> None:
+    def built(self, round: int, calls: Sequence[Call], confirm: Callable[[], None]) -> None:
         """A message with the job was built in a round; ``confirm`` is to be called on its reply."""
-        self._round, self._confirm = round, confirm
+        self._round, self.calls, self._confirm = round, calls, confirm
 
     def sent(self, number: int) -> None:
         """The job was sent, for the first time or again."""

@@ -225,7 +225,12 @@ class RemoteFederation(AbstractFederation):
         messages = Messages(self._session.clients, int(self.round), values)
         wanted = [spec(value) for value in values]
         requests = {
-            slot: Request(client, partial(messages.build, slot, client), wanted)
+            slot: Request(
+                client,
+                partial(messages.build, slot, client),
+                wanted,
+                calls=partial(messages.calls, slot),
+            )
             for slot, client in _active(cohort)
         }
         return messages, requests

@@ -80,8 +80,12 @@ def end_round(session: Session, state: Tree, count_work: Callable[[int, int], No
     requests: dict[str, dict[int, Request]] = {}  # by step, which a message must name
     for client in changes:
         if (step := build(client).step) is not None:
-            request = Request(client, lambda c=client: build(c).request([]), [])
-            requests.setdefault(step, {})[client] = request
+            requests.setdefault(step, {})[client] = Request(
+                client,
+                lambda c=client: build(c).request([]),
+                [],
+                calls=lambda c=client: builders[c].calls,
+            )
     missing = {client for some in requests.values() for client in some}
     for step, some in requests.items():
         for client, reply in session.exchange(step, some, needs_all=False, may_skip=False).items():

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Sequence
 
 from rookery.remote.protocol import instructions
 from rookery.remote.protocol.instructions import NO_OCCURRENCE, OWN_KEY, Instruction, Ref
+from rookery.remote.protocol.plan import Call
 from rookery.remote.protocol.wire import Leaf
 from rookery.remote.server.client_record import ClientRecords
 from rookery.remote.server.remote_values import Computed, Copied, RemoteValue, Sent
@@ -41,6 +42,10 @@ class Messages:
         self._builders[slot] = builder, client
         return arrays
 
+    def calls(self, slot: int) -> Sequence[Call]:
+        """The steps in the last message that was built for a slot."""
+        return self._builders[slot][0].calls
+
     def confirm(self, slot: int) -> None:
         """A slot has replied."""
         builder, client = self._builders[slot]
@@ -57,6 +62,9 @@ class MessageBuilder:
         slot: its slot.
         shares: whether messages to other slots of the same client in this exchange may carry values
             for this one.
+
+    Attributes:
+        calls: the steps that the client is to run.
     """
 
     def __init__(
@@ -69,7 +77,7 @@ class MessageBuilder:
             round, commit=list(self._record.unconfirmed_changes)
         )
         self._new: set[int] = set()
-        self._calls: list[str] = []
+        self.calls: list[Call] = []
 
     def request(self, values: list[RemoteValue]) -> dict[str, Leaf]:
         """The arrays of a message that requests some leaves."""
@@ -79,8 +87,8 @@ class MessageBuilder:
     @property
     def step(self) -> str | None:
         """The step that the client has to run; None if there is nothing to send."""
-        if self._calls:
-            return self._calls[-1]
+        if self.calls:
+            return self.calls[-1].name
         return "memory" if self._arrays else None
 
     def ref(self, value: RemoteValue, slot: int) -> Ref:
@@ -140,7 +148,7 @@ class MessageBuilder:
             occurrence = OWN_KEY if source.has_own_key else occurrence
             step = Instruction(token, source.call.number, occurrence, arguments)
             self._instructions.steps.append(step)
-            self._calls.append(source.call.name)
+            self.calls.append(source.call)
             for j, setting in enumerate(source.settings):
                 self._arrays[f"setting/{i}/{j}"] = setting
             if source.key is not None:

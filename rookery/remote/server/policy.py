@@ -49,8 +49,8 @@ class Policy:
             ``wait_for``.
         largest_norm: replies with a larger Euclidean norm are rejected.
         largest_ratio: so are replies whose norm is more than this many times the median norm of the
-            other clients in the same exchange, if there are two others at least. Infinity turns it
-            off.
+            other clients in the same exchange, if there are two others at least, and replies that
+            claim that many times the others' work. Infinity turns it off.
     """
 
     wait_for: float = 60.0
@@ -106,6 +106,8 @@ def norm(leaves: Sequence[np.ndarray | jax.Array]) -> float:
 def outliers(norms: Mapping[int, float], ratio: float) -> dict[int, float]:
     """Those whose norm exceeds ``ratio`` times the median of the others, and that median.
 
+    Beside a median of zero only what overflows is out of proportion.
+
     >>> outliers({0: 1.0, 1: 2.0, 2: 1e9, 3: 1.5}, ratio=1e4)
     {2: 1.5}
 
@@ -118,7 +120,7 @@ def outliers(norms: Mapping[int, float], ratio: float) -> dict[int, float]:
     while len(left) > 2:
         slot, longest = left.pop()
         middle = float(np.median([size for _, size in left]))
-        if not (middle > 0 and longest > ratio * middle):
+        if not longest > ratio * middle or (middle == 0 and not math.isinf(longest)):
             break
         found[slot] = middle
     return found

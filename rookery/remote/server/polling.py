@@ -189,10 +189,12 @@ class Poller:
 
         def build():
             builder = MessageBuilder(self._session.clients, round, client, 0)
-            job.built(round, builder.confirm)
-            return builder.request(job.result)
+            arrays = builder.request(job.result)
+            job.built(round, builder.calls, builder.confirm)
+            return arrays
 
-        return Request(client, build, [spec(value) for value in job.result])
+        wanted = [spec(value) for value in job.result]
+        return Request(client, build, wanted, calls=lambda: job.calls)
 
     def _first(
         self, jobs: InFlight, step: str, pending: Mapping[int, PendingJob], rules: PollRules

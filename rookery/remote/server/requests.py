@@ -1,6 +1,6 @@
 """Requests to clients, the replies that they allow, and the progress of an attempt."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from rookery.remote.protocol import wire
-from rookery.remote.protocol.plan import spec, spec_nbytes
+from rookery.remote.protocol.plan import Call, spec, spec_nbytes
 from rookery.remote.protocol.wire import Kind, Message, WireError
+from rookery.remote.server.claimed_work import ClaimedWork
 
 MARGIN = 64 << 10
 """Bytes that a reply may have in addition to the requested arrays."""
@@ -17,7 +18,6 @@ MARGIN = 64 << 10
 _MORE_ARRAYS = 4  # that a reply may have in addition to the requested ones, such as its work
 _DESCRIPTION = 512  # bytes to describe one array
 _EMPTY = wire.Limits(arrays=_MORE_ARRAYS, description=_MORE_ARRAYS * _DESCRIPTION, body=MARGIN)
-_MAX_WORK = 1 << 53
 
 
 class TooFewReplies(RuntimeError):
@@ -38,12 +38,14 @@ class Request:
             have lost values in the meantime.
         wanted: types and shapes of the leaves that the reply must have.
         is_counted: whether the reply counts as the algorithm's traffic; checkpoints do not.
+        calls: the steps that the last message built tells the client to run.
     """
 
     client: int
     build: Callable[[], wire.Arrays]
     wanted: list[str]
     is_counted: bool = True
+    calls: Callable[[], Sequence[Call]] = tuple
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class ReplyLimits:
             self._limits[request.client] = before.joined(now)
 
 
-def read_reply(message: Message, request: Request) -> Reply:
+def read_reply(message: Message, request: Request, claimed_work: ClaimedWork) -> Reply:
     """The reply in a message; raises :class:`WireError` if it does not match the request."""
     arrays = message.arrays
     if message.kind is Kind.FAILURE:
@@ -132,10 +134,10 @@ def read_reply(message: Message, request: Request) -> Reply:
     got = [spec(leaf) for leaf in leaves]
     if len(arrays) != len(leaves) + 1 or got != request.wanted:
         raise WireError(f"reply rejected: expected {request.wanted}, got {got}")
-    if work.max() > _MAX_WORK:
-        raise WireError(f"reply rejected: it claims {work.max()} units of work")
+    claimed = int(work[0]), int(work[1])
+    claimed_work.check(request.client, request.calls(), claimed)
     # keys are made last: JAX compiles for every new shape of keys, and a peer chooses shapes
-    return Reply([wire.wrap_keys(leaf) for leaf in leaves], (int(work[0]), int(work[1])))
+    return Reply([wire.wrap_keys(leaf) for leaf in leaves], claimed)
 
 
 @lru_cache(1000)

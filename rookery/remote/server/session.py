@@ -12,6 +12,7 @@ from rookery.remote.protocol import handshake, wire
 from rookery.remote.protocol.plan import spec
 from rookery.remote.protocol.wire import Kind, Message, WireError
 from rookery.remote.server.backoff import Backoff
+from rookery.remote.server.claimed_work import KINDS, ClaimedWork
 from rookery.remote.server.client_record import ClientRecords
 from rookery.remote.server.policy import Policy, is_finite, norm, outliers
 from rookery.remote.server.requests import (
@@ -37,6 +38,7 @@ class Session:
         policy: deadlines, retries and limits.
         configuration: what clients must have in common with the server.
         client_names: the clients' names, for errors.
+        claimed_work: checks the work that clients claim.
         on_event: called with every event.
         round: number of the first round.
         is_robust: whether a robust rule combines the replies, and decides about those that are not
@@ -54,13 +56,14 @@ class Session:
         policy: Policy,
         configuration: dict[str, str],
         client_names: Sequence[str],
+        claimed_work: ClaimedWork,
         *,
         on_event: Callable[[Event], None],
         round: int = 0,
         is_robust: bool = False,
     ):
         self.port, self.policy = port, policy
-        self._is_robust = is_robust
+        self._is_robust, self._claimed_work = is_robust, claimed_work
         self.clients = ClientRecords(len(client_names))
         self.bytes_down = self.bytes_up = 0
         self.public_keys: dict[int, bytes] = {}
@@ -168,7 +171,7 @@ class Session:
             del state.pending[slot]
         while True:
             self._attempt(kind, step, state, sent or {})
-            self._reject_outliers(state)
+            self._reject_outliers(step, state)
             sent = {}  # from now on requests are sent again: they may have got lost
             for slot, reason in state.failed.items():
                 self.report(step, requests[slot].client, reason)
@@ -239,7 +242,7 @@ class Session:
                         state.timed_out.add(slot)
         for slot in requests.keys() - state.replies.keys() - state.failed.keys():
             self._sent_ahead[requests[slot].client, state.numbers[slot]] = None
-        self._reject_outliers(state)
+        self._reject_outliers(step, state)
         for slot, reason in state.failed.items():
             self.report(step, requests[slot].client, reason)
         return state
@@ -424,23 +427,33 @@ class Session:
             self._backoff.end(client)
         return [slot]
 
-    def _reject_outliers(self, state: Attempt) -> None:
-        """Reject replies that are out of all proportion to those of the other clients."""
-        ratio = self.policy.largest_ratio
-        if self._is_robust or math.isinf(ratio) or len(state.replies) < 3:
+    def _reject_outliers(self, step: str, state: Attempt) -> None:
+        """Reject replies, and claims of work, out of all proportion to the other clients'."""
+        ratio, replies = self.policy.largest_ratio, state.replies
+        if math.isinf(ratio) or len(replies) < 3:
             return
-        norms = {slot: norm(reply.leaves) for slot, reply in state.replies.items()}
+        norms = {slot: norm(reply.leaves) for slot, reply in replies.items()}
         for slot, middle in outliers(norms, ratio).items():
-            del state.replies[slot]
-            state.rejected.add(slot)
-            state.failed[slot] = (
-                f"reply rejected: its norm is {norms[slot]:.3g}, and the median of the others' is "
-                f"{middle:.3g}. Policy.largest_ratio={ratio:g}"
-            )
+            compared = f"its norm is {norms[slot]:.3g}, {_others(middle, ratio)}"
+            if self._is_robust:
+                client = state.requests[slot].client
+                self.report(step, client, f"{compared}; the robust rule decides about it")
+            else:
+                self._reject(state, slot, compared)
+        for i, kind in enumerate(KINDS):
+            claims = {slot: float(reply.work[i]) for slot, reply in replies.items()}
+            for slot, middle in outliers(claims, ratio).items():
+                compared = f"{claims[slot]:.3g} {kind}, {_others(middle, ratio)}"
+                self._reject(state, slot, f"it claims {compared}")
+
+    def _reject(self, state: Attempt, slot: int, reason: str) -> None:
+        del state.replies[slot]
+        state.rejected.add(slot)
+        state.failed[slot] = f"reply rejected: {reason}"
 
     def _checked(self, kind: Kind, message: Message, request: Request) -> Reply:
         if not (kind is Kind.HELLO and message.kind is Kind.HELLO):
-            return read_reply(message, request)
+            return read_reply(message, request, self._claimed_work)
         theirs = handshake.read(message.arrays)
         if differing := handshake.differences(self._configuration, theirs):
             raise handshake.HandshakeError(
@@ -451,3 +464,7 @@ class Session:
         if isinstance(key, np.ndarray) and spec(key) == "uint8[32]":
             self.public_keys[request.client] = key.tobytes()
         return Reply([])
+
+
+def _others(middle: float, ratio: float) -> str:
+    return f"and the median of the others' is {middle:.3g}. Policy.largest_ratio={ratio:g}"
