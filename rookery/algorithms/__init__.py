@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from rookery.algorithms.fedrep import FedRep as FedRep
     from rookery.algorithms.fedsgda_m import FedSGDAM as FedSGDAM
     from rookery.algorithms.fedsgda_m import OptimisticGDA as OptimisticGDA
-    from rookery.algorithms.fedxl import FeDXL as FeDXL
+    from rookery.algorithms.fedxl.fedxl import FeDXL as FeDXL
     from rookery.algorithms.fessgda import FESSGDA as FESSGDA
     from rookery.algorithms.gda import GDA as GDA
     from rookery.algorithms.imaml import IMAML as IMAML

@@ -7,7 +7,7 @@ ICML 2023, arXiv:2210.14396. From its abstract and the authors' program.
     w, G        w, m                    the model, and the momentum of its gradient estimate
     S1, S2      positive, negative      rows z in P and z' in N, of all clients
     B1, B2      batch_size              of every local step, by split
-    H1, H2, U   Pools                   scores of z and z', and u of z, as clients computed them in
+    H1, H2, U   Pools (pools.py)        scores of z and z', and u of z, as clients computed them in
                                         the last round: merged, they stand for everybody's rows
     u           u                       of every own z, a moving average of  mean over z' of ℓ
     γ, β        gamma, beta             how much of u and of m a step renews
@@ -43,6 +43,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rookery import check, tree
+from rookery.algorithms.fedxl.pools import Pools, entries, no_pools, some_of, with_batch, written
 from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.step_rule import Size, check_size, size_of, step_rule
 from rookery.loss import Batch
@@ -51,27 +52,9 @@ from rookery.problem.xrisk import XRisk, as_batch
 from rookery.program.algorithm import SampledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory, PerClient, check_rule
-from rookery.program.participation import Cohort, Everyone
+from rookery.program.participation import Everyone
 from rookery.samples import rows_per_draw
 from rookery.types import Count, Key, Tree
-
-
-class Pools(NamedTuple):
-    """What clients made in a round of K steps: of one client, or of all along a first axis.
-
-    Attributes:
-        positive: scores of P, [K, B1].
-        u: of the same rows.
-        negative: scores of N, [K, B2].
-        positives: how many of the B1 are rows; the rest is padding of smaller clients.
-        negatives: the same of B2.
-    """
-
-    positive: Float[Array, "*clients steps b1"]
-    u: Float[Array, "*clients steps b1"]
-    negative: Float[Array, "*clients steps b2"]
-    positives: Float[Array, "*clients"]
-    negatives: Float[Array, "*clients"]
 
 
 class Own(NamedTuple):
@@ -133,19 +116,19 @@ class FeDXL(SampledAlgorithm):
 
     def init(self, problem: XRisk, w: Tree) -> FeDXLState:
         """The given model; round 0 fills the pools."""
-        none = no_pools(problem, self, w)
+        none = self.empty(problem, w)
         u = jnp.zeros(problem.most_positives, none.u.dtype)
         own = Memory.of(Own(u, jnp.zeros_like(u, bool)))
         return FeDXLState(w, tree.zeros_like(w), PerClient.of(none), own)
 
-    def batches(self, problem: XRisk) -> tuple[int, int]:
-        """B1 and B2."""
+    def empty(self, problem: XRisk, w: Tree) -> Pools:
+        """A client's pools before its first step."""
         sizes = (
             (rows_per_draw(self.batch_size, problem.positive_split), problem.most_positives),
             (rows_per_draw(self.batch_size, problem.negative_split), problem.most_negatives),
         )
         b1, b2 = (most if size is None else min(size, most) for size, most in sizes)
-        return b1, b2
+        return no_pools(self.local_steps, b1, b2, jnp.result_type(jax.tree.leaves(w)[0]))
 
     def round(
         self, fed: AbstractFederation, problem: XRisk, state: FeDXLState, key: Key
@@ -207,8 +190,7 @@ def fresh_scores(client: Client, w: Tree, *, problem: XRisk, algorithm: FeDXL) -
         h = problem.positive_scores(w, first.rows)
         return with_batch(made, k, first, second, h, h, problem.negative_scores(w, second.rows))
 
-    steps, none = algorithm.local_steps, no_pools(problem, algorithm, w)
-    made = client.repeat(steps, score, none)
+    made = client.repeat(algorithm.local_steps, score, algorithm.empty(problem, w))
     return made.positive, made.negative, made.positives, made.negatives
 
 
@@ -261,8 +243,8 @@ def pool_steps(
         made = with_batch(made, k, first, second, h, u_z, other)
         return tree.axpy(-size, m, w), m, Own(u.at[at].set(u_z), has_u.at[at].set(True)), made
 
-    none = no_pools(problem, algorithm, w)
-    w, m, own, made = client.repeat(algorithm.local_steps, step, (w, m, own, none))
+    begin = (w, m, own, algorithm.empty(problem, w))
+    w, m, own, made = client.repeat(algorithm.local_steps, step, begin)
     return (w, m, made), own
 
 
@@ -284,33 +266,6 @@ def drawn(
     return as_batch(positives), as_batch(negatives), as_batch(numbers).rows
 
 
-def no_pools(problem: XRisk, algorithm: FeDXL, w: Tree) -> Pools:
-    """One client's before its first step."""
-    dtype, steps = jnp.result_type(jax.tree.leaves(w)[0]), algorithm.local_steps
-    b1, b2 = algorithm.batches(problem)
-    positive, none = jnp.zeros((steps, b1), dtype), jnp.zeros((), dtype)
-    return Pools(positive, positive, jnp.zeros((steps, b2), dtype), none, none)
-
-
-def with_batch(
-    made: Pools, k: Count, first: Batch, second: Batch, h: Array, u: Array, other: Array
-) -> Pools:
-    """The pools with what step k made; batches of smaller clients are padded."""
-
-    def put(pool: Array, scores: Array) -> Array:
-        scores = jnp.pad(scores.astype(pool.dtype), (0, pool.shape[1] - scores.shape[0]))
-        return pool.at[k].set(scores)
-
-    dtype = made.u.dtype
-    return Pools(
-        put(made.positive, h),
-        put(made.u, u),
-        put(made.negative, other),
-        jnp.sum(first.weights > 0).astype(dtype),
-        jnp.sum(second.weights > 0).astype(dtype),
-    )
-
-
 def check_most(name: str, given: int, most: int) -> None:
     """Raise if a client may have more rows than the problem says."""
     if most > given:
@@ -318,32 +273,3 @@ def check_most(name: str, given: int, most: int) -> None:
             f"XRisk({name}={given}), but the largest client has {most} of these rows. Give the "
             "number of rows of the largest client."
         )
-
-
-def entries(
-    scores: Float[Array, "clients steps b"],
-    counts: Float[Array, " clients"],
-    weights: Float[Array, " clients"],
-) -> tuple[Array, Array]:
-    """All pool entries in a row, and how much each counts: the client's weight over its entries."""
-    _, steps, b = scores.shape
-    of_client = weights.astype(scores.dtype) / (steps * jnp.maximum(counts, 1))
-    is_row = jnp.arange(b).astype(counts.dtype)[None, :] < counts[:, None]
-    share = jnp.where(is_row, of_client[:, None], jnp.zeros_like(of_client)[:, None])
-    return scores.ravel(), jnp.broadcast_to(share[:, None, :], scores.shape).ravel()
-
-
-def some_of(
-    size: int | None, key: Key, share: Array, *pools: Array
-) -> tuple[tuple[Array, ...], Array]:
-    """Entries drawn by their shares with replacement, equal in weight; or all of them."""
-    if size is None:
-        return pools, share
-    chosen = jax.random.choice(key, share.shape[0], (size,), p=share)
-    return tuple(pool[chosen] for pool in pools), jnp.full(size, 1 / size, share.dtype)
-
-
-def written(rows: Pools, cohort: Cohort, new: Pools) -> Pools:
-    """Everybody's pools after those that took part have sent theirs."""
-    at = jnp.where(cohort.active, cohort.ids, rows.u.shape[0])  # beyond: dropped
-    return jax.tree.map(lambda all, some: all.at[at].set(some, mode="drop"), rows, new)

@@ -1,0 +1,1 @@
+"""FeDXL: its round, and the pools of everybody's scores."""
