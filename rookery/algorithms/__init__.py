@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rookery.algorithms.fcsg import FCSGM as FCSGM
     from rookery.algorithms.fcsg import AccFCSGM as AccFCSGM
     from rookery.algorithms.fed_norm_sgda import FedNormSGDA as FedNormSGDA
+    from rookery.algorithms.fed_norm_sgda import FedNormSGDAPlus as FedNormSGDAPlus
     from rookery.algorithms.fedavg import FedAvg as FedAvg
     from rookery.algorithms.fedbio import FedBiO as FedBiO
     from rookery.algorithms.fedbio import FedBiOAcc as FedBiOAcc
@@ -161,6 +162,7 @@ GROUPED = (
     "FedExP",
     "FedGDAGT",
     "FedNormSGDA",
+    "FedNormSGDAPlus",
     "FedNova",
     "FedPAQ",
     "FedRep",

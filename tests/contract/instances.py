@@ -43,6 +43,7 @@ from rookery.algorithms import (
     FedExP,
     FedGDAGT,
     FedNormSGDA,
+    FedNormSGDAPlus,
     FedNova,
     FedPAQ,
     FedRep,
@@ -726,6 +727,19 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
             ),
         )
     },
+    "FedNormSGDAPlus": {
+        "a snapshot for two rounds": (
+            SADDLE,
+            FedNormSGDAPlus(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                server_lr=(0.05, 0.1),
+                snapshot_rounds=2,
+                local_steps=(1, 2, 3),
+                **PARTIAL,
+            ),
+        )
+    },
     "FedSGDAM": {
         "partial": (
             SADDLE,
@@ -939,6 +953,7 @@ OPTIMISED: dict[str, tuple[Any, rk.AbstractAlgorithm]] = {
     "FedExP": first("FedExP", lr=KEPT),
     "Scafflix": first("Scafflix", own_lr=MOMENTUM),
     "FedNormSGDA": first("FedNormSGDA", inner_lr=KEPT, server_lr=ADAM),
+    "FedNormSGDAPlus": first("FedNormSGDAPlus", inner_lr=KEPT, server_lr=ADAM),
     "FedSGDAM": first("FedSGDAM", inner_lr=ADAM),
     "OptimisticGDA": first("OptimisticGDA", outer_lr=MOMENTUM),
     "FedGDAGT": first("FedGDAGT", inner_lr=MOMENTUM),

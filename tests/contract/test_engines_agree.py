@@ -32,7 +32,7 @@ LEFT_OUT = set(
     "F2SA MemFBO BOME CSOBA CMSOBA EFSOBA FedPAQ "
     "BRFedBi BRFedBiM BRFedBiP AggITD PFedMe Ditto IMAML FedRep FedBiOLocal FedBiOAccLocal "
     "FedDyn Scafflix Scaffnew FedEx FedExP Mime MimeLite "
-    "FedNormSGDA FedSGDAM OptimisticGDA FedGDAGT FESSGDA ProxSkipVIP "
+    "FedNormSGDA FedNormSGDAPlus FedSGDAM OptimisticGDA FedGDAGT FESSGDA ProxSkipVIP "
     "FCSG FCSGM AccFCSGM CODASCA FeDXL QFedAvg".split()
 )
 CHEAPEST = {
