@@ -26,6 +26,7 @@ CHOOSING, SEEDS = range(10, 12), range(8)
 INNER = 0.05  # seconds of an inner exchange or a hop, always
 DELAYS = (0.1, 0.5, 2.5)  # medians in the outer loop, of log-normal delays with sigma 1
 SECONDS = 200.0
+NO_TIME = rk.delays.Compute(gradient=0)  # for work
 CLIENTS = (4, 16, 64)
 ROUNDS = (100, 400)
 SPREADS = {
@@ -84,12 +85,14 @@ def main() -> None:
 
     for make, median in itertools.product((afbo, fednest), DELAYS):
         clock = rk.delays.Clock(
-            rk.delays.ConstantDelay(INNER), outer_delay=rk.delays.LogNormalDelay(median)
+            rk.delays.ConstantDelay(INNER),
+            outer_delay=rk.delays.LogNormalDelay(median),
+            compute=NO_TIME,
         )
         point = {"algorithm": {afbo: "AFBO", fednest: "FedNest"}[make], "median": median}
         runs = histories(make, problem(16), clock, rounds=1000, seconds=SECONDS)
         measure("delay", point, runs)
-    clock = rk.delays.Clock(rk.delays.LogNormalDelay(1.0))
+    clock = rk.delays.Clock(rk.delays.LogNormalDelay(1.0), compute=NO_TIME)
     for m in CLIENTS:
         runs = histories(afbo, problem(m), clock, rounds=max(ROUNDS), evaluate_every=5)
         for rounds in ROUNDS:

@@ -222,9 +222,20 @@ class Compute(eqx.Module):
         return work[..., 0] * each[0] + work[..., 1] * each[1]
 
     @property
+    def is_free(self) -> bool:
+        """Whether work takes no time at all."""
+        given = (each if isinstance(each, tuple) else (each,) for each in self._given.values())
+        return not any(any(each) for each in given)
+
+    @property
     def _given(self) -> dict[str, float | tuple[float, ...]]:
         given = {"gradient": self.gradient, "hessian_vector": self.hessian_vector}
         return {name: value for name, value in given.items() if value is not None}
+
+
+def _counted(compute: Compute | None) -> Compute | None:
+    """None in place of work that takes no time: nobody has to count it."""
+    return None if compute is None or compute.is_free else compute
 
 
 class Clock(eqx.Module):
@@ -239,7 +250,8 @@ class Clock(eqx.Module):
         seed: of the delays and the availability alone.
         outer_delay: seconds of a job or an exchange of kind ``outer``; None is ``delay``.
         availability: when clients start jobs; synchronous exchanges ignore it.
-        compute: seconds of the clients' work, beside delays and transfers; None is no time.
+        compute: seconds of the clients' work, beside delays and transfers; None is no time, and so
+            is ``Compute(gradient=0)``, which says it in a file.
     """
 
     delay: AbstractDelay = eqx.field(default_factory=NoDelay)
@@ -247,7 +259,7 @@ class Clock(eqx.Module):
     seed: int = eqx.field(static=True, default=0)
     outer_delay: AbstractDelay | None = None
     availability: AbstractAvailability = eqx.field(default_factory=AlwaysOn)
-    compute: Compute | None = None
+    compute: Compute | None = eqx.field(converter=_counted, default=None)
 
     def __check_init__(self):
         if isinstance(self.bandwidth, tuple):

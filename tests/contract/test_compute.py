@@ -1,7 +1,10 @@
 """Clocks on which clients' work takes time: how long, and the same on every engine."""
 
+import tomllib
 from contextlib import closing
+from pathlib import Path
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +84,23 @@ def test_a_product_takes_twice_the_time_of_a_gradient_unless_it_is_given():
     assert seconds(gradient=1) == 3 * (1 + 1 + 2) + 1 + 2
     assert seconds(gradient=1, hessian_vector=10) == 3 * (1 + 1 + 10) + 1 + 10
     assert seconds(gradient=[1, 5], hessian_vector=0) == 5 * (3 * 2 + 1)
+
+
+def test_no_time_for_work_is_the_clock_without_it():
+    delay = rk.delays.ConstantDelay(1.0)
+    free = rk.delays.Clock(delay, compute=rk.delays.Compute(gradient=0))
+    assert eqx.tree_equal(free, rk.delays.Clock(delay))
+    for gradient, product in ((0, 0.1), ((0, 0.1), 0)):
+        work = rk.delays.Compute(gradient=gradient, hessian_vector=product)
+        assert rk.delays.Clock(delay, compute=work).compute == work
+
+
+def test_the_figures_of_afbo_say_that_work_takes_no_time():
+    files = sorted((Path(__file__).parents[2] / "experiments").glob("afbo_fig*/config.toml"))
+    assert len(files) == 8
+    for file in files:
+        said = tomllib.loads(file.read_text())["clock"]["compute"]
+        assert said == {"name": "Compute", "gradient": 0.0}
 
 
 def test_time_of_work_comes_on_top_of_delays_and_transfers():
