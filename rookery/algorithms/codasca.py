@@ -1,7 +1,9 @@
 """CODASCA: SCAFFOLD on a minimax problem, in stages with a proximal term.
 
 Z. Yuan, Z. Guo, Y. Xu, Y. Ying, T. Yang. Federated deep AUC maximization for heterogeneous data
-with a constant communication complexity. ICML 2021, arXiv:2102.04635.
+with a constant communication complexity. ICML 2021, arXiv:2102.04635. From its abstract and public
+programs; the text was not at hand. These renew the centre at the start of every stage, of a fixed
+number of rounds, and divide the steps by a constant from stage to stage.
 
     paper       code                    meaning
     v = (w, a, b), α    blocks          minimising and maximising variables of the AUC saddle
