@@ -63,17 +63,7 @@ def main():
 
 def golden_run(zoo, algorithm) -> dict:
     """The digest, the ledgers and the last solution of a few rounds."""
-    import rookery as rk
-    from rookery.engines.engine import Program
-    from rookery.program.algorithm import first_state
-
-    population = rk.Population.stacked(zoo.data)
-    clock = rk.delays.Clock(
-        rk.delays.LogNormalDelay(0.1), bandwidth=1e4, seed=3, outer_delay=rk.delays.ParetoDelay(0.2)
-    )
-    program = Program(zoo.problem, population, clock, rk.aggregate.Mean())
-    runner = rk.Compiled(rounds_per_call=1).prepare(program, [algorithm])
-    state = first_state(algorithm, zoo.problem, population.n_clients, zoo.start)
+    runner, state = prepared(zoo, algorithm)
     digest, ledgers, leaves = hashlib.sha256(), [], []
     for round in range(ROUNDS):
         (progress,) = runner.advance([state], [jax.random.key(7)], round, [1])
@@ -87,6 +77,21 @@ def golden_run(zoo, algorithm) -> dict:
         "ledgers": ledgers,
         "solution": [leaf.astype(float).ravel().tolist() for leaf in leaves],
     }
+
+
+def prepared(zoo, algorithm):
+    """What advances the instance by a round, with delays, and its state before round 0."""
+    import rookery as rk
+    from rookery.engines.engine import Program
+    from rookery.program.algorithm import first_state
+
+    population = rk.Population.stacked(zoo.data)
+    clock = rk.delays.Clock(
+        rk.delays.LogNormalDelay(0.1), bandwidth=1e4, seed=3, outer_delay=rk.delays.ParetoDelay(0.2)
+    )
+    program = Program(zoo.problem, population, clock, rk.aggregate.Mean())
+    runner = rk.Compiled(rounds_per_call=1).prepare(program, [algorithm])
+    return runner, first_state(algorithm, zoo.problem, population.n_clients, zoo.start)
 
 
 if __name__ == "__main__":
