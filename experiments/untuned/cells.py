@@ -116,14 +116,14 @@ def dataset(name: str, is_long_tailed: bool = False) -> Dataset:
     test = rng.permutation(len(whole.test["labels"]))[:TEST]
     some = replace(whole.keep(rows), test={key: a[test] for key, a in whole.test.items()})
     if whole.train["inputs"].ndim > 2:
-        some = _components(some)
+        some = components(some)
     some = some.hold_out(HOLDOUT)
     if is_long_tailed and name != "covtype":
         some = some.keep(rk.partition.long_tail(some.train["labels"], ratio=0.1))
     return some
 
 
-def _components(some: Dataset) -> Dataset:
+def components(some: Dataset) -> Dataset:
     """The scores on the first principal components of the training rows, of mean square one."""
     train, test = (
         part["inputs"].reshape(len(part["labels"]), -1) for part in (some.train, some.test)

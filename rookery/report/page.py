@@ -69,13 +69,32 @@ def render(
     """
     direction = None if higher_is_better is None else 1 if higher_is_better else -1
     data = {**_content(comparison, metric, axis), "target": target, "direction": direction}
+    return filled(template(), comparison.title, data)
+
+
+def template() -> str:
+    """The page without its title and its data."""
+    return (files("rookery.report") / "page.html").read_text(encoding="utf-8")
+
+
+def filled(template: str, title: str, data: Mapping[str, object]) -> str:
+    """A page with its title and its data, whatever text these contain.
+
+    >>> page = filled("<b>__TITLE__</b>__DATA__", "a<b", {"name": "</script>"})
+    >>> "a&lt;b" in page, "</script>" in page
+    (True, False)
+
+    Args:
+        template: with ``__TITLE__``, and with ``__DATA__`` once, inside a script element.
+        title: a text.
+        data: what the page's script reads.
+    """
     content = json.dumps(data, allow_nan=False, default=str)
     # inside a script element only these characters could end it or start a comment
     for character in "<>&":
         content = content.replace(character, f"\\u{ord(character):04x}")
-    template = (files("rookery.report") / "page.html").read_text(encoding="utf-8")
     head, tail = template.split("__DATA__")
-    return head.replace("__TITLE__", html.escape(comparison.title)) + content + tail
+    return head.replace("__TITLE__", html.escape(title)) + content + tail
 
 
 def _content(comparison: Comparison, metric: str | None, axis: str) -> dict[str, object]:

@@ -3,8 +3,12 @@
 import re
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # experiments are no installed package
 
 
 @pytest.fixture
