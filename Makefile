@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types unit test-slow test-contract test-devices test-versions \
-	test-oldest test-newest test-tracking test-privacy test-secure test-ray test-flare test-models docs bench bench-remote clean
+	test-oldest test-newest test-tracking test-privacy test-secure test-ray test-flare test-models docs bench bench-remote benchmark benchmark-quick clean
 
 demo: $(READY)
 	$(BIN)/rookery demo
@@ -102,6 +102,21 @@ bench: $(READY)
 bench-remote: $(VENV)-ray/.ready $(VENV)-flare/.ready
 	$(VENV)-ray/bin/python benchmarks/remote_exchange.py
 	$(VENV)-flare/bin/python benchmarks/flare_exchange.py
+
+# every algorithm on every task: it adds to the committed results what they lack, for a night or
+# several; BENCHMARK="--minutes 60" or BENCHMARK="--algorithms SOBA" measures a part
+BENCHMARKED = experiments/benchmark
+
+benchmark: $(READY)
+	$(BIN)/python -m experiments.benchmark run $(BENCHMARKED)/results.jsonl $(BENCHMARK)
+	$(BIN)/python -m experiments.benchmark page $(BENCHMARKED)/results.jsonl $(BENCHMARKED)/index.html
+
+# two algorithms of every form of every task, on digits, with few exchanges: minutes
+benchmark-quick: $(READY)
+	mkdir -p runs/benchmark-quick
+	$(BIN)/python -m experiments.benchmark run --quick runs/benchmark-quick/results.jsonl
+	$(BIN)/python -m experiments.benchmark page runs/benchmark-quick/results.jsonl runs/benchmark-quick/index.html
+	@echo "The page: runs/benchmark-quick/index.html"
 
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -3,6 +3,7 @@
     python -m experiments.benchmark run RESULTS.jsonl [--minutes 10] [--algorithms SOBA FedNest]
     python -m experiments.benchmark show RESULTS.jsonl
     python -m experiments.benchmark page RESULTS.jsonl PAGE.html
+    python -m experiments.benchmark draw RESULTS.jsonl PICTURE.png
     python -m experiments.benchmark list
 
 Each finished cell is a line of the file, and a second call skips it. Call it from the top of the
@@ -18,7 +19,8 @@ from pathlib import Path
 from experiments.benchmark.entrants import ALGORITHMS, field
 from experiments.benchmark.measuring import FULL, QUICK, Cell, measure
 from experiments.benchmark.page import write_page
-from experiments.benchmark.suite import DATA, KINDS, SPLITS
+from experiments.benchmark.pictures import draw
+from experiments.benchmark.suite import DATA, KINDS, ONLY_IID, SPLITS
 from experiments.benchmark.tables import about, tables
 
 PARTS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
@@ -30,6 +32,8 @@ PARTS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
     (tuple(KINDS), DATA, SPLITS),
 )
 """Tasks, data sets and splits, in the order in which they are run; the last has all of them."""
+MNIST_CONTESTS = list(product(*PARTS[0]))
+"""What the picture shows."""
 QUICK_ALGORITHMS = 2
 """Of every form of every task, in the order of their names."""
 
@@ -47,18 +51,24 @@ def cells(algorithms: list[str], data: list[str] | None = None) -> list[Cell]:
                     for where in product(sets, splits)
                     if data is None or where[0] in data
                 ]
-    return list(dict.fromkeys(found))
+    return [cell for cell in dict.fromkeys(found) if is_possible(cell)]
+
+
+def is_possible(cell: Cell) -> bool:
+    """Whether the form has a problem on this split."""
+    return cell.split == "iid" or cell.form not in ONLY_IID
 
 
 def quick_cells() -> list[Cell]:
     """A few algorithms of every form of every task, on digits."""
-    return [
+    found = [
         Cell(name, kind, form, "digits", split)
         for kind in KINDS
         for form in KINDS[kind].forms
         for name in sorted(field(kind, form)[0])[:QUICK_ALGORITHMS]
         for split in ("iid", "sorted")
     ]
+    return list(filter(is_possible, found))
 
 
 def read(path: Path) -> list[dict]:
@@ -98,7 +108,7 @@ def run(path: Path, wanted: list[Cell], quick: bool, minutes: float | None) -> N
 def main() -> None:
     """What the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=["run", "show", "page", "list"])
+    parser.add_argument("what", choices=["run", "show", "page", "draw", "list"])
     parser.add_argument("paths", type=Path, nargs="*")
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)
     parser.add_argument("--data", nargs="+", choices=DATA)
@@ -116,9 +126,12 @@ def main() -> None:
                     print(f"{kind} ({form}): {len(entered)}: {', '.join(entered)}")
         case "show":
             print(tables(read(given.paths[0])))
-        case _:
+        case "page":
             lines = read(given.paths[0])
             write_page(lines, given.paths[1], about(lines))
+        case _:
+            lines = [line for line in read(given.paths[0]) if line["form"] == "bilevel"]
+            draw(lines, MNIST_CONTESTS, given.paths[1])
 
 
 if __name__ == "__main__":

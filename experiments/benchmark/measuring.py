@@ -215,15 +215,17 @@ def last(result: Result, metric: str) -> float | None:
     return round(value, 5) if result.status != "diverged" and np.isfinite(value) else None
 
 
-def curve(result: Result, metric: str) -> dict[str, list[float]]:
+def curve(result: Result, metric: str) -> dict[str, object]:
     """What a run measured and what it had spent by then; a run that diverged ends with 0."""
     history = result.history
     work = np.asarray(history["gradients"]) + 2 * np.asarray(history["hessian_vectors"])
     nbytes = np.asarray(history["bytes_up"]) + np.asarray(history["bytes_down"])
     value = np.nan_to_num(np.asarray(history[metric], float), nan=0.0, posinf=0.0, neginf=0.0)
-    if result.status == "diverged":
+    is_diverged = result.status == "diverged"
+    if is_diverged:
         value[-1] = 0.0
     return {
+        **({"diverged": True} if is_diverged else {}),
         "value": [round(float(v), 4) for v in value],
         "exchanges": [int(v) for v in history["exchanges"]],
         "megabytes": [float(f"{v / 1e6:.5g}") for v in nbytes],

@@ -72,6 +72,13 @@ def values_at(line: Line, axis: str) -> list[float]:
     return [round(float(np.interp(budget, spent, value)), 4) for spent, value in runs]
 
 
+def n_diverged(line: Line) -> int:
+    """How many runs diverged with the chosen steps; all, if every setting tried did."""
+    if line["curves"] is None:
+        return len(line["size"]["seeds"])
+    return sum("diverged" in run for run in next(iter(line["curves"].values())))
+
+
 def is_spent(line: Line, axis: str) -> bool:
     """Whether all runs came to the budget of an axis (to within a hundredth)."""
     return all(spent[-1] >= 0.99 * line["budgets"][axis] for spent, _ in runs_on(line, axis))
@@ -174,7 +181,7 @@ def standings(lines: Sequence[Line]) -> dict[tuple[str, str], Standing]:
             for axis, values in by_axis.items():
                 own["ranks"].setdefault(axis, []).append((values[i] - 1) / share)
             own["costs"] += costs_to_target(line, COST, wanted)
-            own["diverged"] += sum(value[-1] == 0 for _, value in runs_on(line, COST))
+            own["diverged"] += n_diverged(line)
             own["wins"] += i == first
     return {
         key: Standing(

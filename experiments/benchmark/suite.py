@@ -33,6 +33,9 @@ TRAIN, HOLDOUT, TEST = 1600, 400, 2000
 TILT = 2.0
 """The temperature of the tilted loss: the smaller, the more the rows with a large loss count."""
 
+ONLY_IID = ("X-risk",)
+"""Forms whose clients need rows of every kind."""
+
 LEVELS = {"train": 0.7, "validation": 0.3}
 OWN_ROWS = {"train": 0.5, "validation": 0.2, "holdout": 0.15, "test": 0.15}
 """The clients' splits where a method is measured on the server's rows, and where on their own."""
