@@ -72,11 +72,14 @@ def test_ranks_and_their_intervals():
     mean, half = own.interval("exchanges")
     assert mean == 0.25 and half == pytest.approx(12.706 * 0.25, rel=1e-4)  # two contests
     assert own.wins == 2  # in u its mean is 0.55
+    assert scoring.ranks([0.5, 0.9, 0.5]) == [2.5, 1.0, 2.5]
 
 
 def test_costs_to_the_target_and_profiles():
     lines = [line("A", [0.9]), line("B", [0.45]), line("C", [0.85])]
     assert scoring.target(lines) == pytest.approx(0.81)
+    assert scoring.costs_to_target(lines[1], "exchanges", 0.81) == [math.inf]
+    assert scoring.cost_to([0, 10, 20, 30], [0.0, 0.3, 0.7, 0.2], 0.5) == 15.0
     shares = scoring.profile(lines, [1.0, 1.05, 1.1])
     assert shares == {"A": [1, 1, 1], "B": [0, 0, 0], "C": [0, 0, 1]}  # 0.9 / 0.85 = 1.059
 
