@@ -16,12 +16,13 @@ import time
 from itertools import product
 from pathlib import Path
 
-from experiments.benchmark.entrants import ALGORITHMS, field
+from experiments.benchmark.entrants import field
 from experiments.benchmark.measuring import FULL, QUICK, Cell, measure
 from experiments.benchmark.page import write_page
 from experiments.benchmark.pictures import draw
 from experiments.benchmark.suite import DATA, KINDS, ONLY_IID, SPLITS
 from experiments.benchmark.tables import about, tables
+from rookery.experiment.registry import ALGORITHMS
 
 PARTS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
     (("hyper-representation", "hyper-cleaning"), ("mnist",), ("iid", "sorted")),
@@ -34,22 +35,22 @@ PARTS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
 """Tasks, data sets and splits, in the order in which they are run; the last has all of them."""
 MNIST_CONTESTS = list(product(*PARTS[0]))
 """What the picture shows."""
+FORMS = tuple(dict.fromkeys(form for kind in KINDS.values() for form in kind.forms))
 QUICK_ALGORITHMS = 2
 """Of every form of every task, in the order of their names."""
 
 
-def cells(algorithms: list[str], data: list[str] | None = None) -> list[Cell]:
-    """All cells, in the order of :data:`PARTS`."""
+def cells(algorithms: list[str]) -> list[Cell]:
+    """All cells of some algorithms, in the order of :data:`PARTS`."""
     found = []
     for kinds, sets, splits in PARTS:
         for kind in kinds:
             for form in KINDS[kind].forms:
-                entered = [name for name in algorithms if name in field(kind, form)[0]]
+                entered = field(kind, form, tuple(algorithms))[0]
                 found += [
                     Cell(name, kind, form, *where)
                     for name in entered
                     for where in product(sets, splits)
-                    if data is None or where[0] in data
                 ]
     return [cell for cell in dict.fromkeys(found) if is_possible(cell)]
 
@@ -111,13 +112,21 @@ def main() -> None:
     parser.add_argument("what", choices=["run", "show", "page", "draw", "list"])
     parser.add_argument("paths", type=Path, nargs="*")
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)
-    parser.add_argument("--data", nargs="+", choices=DATA)
+    for name, known in {"tasks": KINDS, "forms": FORMS, "data": DATA, "splits": SPLITS}.items():
+        parser.add_argument(f"--{name}", nargs="+", default=list(known), choices=known)
     parser.add_argument("--minutes", type=float, help="begin no cell after these")
     parser.add_argument("--quick", action="store_true", help="two algorithms of each form, small")
     given = parser.parse_args()
-    wanted = quick_cells() if given.quick else cells(given.algorithms, given.data)
     match given.what:
         case "run":
+            wanted = [
+                cell
+                for cell in (quick_cells() if given.quick else cells(given.algorithms))
+                if cell.task in given.tasks
+                and cell.form in given.forms
+                and cell.data in given.data
+                and cell.split in given.splits
+            ]
             run(given.paths[0], wanted, given.quick, given.minutes)
         case "list":
             for kind, what in KINDS.items():

@@ -157,10 +157,12 @@ def _check(one: Entrant, task: Task) -> None:
 
 
 @cache
-def field(kind: str, form: str, data: str = "digits") -> tuple[dict[str, Entrant], dict[str, str]]:
+def field(
+    kind: str, form: str, names: tuple[str, ...] = tuple(ALGORITHMS)
+) -> tuple[dict[str, Entrant], dict[str, str]]:
     """The algorithms that enter for a form of a task, and why the others do not."""
-    task, entered, refused = suite.task(kind, form, data, "iid"), {}, {}
-    for name in ALGORITHMS:
+    task, entered, refused = suite.task(kind, form, "digits", "iid"), {}, {}
+    for name in names:
         try:
             entered[name] = entering(name, task)
         except (TypeError, ValueError) as error:
