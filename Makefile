@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types unit test-slow test-contract test-devices test-versions \
-	test-oldest test-newest test-tracking test-privacy test-secure test-ray test-flare test-models docs bench bench-remote benchmark benchmark-quick clean
+	test-oldest test-newest test-tracking test-privacy test-secure test-ray test-flare test-models test-natural docs bench bench-remote benchmark benchmark-quick clean
 
 demo: $(READY)
 	$(BIN)/rookery demo
@@ -84,6 +84,10 @@ test-flare: $(VENV)-flare/.ready
 test-models: $(VENV)-models/.ready
 	$(VENV)-models/bin/pytest -rs tests/test_models_adapters.py tests/clients/test_table.py rookery/models
 	$(VENV)-models/bin/pytest -rs tests/test_examples.py -k "torch or nnx"
+
+# data sets with natural clients inside packages, one of which has many dependencies
+test-natural: $(VENV)-natural/.ready
+	$(VENV)-natural/bin/pytest -rs tests/clients/test_natural.py tests/tasks/test_task_natural.py
 
 # the site in docs/_build/html: every page's code is run, and a warning is an error. What ran before
 # and has not changed is kept in .cache and docs/gallery.

@@ -95,7 +95,7 @@ GROUPS = {
     "engine": ("Engines", "``[engine]``", registry.ENGINES),
     "rule": ("Rules that end runs", "``stop`` in ``[run]``", registry.STOP_RULES),
 }  # fmt: skip
-GIVEN = {"dataset", "parts", "labels", "n_samples", "n_clients", "directory", "name"}
+GIVEN = {"dataset", "parts", "labels", "n_samples", "owners", "n_clients", "directory", "name"}
 
 
 def described(fn: Callable) -> dict[str, str]:

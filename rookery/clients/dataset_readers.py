@@ -5,12 +5,31 @@ import io
 import pickle
 import tarfile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Integer, Shaped, UInt8
+from jaxtyping import Bool, Int, Integer, Shaped, UInt8
 
 Raw = tuple[Shaped[np.ndarray, "_rows ..."], Integer[np.ndarray, " _rows"]]
 """Inputs and labels as they are in the files."""
+
+
+class Rows(NamedTuple):
+    """What a reader returns; readers of data sets without natural clients return the first two.
+
+    Attributes:
+        train: the training rows.
+        test: the test rows.
+        owners: of every training row the number of its natural client.
+        owner_names: of the natural clients.
+        checked_by: what the files were checked against, if the reader did that.
+    """
+
+    train: Raw
+    test: Raw
+    owners: Int[np.ndarray, " _train"] | None = None
+    owner_names: tuple[str, ...] = ()
+    checked_by: str = ""
 
 
 def read_mnist(files: list[Path]) -> tuple[Raw, Raw]:
@@ -79,9 +98,15 @@ def read_csv(files: list[Path]) -> tuple[Raw, Raw]:
     """Comma-separated whole numbers, the label last; split as in :mod:`rookery.datasets`."""
     table = np.loadtxt(files[0], np.int16, delimiter=",")
     x, y = table[:, :-1], table[:, -1]
-    is_test = np.zeros(len(y), bool)
-    is_test[np.argsort(y, kind="stable")[::5]] = True
+    is_test = every_fifth(y)
     return (x[~is_test], y[~is_test]), (x[is_test], y[is_test])
+
+
+def every_fifth(labels: Integer[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows"]:
+    """Which rows are test rows: of the rows sorted by label, numbers 0, 5, 10, ..."""
+    is_test = np.zeros(len(labels), bool)
+    is_test[np.argsort(labels, kind="stable")[::5]] = True
+    return is_test
 
 
 def read_covtype(files: list[Path]) -> tuple[Raw, Raw]:
@@ -103,6 +128,11 @@ def scale_cifar10(x: np.ndarray, _: np.ndarray) -> np.ndarray:
 
 def scale_covtype(x: np.ndarray, train: np.ndarray) -> np.ndarray:
     """Numeric columns standardised by the mean and deviation of the training rows."""
-    numeric = train[:, :10].astype(float)  # the other columns are 0 or 1
-    scaled = (x[:, :10] - numeric.mean(0)) / numeric.std(0)
-    return np.concatenate([scaled, x[:, 10:]], axis=1)
+    return standardised(x, train, 10)  # the other columns are 0 or 1
+
+
+def standardised(x: np.ndarray, train: np.ndarray, n: int) -> np.ndarray:
+    """The first columns, less their mean and over their deviation in the training rows."""
+    numeric = train[:, :n].astype(float)
+    scaled = (x[:, :n] - numeric.mean(0)) / numeric.std(0)
+    return np.concatenate([scaled, x[:, n:]], axis=1)

@@ -9,6 +9,10 @@ without importing these.
 Data sets published as one table (``covtype``, ``mnist5k``, ``digits``) are split in a fixed way:
 sorted by label (file order within a label), rows 0, 5, 10, ... are the test rows. So a fifth of
 every class is tested on, and no random generator is involved.
+
+Rows of ``femnist``, ``shakespeare``, ``heart_disease``, ``penguins`` and ``villages`` have owners:
+a writer, a role, a hospital, an island, a village. :func:`rookery.partition.natural` makes each of
+them a client, which has its name.
 """
 
 import hashlib
@@ -23,11 +27,12 @@ from jaxtyping import Int
 
 from rookery import check
 from rookery.clients import dataset_readers as readers
-from rookery.clients.dataset_readers import Raw
+from rookery.clients import leaf, owned_tables
+from rookery.clients.dataset_readers import Raw, Rows
 from rookery.clients.sequences import pad_sequences as pad_sequences
 
 Fields = dict[str, np.ndarray]
-"""``inputs`` (float32) and ``labels`` (int32, from 0), one row per sample."""
+"""``inputs`` (float32, or int32 for tokens) and ``labels`` (int32, from 0), one row per sample."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +41,16 @@ class Dataset:
 
     Attributes:
         name: of the source.
-        train: ``inputs`` (float32) and ``labels`` (int32, from 0), one row per sample.
+        train: ``inputs`` (float32) and ``labels`` (int32, from 0), one row per sample. Inputs that
+            are numbers of tokens are int32.
         test: the test rows, in the same fields.
         files: names of the files that were read, for the record.
         holdout: training rows that no client has, in the same fields; or None.
+        owners: of every training row the number of its natural client; or None.
+        owner_names: what the natural clients are called: writers, roles, hospitals.
+        classes: what the labels 0, 1, ... stand for, where that is known.
+        vocabulary: what the tokens 0, 1, ... stand for, if inputs are tokens.
+        checked_by: what the files were checked against when they were read.
 
     >>> rows = {"inputs": np.zeros((4, 2), np.float32), "labels": np.array([0, 1, 2, 1], np.int32)}
     >>> dataset = Dataset("mine", train=rows, test=rows, files=())
@@ -52,15 +63,23 @@ class Dataset:
     test: Fields
     files: tuple[str, ...]
     holdout: Fields | None = None
+    owners: Int[np.ndarray, " rows"] | None = None
+    owner_names: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    vocabulary: tuple[str, ...] = ()
+    checked_by: str = ""
 
     @property
     def n_classes(self) -> int:
-        """The number of classes: the largest label plus one."""
+        """The number of classes: as many as have names, otherwise the largest label plus one."""
+        if self.classes:
+            return len(self.classes)
         return int(max(self.train["labels"].max(), self.test["labels"].max())) + 1
 
     def keep(self, rows: Int[np.ndarray, " _rows"]) -> "Dataset":
         """The data set with only these training rows, in this order."""
-        return replace(self, train={name: a[rows] for name, a in self.train.items()})
+        owners = None if self.owners is None else self.owners[rows]
+        return replace(self, train={name: a[rows] for name, a in self.train.items()}, owners=owners)
 
     def hold_out(self, n: int, *, seed: int = 0) -> "Dataset":
         """Set ``n`` random training rows aside for choosing hyper-parameters."""
@@ -90,19 +109,25 @@ def load(name: str, directory: Path | str | None = None, *, normalise: bool = Tr
     files = _find(name, source, _bases(directory))
     for file in files:
         _check_sum(file)
-    train, test = source.read(files)
+    read = Rows(*source.read(files))
+    train, test = (read.train[0], read.test[0])
     return Dataset(
         name=name,
-        train=_rows(train, source.normalise(train[0], train[0]) if normalise else train[0]),
-        test=_rows(test, source.normalise(test[0], train[0]) if normalise else test[0]),
+        train=_rows(read.train, source.normalise(train, train) if normalise else train),
+        test=_rows(read.test, source.normalise(test, train) if normalise else test),
         files=tuple(file.name for file in files),
+        owners=read.owners,
+        owner_names=read.owner_names,
+        classes=source.classes,
+        vocabulary=source.vocabulary,
+        checked_by=read.checked_by or source.checked_by,
     )
 
 
 def available() -> dict[str, str]:
     """Names of the data sets, each with a line of description.
 
-    >>> list(available())
+    >>> list(available())[:5]
     ['mnist', 'cifar10', 'covtype', 'mnist5k', 'digits']
     """
     return {name: source.description for name, source in _SOURCES.items()}
@@ -111,7 +136,8 @@ def available() -> dict[str, str]:
 def blank_like(name: str) -> Dataset:
     """A data set of the same size whose rows are zeros; no file is read.
 
-    Shapes and costs can be computed from it.
+    Shapes and costs can be computed from it. ``femnist`` and ``shakespeare`` have all the clients
+    that were published, each with 20 rows.
 
     >>> blank_like("mnist").train["inputs"].shape
     (60000, 784)
@@ -120,10 +146,64 @@ def blank_like(name: str) -> Dataset:
 
     def rows(n: int) -> Fields:
         # broadcast, so that the inputs take no memory
-        inputs = np.broadcast_to(np.zeros((), np.float32), (n, *source.input_shape))
+        kind = np.int32 if source.vocabulary else np.float32
+        inputs = np.broadcast_to(np.zeros((), kind), (n, *source.input_shape))
         return {"inputs": inputs, "labels": np.arange(n, dtype=np.int32) % source.n_classes}
 
-    return Dataset(name, rows(source.n_train), rows(source.n_classes), ())
+    return Dataset(
+        name,
+        rows(source.n_train),
+        rows(source.n_classes),
+        files=(),
+        owners=np.arange(source.n_train) % source.n_owners if source.n_owners else None,
+        owner_names=tuple(map(str, range(source.n_owners))),
+        classes=source.classes,
+        vocabulary=source.vocabulary,
+    )
+
+
+def stand_in(like: str, *, n_owners: int = 10, rows: int = 50, seed: int = 0) -> Dataset:
+    """Random rows of the form of a data set, with natural clients; no file is read.
+
+    For tests and for trying an experiment before the files are there. Owners have class shares of
+    their own. Real inputs are the mean of the class, a shift of the owner and noise; in windows of
+    tokens the label is the last token.
+
+    Args:
+        like: the name of the data set whose form the rows have.
+        n_owners: how many natural clients.
+        rows: of each of them, a fifth of which are test rows.
+        seed: of the random numbers.
+
+    >>> made = stand_in("shakespeare", n_owners=3, rows=10)
+    >>> made.train["inputs"].shape, made.owner_names, made.n_classes
+    ((24, 80), ('owner 0', 'owner 1', 'owner 2'), 80)
+    """
+    source = _SOURCES[check.one_of("data set", like, _SOURCES)]
+    total = check.count("n_owners", n_owners) * check.count("rows", rows, least=5)
+    rng, k = np.random.default_rng(check.count("seed", seed, least=0)), source.n_classes
+    owners = np.repeat(np.arange(n_owners), rows)
+    shares = rng.dirichlet(np.full(k, 0.5), n_owners)
+    labels = np.concatenate([rng.choice(k, rows, p=own) for own in shares]).astype(np.int32)
+    if source.vocabulary:
+        inputs = rng.integers(0, len(source.vocabulary), (total, *source.input_shape), np.int32)
+        inputs[:, -1] = labels
+    else:
+        means, shifts = (rng.normal(size=(n, *source.input_shape)) for n in (k, n_owners))
+        inputs = means[labels] + shifts[owners] / 2 + rng.normal(size=(total, *source.input_shape))
+    is_test = np.arange(total) % rows % 5 == 0
+    kept = ~is_test
+    return Dataset(
+        f"a stand-in of {like}",
+        _rows((inputs[kept], labels[kept]), inputs[kept]),
+        _rows((inputs[is_test], labels[is_test]), inputs[is_test]),
+        files=(),
+        owners=owners[kept],
+        owner_names=tuple(f"owner {i}" for i in range(n_owners)),
+        classes=source.classes or tuple(map(str, range(k))),
+        vocabulary=source.vocabulary,
+        checked_by="nothing: the rows are random",
+    )
 
 
 @dataclass(frozen=True)
@@ -136,9 +216,16 @@ class _Source:
     n_classes: int
     files: tuple[tuple[str, ...], ...]
     obtain: str
-    read: Callable[[list[Path]], tuple[Raw, Raw]]
+    read: Callable[[list[Path]], tuple[Raw, Raw] | Rows]
     normalise: Callable[[np.ndarray, np.ndarray], np.ndarray]  # some inputs, the training inputs
     package: str = ""  # an installed package that has the files, and the folder inside it
+    n_owners: int = 0  # natural clients
+    classes: tuple[str, ...] = ()
+    vocabulary: tuple[str, ...] = ()
+
+    @property
+    def checked_by(self) -> str:
+        return "the installer of the package" if self.package else "published checksums"
 
 
 def _bases(directory: Path | str | None) -> list[Path]:
@@ -161,9 +248,9 @@ def _find(name: str, source: _Source, bases: list[Path]) -> list[Path]:
     missing = []
     for names in source.files:
         # backwards, so that the first place wins
-        found = {f: place / f for f in names for place in places[::-1] if (place / f).is_file()}
+        found = {f: own for f in names for place in places[::-1] if (own := _matching(place, f))}
         if len(found) == len(names):
-            return [found[f] for f in names]
+            return [file for f in names for file in found[f]]
         missing.append(" and ".join(f for f in names if f not in found))
     looked = "".join(f"\n  {place}" for place in places)
     raise FileNotFoundError(
@@ -171,6 +258,12 @@ def _find(name: str, source: _Source, bases: list[Path]) -> list[Path]:
         f"{source.obtain} Put the files into {places[0]}, or name another directory by the "
         "argument directory or by the environment variable ROOKERY_DATA."
     )
+
+
+def _matching(place: Path, name: str) -> list[Path]:
+    """The files of a name, which may be a pattern such as ``train/*.json``."""
+    found = sorted(place.glob(name)) if "*" in name else [place / name]
+    return [file for file in found if file.is_file()]
 
 
 def _check_sum(file: Path) -> None:
@@ -188,11 +281,17 @@ def _check_sum(file: Path) -> None:
 
 
 def _rows(raw: Raw, inputs: np.ndarray) -> Fields:
-    return {"inputs": np.ascontiguousarray(inputs, np.float32), "labels": raw[1].astype(np.int32)}
+    kind = np.int32 if inputs.dtype == np.int32 else np.float32  # tokens stay whole numbers
+    return {"inputs": np.ascontiguousarray(inputs, kind), "labels": raw[1].astype(np.int32)}
 
 
 _MNIST = tuple(
     f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+)
+
+_LEAF = (("train/*.json", "test/*.json"), ("data/train/*.json", "data/test/*.json"))
+_OBTAIN_LEAF = (
+    "LEAF (github.com/TalwalkarLab/leaf) writes the files: data/NAME/preprocess.sh -t sample."
 )
 
 _SOURCES = {
@@ -252,10 +351,74 @@ _SOURCES = {
         normalise=lambda x, _: x / 16,
         package="sklearn/datasets/data",
     ),
+    "femnist": _Source(
+        "handwritten characters by writer in LEAF's form, images of 28 x 28, 62 classes",
+        n_train=20 * 3550,
+        input_shape=(28, 28, 1),
+        n_classes=62,
+        files=_LEAF,
+        obtain=_OBTAIN_LEAF,
+        read=leaf.read_femnist,
+        normalise=leaf.ink,
+        n_owners=3550,
+        classes=leaf.CHARACTERS,
+    ),
+    "shakespeare": _Source(
+        "next characters by role in LEAF's form, windows of 80 tokens, 80 classes",
+        n_train=20 * 1129,
+        input_shape=(80,),
+        n_classes=80,
+        files=_LEAF,
+        obtain=_OBTAIN_LEAF,
+        read=leaf.read_shakespeare,
+        normalise=lambda x, _: x,
+        n_owners=1129,
+        classes=leaf.VOCABULARY,
+        vocabulary=leaf.VOCABULARY,
+    ),
+    "heart_disease": _Source(
+        "heart disease by hospital, 590 + 150 rows of 13 columns from 4 hospitals, 2 classes",
+        n_train=590,
+        input_shape=(13,),
+        n_classes=2,
+        files=(tuple(f"processed.{hospital}.data" for hospital in owned_tables.HOSPITALS),),
+        obtain="The files are in the UCI archive, archive.ics.uci.edu, data set Heart Disease.",
+        read=owned_tables.read_heart_disease,
+        normalise=owned_tables.scale_heart_disease,
+        n_owners=4,
+        classes=("healthy", "ill"),
+    ),
+    "penguins": _Source(
+        "penguins by island, 272 + 70 rows of 4 columns, 3 classes, from palmerpenguins",
+        n_train=272,
+        input_shape=(4,),
+        n_classes=3,
+        files=(("penguins.csv",),),
+        obtain="It is in the package palmerpenguins: pip install rookery[natural].",
+        read=owned_tables.read_penguins,
+        normalise=owned_tables.scale_penguins,
+        package="palmerpenguins/data",
+        n_owners=3,
+        classes=owned_tables.PENGUINS,
+    ),
+    "villages": _Source(
+        "insurance by village in China, 1084 + 294 rows of 10 columns, 2 classes, from causaldata",
+        n_train=1084,
+        input_shape=(10,),
+        n_classes=2,
+        files=(("Cai_2015.csv",),),
+        obtain="It is in the package causaldata: pip install rookery[natural].",
+        read=owned_tables.read_villages,
+        normalise=owned_tables.scale_villages,
+        package="causaldata/social_insure",
+        n_owners=44,
+        classes=("declined", "bought"),
+    ),
 }
 
 # As published (MNIST also decompressed), except the subset, which is our own. Files inside packages
 # are not listed: the installer has verified them, and a new release may compress them differently.
+# Of LEAF's output and of UCI's hospitals none is published; their readers check the content.
 _CHECKSUMS = {
     "train-images-idx3-ubyte.gz": ["f68b3c2dcbeaaa9fbdd348bbdeb94873"],
     "train-labels-idx1-ubyte.gz": ["d53e105ee54ea40749a09fcbcd1e9432"],

@@ -16,6 +16,9 @@ from numpy.typing import ArrayLike
 from rookery import check
 from rookery.clients.pieces import Indices, Parts, Sizes, cut, interleaved, lengths, ranges
 
+OWNED = ("femnist", "shakespeare", "heart_disease", "penguins", "villages")
+"""Data sets whose rows have natural owners."""
+
 
 def iid(n_samples: int, n_clients: int, *, per_client: int | None = None, seed: int = 0) -> Parts:
     """Random rows in equal numbers (McMahan et al. 2017, the iid case of FedAvg).
@@ -27,6 +30,38 @@ def iid(n_samples: int, n_clients: int, *, per_client: int | None = None, seed: 
     ([4, 3, 3], [2, 2, 2])
     """
     return given_sizes(n_samples, _sizes(n_samples, n_clients, per_client), seed=seed)
+
+
+def natural(
+    owners: ArrayLike | None, n_clients: int | None = None, *, least: int = 1, seed: int = 0
+) -> Parts:
+    """One client per owner of rows in the world: a writer, a hospital (LEAF, arXiv:1812.01097).
+
+    Args:
+        owners: of every row the number of its owner, as ``Dataset.owners`` has it.
+        n_clients: draw this many of the owners at random; all of them if not given.
+        least: leave out owners with fewer rows.
+        seed: of the choice.
+
+    >>> [rows.tolist() for rows in natural([1, 0, 1, 1])]
+    [[1], [0, 2, 3]]
+    >>> [rows.tolist() for rows in natural([1, 0, 1, 1], least=2)]
+    [[0, 2, 3]]
+    """
+    if owners is None:
+        raise ValueError(
+            "the rows of this data set have no natural owners. Use another partition, or a data "
+            f"set that has them: {', '.join(OWNED)}."
+        )
+    parts = [rows for rows in _rows_by_class(owners) if rows.size >= check.count("least", least)]
+    n = len(parts) if n_clients is None else check.count("n_clients", n_clients)
+    if not 0 < n <= len(parts):
+        raise ValueError(
+            f"{len(parts)} owners have at least {least} rows, got n_clients={n_clients}. Use fewer "
+            "clients, or a smaller least."
+        )
+    chosen = np.sort(_generator(seed).permutation(len(parts))[:n])
+    return [parts[i] for i in chosen]
 
 
 def given_sizes(n_samples: int, sizes: Sizes, *, seed: int = 0) -> Parts:

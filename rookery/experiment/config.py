@@ -481,12 +481,13 @@ def _check_data(tables: Table, folder: Path | None) -> None:
         tail = arguments_of(long_tail, table, "data.long_tail", ("labels",))
         check_kinds(long_tail, tail, "data.long_tail")
     deal = lookup(PARTITIONS, tables["partition"], "partition", folder)
-    given = ("labels", "n_samples", "n_clients")
+    given = ("labels", "n_samples", "owners", "n_clients")
     settings = arguments_of(deal, tables["partition"], "partition", given, ("clients", "fractions"))
     check_kinds(deal, settings, "partition")
     check.typed("fractions in [partition]", settings.get("fractions", {}), dict[str, float])
-    if "n_clients" in inspect.signature(deal).parameters:
-        check.count("partition.clients", tables["partition"].get("clients"))
+    n_clients = inspect.signature(deal).parameters.get("n_clients")
+    if n_clients is not None and ("clients" in settings or n_clients.default is n_clients.empty):
+        check.count("partition.clients", settings.get("clients"))
 
 
 def _checked_tune(table: Table | None, labels: Sequence[str], seeds: Sequence[int]) -> Table | None:

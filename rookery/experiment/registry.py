@@ -49,7 +49,7 @@ ENGINES: Names = {name: getattr(engines, name) for name in engines.__all__}
 PARTITIONS: Names = {
     name: getattr(partition, name)
     for name in ("iid", "shards", "k_classes", "heterogeneity", "dominant_class", "given_sizes",
-                 "dirichlet")
+                 "dirichlet", "natural")
 }  # fmt: skip
 DATASETS: Names = dict.fromkeys(datasets.available(), datasets.load)
 STOP_RULES: Names = {name: getattr(stop, name) for name in ("Plateau", "Target", "Budget")}

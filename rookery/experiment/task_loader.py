@@ -46,7 +46,9 @@ class TaskLoader:
             dataset = dataset.keep(partition.long_tail(dataset.train["labels"], **tail))
         if (holdout := curve.tables["data"].get("holdout")) is not None:
             dataset = dataset.hold_out(holdout, seed=table.get("seed", 0))
-        return make(dataset, _parts(table, dataset.train["labels"], curve.folder), **settings)
+        if self._is_blank:  # its clients are all alike
+            table = {key: value for key, value in table.items() if key != "least"}
+        return make(dataset, _parts(table, dataset, curve.folder), **settings)
 
     def _dataset(self, curve: CurveSettings) -> Dataset:
         settings = dict(curve.tables["data"])
@@ -70,14 +72,15 @@ class TaskLoader:
         return make(**settings)
 
 
-def _parts(table: Table, labels: np.ndarray, folder: Path | None) -> dict[str, list[np.ndarray]]:
+def _parts(table: Table, dataset: Dataset, folder: Path | None) -> dict[str, list[np.ndarray]]:
     """The rows of every client, by split."""
     settings = dict(table)
     deal = lookup(PARTITIONS, settings, "partition", folder)
     del settings["name"]
     fractions = settings.pop("fractions", FRACTIONS)
-    names = inspect.signature(deal).parameters
-    first = len(labels) if "n_samples" in names else labels
-    arguments = (first, settings.pop("clients")) if "n_clients" in names else (first,)
+    names, labels = inspect.signature(deal).parameters, dataset.train["labels"]
+    by_name = {"n_samples": len(labels), "owners": dataset.owners}
+    first = next((value for name, value in by_name.items() if name in names), labels)
+    arguments = (first, settings.pop("clients", None)) if "n_clients" in names else (first,)
     parts = deal(*arguments, **settings)
     return partition.split(parts, fractions=fractions, seed=settings.get("seed", 0))

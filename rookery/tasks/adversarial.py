@@ -19,7 +19,14 @@ from rookery.clients.datasets import Dataset
 from rookery.problem.minimax import Minimax
 from rookery.runner.metrics import Metric, OfSolution
 from rookery.tasks.classifier import Accuracy, Loss, OfX, classifier
-from rookery.tasks.task import Parts, Task, check_splits, population_of, server_metrics
+from rookery.tasks.task import (
+    Parts,
+    Task,
+    check_real_inputs,
+    check_splits,
+    population_of,
+    server_metrics,
+)
 from rookery.types import Tree
 
 
@@ -51,6 +58,7 @@ def adversarial(
     """
     check_splits(parts, "train")
     check.positive("concavity", concavity)
+    check_real_inputs(dataset, "adversarial")
     network = classifier(dataset, hidden)
     plain = {"accuracy": OfX(Accuracy(network)), "loss": OfX(Loss(network))}
     perturbed = {
@@ -60,7 +68,7 @@ def adversarial(
 
     def start(seed: int) -> tuple[Tree, Tree]:
         w = network.init(np.random.default_rng(seed))
-        return w, np.zeros(network.input_shape, np.float32)
+        return w, np.zeros(dataset.train["inputs"].shape[1:], np.float32)
 
     return Task(
         problem=Minimax(AdversarialLoss(Perturbed(Loss(network)), float(concavity))),

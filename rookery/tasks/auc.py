@@ -20,7 +20,7 @@ import numpy as np
 
 from rookery.clients.datasets import Dataset
 from rookery.problem.minimax import Minimax
-from rookery.tasks.classifier import Classifier
+from rookery.tasks.classifier import Network, classifier
 from rookery.tasks.ranking import binary, rankings
 from rookery.tasks.task import Parts, Task, check_splits, population_of
 from rookery.types import Tree
@@ -62,7 +62,7 @@ def auc(
     """
     check_splits(parts, "train")
     dataset, parts = binary(dataset, parts, positive, keep_positives, seed)
-    network = Classifier(tuple(dataset.train["inputs"].shape[1:]), tuple(hidden), 1)
+    network = classifier(dataset, hidden, n_outputs=1)
     population = population_of(dataset, parts, weigh_by_rows)
     prior = fraction_of_positives(dataset, parts, np.asarray(population.weights))
 
@@ -99,7 +99,7 @@ class AUCSaddle(eqx.Module):
         prior: p.
     """
 
-    network: Classifier
+    network: Network
     prior: float
 
     def __call__(self, x: Tree, alpha: jax.Array, example: Tree) -> jax.Array:
@@ -114,7 +114,7 @@ class AUCSaddle(eqx.Module):
 class ScoreOfSaddle(eqx.Module):
     """The score of a row by the model of a solution."""
 
-    network: Classifier
+    network: Network
 
     def __call__(self, x: Tree, alpha: jax.Array, example: Tree) -> jax.Array:
         """One number."""

@@ -55,9 +55,10 @@ def classification(
     def start(seed: int) -> tuple[Tree]:
         return (network.init(np.random.default_rng(seed)),)
 
+    population = population_of(dataset, parts, weigh_by_rows)
     return Task(
         problem=SingleLevel(Loss(network)),
-        population=population_of(dataset, parts, weigh_by_rows),
+        population=population,
         start=start,
-        evaluate=evaluations(network, dataset, adapt_lr, adapt_steps),
+        evaluate=evaluations(network, dataset, adapt_lr, adapt_steps, population.names is not None),
     )

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from rookery import check, models
 from rookery.clients.datasets import Dataset
@@ -68,10 +68,46 @@ class Classifier(eqx.Module):
         return models.mlp(params, inputs.ravel())
 
 
-def classifier(dataset: Dataset, hidden: Sequence[int]) -> Classifier:
-    """The network with the given hidden layers that fits a data set."""
-    shape = dataset.train["inputs"].shape[1:]
-    return Classifier(tuple(shape), tuple(hidden), dataset.n_classes)
+class OneHot(eqx.Module):
+    """A classifier of sequences of tokens, each of which becomes a one-hot vector.
+
+    Attributes:
+        network: of the vectors, one after the other.
+        tokens: how many different tokens there are.
+
+    >>> network = OneHot(Classifier((4 * 26,), (3,), 2), tokens=26)
+    >>> network(network.init(np.random.default_rng(0)), jnp.array([1, 0, 25, 3])).shape
+    (2,)
+    """
+
+    network: Classifier
+    tokens: int = eqx.field(static=True)
+
+    @property
+    def n_classes(self) -> int:
+        """Number of logits."""
+        return self.network.n_classes
+
+    def init(self, rng: np.random.Generator) -> Tree:
+        """Random parameters."""
+        return self.network.init(rng)
+
+    def __call__(self, params: Tree, inputs: Int[Array, "..."]) -> Float[Array, " n_classes"]:
+        """Logits of one input."""
+        kind = jnp.result_type(*jax.tree.leaves(params))
+        return self.network(params, jax.nn.one_hot(inputs.ravel(), self.tokens, dtype=kind).ravel())
+
+
+Network = Classifier | OneHot
+
+
+def classifier(dataset: Dataset, hidden: Sequence[int], n_outputs: int | None = None) -> Network:
+    """The network with the given hidden layers that fits a data set; one output per class."""
+    shape, n = tuple(dataset.train["inputs"].shape[1:]), n_outputs or dataset.n_classes
+    if not dataset.vocabulary:
+        return Classifier(shape, tuple(hidden), n)
+    tokens = len(dataset.vocabulary)
+    return OneHot(Classifier((int(np.prod(shape)) * tokens,), tuple(hidden), n), tokens)
 
 
 class Loss(eqx.Module):
@@ -84,7 +120,7 @@ class Loss(eqx.Module):
     2.303
     """
 
-    network: Classifier
+    network: Network
 
     def __call__(self, *point: Tree) -> jax.Array:
         """The loss at ``point = (*variables, example)``."""
@@ -95,7 +131,7 @@ class Loss(eqx.Module):
 class Accuracy(eqx.Module):
     """Accuracy of the network; its parameters are the last of the problem's variables."""
 
-    network: Classifier
+    network: Network
 
     def __call__(self, *point: Tree) -> jax.Array:
         """One if the example is classified correctly, otherwise zero."""

@@ -7,6 +7,7 @@ learning, Mohri, Sivek, Suresh, ICML 2019) or the rows of a class.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import equinox as eqx
@@ -70,13 +71,14 @@ def fair_classification(
     if groups == "client":
         number = _client_of_rows(parts, len(dataset.train["labels"]))
         data = {**dataset.train, "group": number}
-        population, masses = Population.from_parts(data, parts, weights=weights), weights
+        grouped = Population.from_parts(data, parts, weights=weights, names=population.names)
+        population, masses = replace(grouped, encoded=population.encoded), weights
     else:
         masses = _masses_of_labels(dataset, parts, weights)
     scores, losses = {"accuracy": OfX(Accuracy(network))}, {"loss": OfX(Loss(network))}
     evaluate = [
         *server_metrics({**scores, **losses}, dataset),
-        OnClients(scores, losses, split="validation"),
+        OnClients(scores, losses, split="validation", per_client=population.names is not None),
     ]
     if groups == "label":
         evaluate += [

@@ -16,11 +16,10 @@ import numpy as np
 
 from rookery import check, tree
 from rookery.clients.datasets import Dataset
-from rookery.clients.population import Population
 from rookery.problem.bilevel import Bilevel
 from rookery.runner.metrics import OfSolution
 from rookery.tasks.classifier import Accuracy, Loss, classifier
-from rookery.tasks.task import Parts, Task, check_splits, server_metrics
+from rookery.tasks.task import Parts, Task, check_splits, population_of, server_metrics
 from rookery.types import Tree
 
 
@@ -70,9 +69,11 @@ def hyper_cleaning(
 
     return Task(
         problem=Bilevel(outer=Loss(network), inner=RowWeightedLoss(Loss(network), float(l2))),
-        population=Population.from_parts(
-            data,
-            {
+        population=population_of(
+            dataset,
+            {split: parts[split] for split in ("train", "validation")},
+            data=data,
+            rows_of={
                 "train": _consecutive(parts["train"], 0),
                 "validation": _consecutive(parts["validation"], train.size),
             },

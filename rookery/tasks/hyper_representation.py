@@ -14,10 +14,17 @@ import numpy as np
 
 from rookery import check, models, tree
 from rookery.clients.datasets import Dataset
-from rookery.clients.population import Population
 from rookery.problem.bilevel import AbstractBilevel, Bilevel, PersonalBilevel
 from rookery.runner.metrics import OnClients
-from rookery.tasks.task import Parts, Task, check_splits, server_metrics
+from rookery.tasks.task import (
+    Parts,
+    Task,
+    check_real_inputs,
+    check_splits,
+    flat_inputs,
+    population_of,
+    server_metrics,
+)
 from rookery.types import Loss, Tree
 
 
@@ -54,6 +61,8 @@ def hyper_representation(
     check_splits(parts, "train", "validation")
     check.count("hidden", hidden)
     check.positive("l2", l2)
+    check_real_inputs(dataset, "hyper_representation")
+    dataset = flat_inputs(dataset)
     n_in, n_classes = dataset.train["inputs"].shape[1], dataset.n_classes
 
     def start(seed: int) -> tuple[Tree, Tree]:
@@ -69,10 +78,12 @@ def hyper_representation(
     else:
         problem = kind(loss, RidgeLoss(float(l2)))
     split = "test" if "test" in parts else "validation"
-    own = OnClients({"accuracy": accuracy}, {"loss": loss}, split=split)
+    population = population_of(dataset, parts)
+    has_names = population.names is not None
+    own = OnClients({"accuracy": accuracy}, {"loss": loss}, split=split, per_client=has_names)
     return Task(
         problem=problem,
-        population=Population.from_parts(dataset.train, parts),
+        population=population,
         start=start,
         evaluate=(own,)
         if personal

@@ -18,12 +18,11 @@ import numpy as np
 
 from rookery import check, models, tree
 from rookery.clients.datasets import Dataset
-from rookery.clients.population import Population
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.gauss_newton import GaussNewton
 from rookery.runner.metrics import OnServer
-from rookery.tasks.classifier import Accuracy, Classifier, ClassWeighted, Loss, classifier
-from rookery.tasks.task import Parts, Task, check_splits, server_rows
+from rookery.tasks.classifier import Accuracy, ClassWeighted, Loss, Network, classifier
+from rookery.tasks.task import Parts, Task, check_splits, population_of, server_rows
 from rookery.types import Tree
 
 
@@ -73,7 +72,7 @@ def loss_tuning(
             outer=ClassWeighted(Loss(network), weights),
             inner=GaussNewton(inner.logits, label_loss, inner.ridge) if gauss_newton else inner,
         ),
-        population=Population.from_parts(dataset.train, parts),
+        population=population_of(dataset, parts),
         start=start,
         evaluate=tuple(
             OnServer(
@@ -99,7 +98,7 @@ def class_weights(labels: np.ndarray, n_classes: int) -> np.ndarray:
     return inverse / np.linalg.norm(inverse)
 
 
-def balanced_accuracy(network: Classifier, labels: np.ndarray) -> ClassWeighted:
+def balanced_accuracy(network: Network, labels: np.ndarray) -> ClassWeighted:
     """The metric whose mean over rows with these labels is the mean of the classes' accuracies."""
     counts = np.bincount(labels, minlength=network.n_classes)
     each = labels.size / np.count_nonzero(counts)
@@ -109,7 +108,7 @@ def balanced_accuracy(network: Classifier, labels: np.ndarray) -> ClassWeighted:
 class ScaledLoss(eqx.Module):
     """Cross-entropy of logits scaled and shifted by x, plus a ridge."""
 
-    network: Classifier
+    network: Network
     l2: float
 
     def __call__(self, x: Tree, y: Tree, example: Tree) -> jax.Array:

@@ -55,9 +55,10 @@ def maml(
     def start(seed: int) -> tuple[Tree]:
         return (network.init(np.random.default_rng(seed)),)
 
+    population = population_of(dataset, parts, weigh_by_rows)
     return Task(
         problem=Meta(Loss(network), adapt_lr=adapt_lr),
-        population=population_of(dataset, parts, weigh_by_rows),
+        population=population,
         start=start,
-        evaluate=evaluations(network, dataset, adapt_lr, adapt_steps),
+        evaluate=evaluations(network, dataset, adapt_lr, adapt_steps, population.names is not None),
     )

@@ -18,11 +18,10 @@ import numpy as np
 
 from rookery import check
 from rookery.clients.datasets import Dataset
-from rookery.clients.population import Population
 from rookery.problem.xrisk import XRisk
-from rookery.tasks.classifier import Classifier
+from rookery.tasks.classifier import Network, classifier
 from rookery.tasks.ranking import binary, rankings
-from rookery.tasks.task import Parts, Task, check_splits
+from rookery.tasks.task import Parts, Task, check_splits, population_of
 from rookery.types import Tree
 
 
@@ -73,7 +72,7 @@ def partial_auc(
     check.positive("margin", margin)
     dataset, parts = binary(dataset, parts, positive, keep_positives, seed)
     own = {name: _of_kind(dataset, parts, label) for label, name in enumerate(KINDS)}
-    network = Classifier(tuple(dataset.train["inputs"].shape[1:]), tuple(hidden), 1)
+    network = classifier(dataset, hidden, n_outputs=1)
     score = Score(network)
 
     def start(seed: int) -> tuple[Tree]:
@@ -89,10 +88,11 @@ def partial_auc(
             positive_split="positive",
             negative_split="negative",
         ),
-        population=Population.from_parts(
-            dataset.train,
-            {"positive": own["positive"], "negative": own["negative"]},
-            weights=[len(rows) for rows in parts["train"]] if weigh_by_rows else None,
+        population=population_of(
+            dataset,
+            {"train": parts["train"]},
+            weigh_by_rows,
+            rows_of={"positive": own["positive"], "negative": own["negative"]},
         ),
         start=start,
         evaluate=rankings(score, dataset, max_fpr),
@@ -119,7 +119,7 @@ def _of_kind(dataset: Dataset, parts: Parts, label: int) -> list[np.ndarray]:
 class Score(eqx.Module):
     """The score of a row by a network with one output."""
 
-    network: Classifier
+    network: Network
 
     def __call__(self, w: Tree, example: Tree) -> jax.Array:
         """One number."""

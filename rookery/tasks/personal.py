@@ -7,25 +7,30 @@ from rookery.clients.datasets import Dataset
 from rookery.clients.local_client import LocalClient
 from rookery.problem import oracles
 from rookery.runner.metrics import AbstractEvaluation, OnClients
-from rookery.tasks.classifier import Accuracy, Classifier, Loss
+from rookery.tasks.classifier import Accuracy, Loss, Network
 from rookery.tasks.task import server_metrics
 from rookery.types import Tree
 
 
 def evaluations(
-    network: Classifier, dataset: Dataset, adapt_lr: float | None, adapt_steps: int | None
+    network: Network,
+    dataset: Dataset,
+    adapt_lr: float | None,
+    adapt_steps: int | None,
+    per_client: bool,
 ) -> tuple[AbstractEvaluation, ...]:
     """Accuracy and loss on the server's rows and on every client's validation rows.
 
     With an ``adapt_lr`` also those of each client after one gradient step on its training rows, as
     ``adapted_...``, and after ``adapt_steps`` steps (5 by default), as ``adapted5_...``. Tasks with
-    and without adaptation have the same metrics, to compare FedAvg with algorithms for MAML.
+    and without adaptation have the same metrics, to compare FedAvg with algorithms for MAML. With
+    ``per_client`` the values of single clients are recorded by name.
     """
     loss = Loss(network)
     scores, losses = {"accuracy": Accuracy(network)}, {"loss": loss}
     found = [
         *server_metrics({**scores, **losses}, dataset),
-        OnClients(scores, losses, split="validation"),
+        OnClients(scores, losses, split="validation", per_client=per_client),
     ]
     if adapt_lr is None and adapt_steps is not None:
         raise ValueError(
@@ -37,7 +42,7 @@ def evaluations(
         for steps in sorted({1, adapt_steps}):
             adapt = AdaptedToClient(loss, float(adapt_lr), steps, "train")
             label = f"adapted{steps if steps > 1 else ''}_"
-            found.append(OnClients(scores, losses, "validation", adapt, label))
+            found.append(OnClients(scores, losses, "validation", adapt, label, per_client))
     return tuple(found)
 
 

@@ -120,7 +120,11 @@ def binary(
 
     held = None if dataset.holdout is None else labelled(dataset.holdout)
     renamed = replace(
-        dataset, train=labelled(dataset.train), test=labelled(dataset.test), holdout=held
+        dataset,
+        train=labelled(dataset.train),
+        test=labelled(dataset.test),
+        holdout=held,
+        classes=("negative", "positive") if dataset.classes else (),
     )
     is_positive = renamed.train["labels"] == 1
 

@@ -15,10 +15,9 @@ import numpy as np
 
 from rookery import check, tree
 from rookery.clients.datasets import Dataset
-from rookery.clients.population import Population
 from rookery.problem.bilevel import Bilevel
 from rookery.tasks.classifier import Accuracy, Loss, classifier
-from rookery.tasks.task import Parts, Task, check_splits, server_metrics
+from rookery.tasks.task import Parts, Task, check_splits, population_of, server_metrics
 from rookery.types import Tree
 
 
@@ -48,7 +47,7 @@ def regularisation(dataset: Dataset, parts: Parts, *, l2: float = 0.001) -> Task
 
     return Task(
         problem=Bilevel(outer=Loss(network), inner=PenalisedLoss(Loss(network))),
-        population=Population.from_parts(dataset.train, parts),
+        population=population_of(dataset, parts),
         start=start,
         evaluate=server_metrics({"accuracy": Accuracy(network), "loss": Loss(network)}, dataset),
     )

@@ -268,7 +268,10 @@ def test_either_checksum_will_do(tmp_path, monkeypatch):
 
 
 def test_every_published_file_has_a_checksum():
-    published = [source for source in datasets._SOURCES.values() if not source.package]
+    # of LEAF's output and of UCI's hospitals none is published; their readers check the content
+    without = ("femnist", "shakespeare", "heart_disease")
+    sources = datasets._SOURCES.items()
+    published = [s for name, s in sources if not s.package and name not in without]
     names = {name for source in published for files in source.files for name in files}
     assert names == set(datasets._CHECKSUMS)
     for sums in datasets._CHECKSUMS.values():
@@ -283,7 +286,8 @@ def test_an_unknown_name_gets_the_nearest_one():
 
 def test_each_name_has_one_line():
     lines = datasets.available()
-    assert set(lines) == {"mnist", "cifar10", "covtype", "mnist5k", "digits"}
+    plain = {"mnist", "cifar10", "covtype", "mnist5k", "digits"}
+    assert set(lines) == plain | set(partition.OWNED)
     assert all(line and "\n" not in line and len(line) < 90 for line in lines.values())
 
 
