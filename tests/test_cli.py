@@ -304,6 +304,7 @@ goal = "min"
 """
 
 
+@pytest.mark.slow
 def test_a_file_with_the_users_own_task_and_algorithm(tmp_path):
     (tmp_path / "own_cli_module.py").write_text(OWN)
     (tmp_path / "own.toml").write_text(OWN_FILE)

@@ -39,7 +39,7 @@ def test_the_cnn_is_that_of_xla():
     np.testing.assert_allclose(got, reference_cnn(params, image), atol=1e-12)
 
 
-@pytest.mark.parametrize("wrt", [0, 1])
+@pytest.mark.parametrize("wrt", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_so_are_its_gradients(wrt):
     def loss(network):
         def of(params, image):

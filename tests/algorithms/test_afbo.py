@@ -116,6 +116,7 @@ def test_a_naive_simulation_gives_the_same_trajectory_and_the_same_clock(name):
             assert int(jobs.trace.staleness[bound + 1 :].sum()) == 0 < int(jobs.trace.received)
 
 
+@pytest.mark.slow
 def test_without_delays_it_is_the_synchronous_algorithm_step_by_step():
     afbo = rk.AFBO(outer_lr=0.05, inner_lr=0.1, inner_rounds=2, aphe=APHE)
     ihgp = rk.parts.FedIHGPSum(terms=2, lipschitz=5.0)
@@ -215,6 +216,7 @@ def test_sizes_that_are_found_suit_a_stiff_client(who, staleness):
     np.testing.assert_allclose(late.lipschitz, 1.1 * each.mean(), rtol=0.01)
 
 
+@pytest.mark.slow
 def test_without_delays_steps_are_those_of_all_clients_together():
     state = limit_without_hops(rounds=3, clock=rk.delays.Clock(), outer_lr=0.05, inner_lr=0.1)
     d = {name: a.mean((0, 1)) for name, a in ZOO.data.items()}

@@ -58,7 +58,9 @@ def test_one_local_step_of_everyone_is_fedavg(method):
     np.testing.assert_allclose(ours, advance(rk.FedAvg(lr=0.1), rounds=3).state.w, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("method", "bound"), [(rk.AFACD, None), (rk.AFACS, 2)])
+@pytest.mark.parametrize(
+    ("method", "bound"), [pytest.param(rk.AFACD, None, marks=pytest.mark.slow), (rk.AFACS, 2)]
+)
 def test_a_naive_simulation_gives_the_same_trajectory_and_staleness(method, bound):
     clock, rounds = rk.delays.Clock(SLOW, seed=1), 12
     algorithm = method(lr=0.05, server_lr=0.2, local_steps=STEPS, wait_for=2, staleness=bound)
@@ -107,6 +109,7 @@ def test_afa_cs_ends_where_its_mean_is_zero_however_unequal_the_delays(steps):
         assert distance > 1e-2  # unequal local steps weigh the clients unequally
 
 
+@pytest.mark.slow
 def test_afa_cd_ends_beside_the_minimiser_towards_the_fast_clients():
     # at 1, 3, 5, ... clients 0 to 2 deliver, at 2, 4, 6, ... all: 1/3 + 1/4 against 1/4
     biased = fixed_point(0.05, (1, 1, 1, 1), [7, 7, 7, 3])

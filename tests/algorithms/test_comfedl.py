@@ -154,6 +154,7 @@ def test_weights_that_divide_by_gamma_refuse_an_infinite_one():
             rk.ComFedL(lr=0.1, gamma=np.inf, weighting=weighting)
 
 
+@pytest.mark.slow
 def test_small_batches_far_above_a_stale_level_overflow_unless_weights_are_bounded():
     """e^k for a loss k gamma above the level; with gamma five times as large k is small."""
     zoo = rk.zoo.quadratic_losses(n_clients=6, size=3, rows=5, noise=1.0)
@@ -173,7 +174,11 @@ def test_small_batches_far_above_a_stale_level_overflow_unless_weights_are_bound
 
 @pytest.mark.parametrize("shift", [1000.0, -1000.0])
 @pytest.mark.parametrize(
-    "weighting", [rk.parts.NormalisedWeights(), rk.parts.NormalisedWeights(stale_scalar=True)]
+    "weighting",
+    [
+        pytest.param(rk.parts.NormalisedWeights(), marks=pytest.mark.slow),
+        rk.parts.NormalisedWeights(stale_scalar=True),
+    ],
 )
 def test_a_shift_of_all_losses_changes_nothing(shift, weighting):
     """F.6 (e)."""

@@ -52,6 +52,7 @@ def test_with_full_batches_nothing_changes_but_the_work():
     assert replace(costs, gradients=0) == replace(drawn_costs, gradients=0)
 
 
+@pytest.mark.slow
 def test_the_inner_solution_is_a_fixed_point_with_small_batches():
     y_star = jnp.asarray(ZOO.inner_solution(X))
     part = rk.parts.FedInn(lr=0.1, local_steps=4, dealt=True)

@@ -37,7 +37,14 @@ def test_without_delays_and_with_room_for_everyone_it_is_fedavg(weights):
     assert ours.ledgers[0].values()[:4] == (1, 8, 4 * W, 4 * W)
 
 
-@pytest.mark.parametrize(("discount", "bound"), [(0.5, None), (0.0, None), (1.5, 2)])
+@pytest.mark.parametrize(
+    ("discount", "bound"),
+    [
+        pytest.param(0.5, None, marks=pytest.mark.slow),
+        pytest.param(0.0, None, marks=pytest.mark.slow),
+        (1.5, 2),
+    ],
+)
 def test_a_naive_simulation_gives_the_same_trajectory(discount, bound):
     algorithm = rk.FedBuff(
         lr=0.05, buffer_size=2, local_steps=STEPS, server_lr=0.7, discount=discount, staleness=bound
@@ -71,6 +78,7 @@ def test_the_discount_is_the_papers_unless_told_otherwise():
     )
 
 
+@pytest.mark.slow
 def test_a_discount_takes_weight_off_the_slow_and_moves_the_limit_further():
     """Client 3 delivers every second time, with staleness 1: it counts 1/4 s(1) against 7/12."""
     clock = rk.delays.Clock(rk.delays.Stragglers(rk.delays.ConstantDelay(1.0), (3,), 2.0))

@@ -31,15 +31,17 @@ SEQUENCES = rk.zoo.linear_sequences(n_clients=3, sizes=(2, 1))
             1500,
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             rk.zoo.saddle(curvature=1.0, n_clients=3),
             rk.FedMSA(outer_lr=0.05, inner_lr=0.1, local_steps=5, clients=2),
             500,
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             rk.zoo.linear_chain(n_clients=3, sizes=(2, 2)),
             rk.FedMSA(outer_lr=0.2, inner_lr=0.5),
             1000,
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             rk.zoo.linear_chain(n_clients=3, sizes=(2, 3, 3)),

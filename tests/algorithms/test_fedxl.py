@@ -87,6 +87,7 @@ def test_three_rounds_by_hand(steps, gamma, beta, refresh, weights):
     assert ledgers[0].bytes_up == last.bytes_up + 8 * n * (steps * 2 * B + 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_clients", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_fresh_pools_and_whole_batches_give_exact_gradient_steps(n_clients):
     zoo = rk.zoo.pair_risk(n_clients=n_clients, rows=3, noise=0.3)

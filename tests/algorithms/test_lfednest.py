@@ -109,6 +109,7 @@ def test_one_round_of_nonalt_by_hand():
     np.testing.assert_allclose(new.y, np.mean([y for _, y in ends], axis=0), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_drift_free_inner_rounds_of_svrg_find_the_inner_solution():
     settings = {"inner_rounds": 2, "inner_steps": 4, "adjoint": LONG}
     errors = []
@@ -127,6 +128,7 @@ def outer_call(zoo, adjoint, key, outer_steps=1):
     return lfedout(context(zoo), at(jnp.ones(3), jnp.ones(4)), key).x
 
 
+@pytest.mark.slow
 def test_a_random_length_is_drawn_once_a_call_and_each_equally_often():
     N, L = 4, 5.0
     alone = next(clients_of(ZOO))
@@ -143,6 +145,7 @@ def test_a_random_length_is_drawn_once_a_call_and_each_equally_often():
     assert np.abs(counts / 2000 - 1 / N).max() < 0.05
 
 
+@pytest.mark.slow
 def test_a_client_that_estimates_its_own_lipschitz_constant_comes_to_the_same():
     power = rk.parts.PowerIteration(iterations=50)
     given = outer_call(ZOO, rk.parts.LocalNeumannSum(terms=60, lipschitz=4.0), jax.random.key(0))

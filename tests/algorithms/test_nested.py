@@ -238,6 +238,7 @@ def test_conjugate_gradients_are_exact_after_as_many_products_as_y_has_numbers()
     assert errors[3] < 1e-12  # a solved system leaves nothing to divide by
 
 
+@pytest.mark.slow
 def test_conjugate_gradients_of_nothing_are_nothing():
     zoo = rk.zoo.QuadraticBilevel(**{**ZOO.data, "E": 0 * ZOO.E, "d": 0 * ZOO.d}, m0=ZOO.m0)
     np.testing.assert_array_equal(cg(3, zoo, np.zeros(4)), np.zeros(4))

@@ -233,6 +233,7 @@ def test_evaluations_on_clients_use_their_own():
     assert_close(np.array(each), result.state.own.rows[0][:, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_goes_on_where_it_stopped(name, tmp_path):
     settings: dict[str, Any] = {"directory": tmp_path / "run", "checkpoint_every": 1}

@@ -26,7 +26,9 @@ def estimates(zoo, i, x, y, terms, L):
     return H @ y - B @ x - c, r + zoo.m0 * x + E @ y + B.T @ v
 
 
-@pytest.mark.parametrize(("zoo", "batch_size"), [(ZOO, None), (ROWS, 2)])
+@pytest.mark.parametrize(
+    ("zoo", "batch_size"), [(ZOO, None), pytest.param(ROWS, 2, marks=pytest.mark.slow)]
+)
 def test_every_agent_follows_the_recursion_by_hand(zoo, batch_size):
     """With equal rows a mini-batch is exact, and the corrections must add up to full gradients."""
     every = None if batch_size is None else 3

@@ -57,6 +57,7 @@ def resting_point(zoo, lr, steps, is_shared_out):
     return np.linalg.solve(left, right)
 
 
+@pytest.mark.slow
 def test_unequal_local_steps_come_to_rest_where_the_closed_form_says():
     steps, exact = (1, 6, 2), np.concatenate(ZOO.solution())
     distance = {}

@@ -117,6 +117,7 @@ def test_scafflix_of_the_common_model_alone_is_scaffnew():
     assert got.ledger.gradients == want.ledger.gradients + 4 * 2 * 2  # round 0: two steps alone
 
 
+@pytest.mark.slow
 def test_scafflix_ends_at_the_minimum_of_the_mixtures():
     """On quadratics it is a linear system: Σ α_i ∇f_i(α_i w + (1 - α_i) alone_i) = 0."""
     alpha = np.array([0.2, 1.0, 0.7, 0.0])

@@ -107,6 +107,7 @@ def test_numbers_have_no_state():
         assert len(jax.tree.leaves(state)) == 1
 
 
+@pytest.mark.slow
 def test_a_schedule_by_round_counts_rounds_not_local_steps():
     (w,) = LOSSES.start
     for round in range(3):

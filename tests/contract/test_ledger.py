@@ -88,6 +88,7 @@ def test_bytes_with_everyone():
     assert ledger.messages == 2 * m * (2 * T + N + 3)
 
 
+@pytest.mark.slow
 def test_newcomers_of_a_hop_are_sent_the_point_and_others_are_not():
     N, n = 4, 2
     algorithm = rk.FedNest(
@@ -99,6 +100,7 @@ def test_newcomers_of_a_hop_are_sent_the_point_and_others_are_not():
     assert len(set(points)) > 1
 
 
+@pytest.mark.slow
 def test_evaluations_are_counted_in_rows():
     zoo = rk.zoo.quadratic_bilevel(n_clients=3, rows=5)
     algorithm = rk.FedNest(
@@ -221,6 +223,7 @@ def test_fedmbo_with_the_sum_makes_T_plus_N_plus_2_exchanges(T, N):
     assert ledger.bytes_down == n * (T * (p + q) + (p + q) + (N + 1) * q)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("T", "N"), SETTINGS)
 def test_fedmbo_goes_on_until_the_longest_chain_ends_and_ended_chains_send_nothing(T, N):
     n = 3

@@ -14,8 +14,8 @@ import rookery as rk
 from rookery.engines.engine import Program
 from rookery.program.algorithm import first_state
 
-CHEAP = ("FedAvg", "GDA")
-"""Local steps, and steps of the server; the others are slow tests."""
+CHEAP = ("FedAvg",)
+"""The others are slow tests."""
 DIVIDED = ("AFACD", "FedBuff")
 """They divide the step size by the number of results, an optimiser is given the mean of these."""
 REFUSED = {"ADBO", "SDBO", "Prometheus", "NASA", "SCGD.inner_lr", "Scaffold.lr", "QFedAvg.lr",

@@ -109,7 +109,7 @@ def same(got, want):
     assert got.ledger == want.ledger
 
 
-@pytest.mark.parametrize("data", ["replicated", "by client"])
+@pytest.mark.parametrize("data", [pytest.param("replicated", marks=pytest.mark.slow), "by client"])
 def test_runs_agree_and_may_be_resumed_with_another_number_of_devices(tmp_path, data):
     want, four = run(), rk.Compiled(devices=4, data=data)
     same(run(engine=four), want)

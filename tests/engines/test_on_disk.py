@@ -73,6 +73,7 @@ def reference(in_memory):
     return run(in_memory, evaluate=EVALUATE, seed=3)
 
 
+@pytest.mark.slow
 def test_numbers_ledgers_memory_and_evaluations_are_those_in_memory(
     on_disk, reference, monkeypatch
 ):

@@ -26,7 +26,7 @@ def walk(now, finish, due, needed):
 
 
 # one block, and more of them than are read at a time
-@pytest.mark.parametrize("n", [12, 700])
+@pytest.mark.parametrize("n", [12, pytest.param(700, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("slack", [pytest.param(0.0, marks=pytest.mark.slow), 1e-3, 0.3])
 def test_the_wait_ends_where_the_walk_does(slack, n):
     """With a large slack events chain: each takes in jobs that the next would else begin with."""

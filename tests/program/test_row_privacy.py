@@ -44,6 +44,7 @@ def test_without_clip_and_noise_it_is_the_plain_run_bit_for_bit(engine):
     assert plain.ledger == same.ledger
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("zoo", "algorithm"),
     [

@@ -113,6 +113,7 @@ def test_numbers_and_ledgers_are_those_of_the_compiled_engine(name):
         assert a.values()[:-1] == b.values()[:-1]
 
 
+@pytest.mark.slow
 def test_a_client_that_loses_everything_recovers_without_affecting_others():
     def go(transport):
         return rk.run(

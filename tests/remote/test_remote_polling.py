@@ -98,6 +98,7 @@ def same(a, b):
     jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, 1e-12, 1e-12), a, b)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_in_mid_flight_sends_the_jobs_again():
     algorithm = Anarchic(staleness=3)
     program = Program(ZOO.problem, POPULATION, CLOCK, rk.aggregate.Mean())

@@ -76,6 +76,7 @@ def test_other_answers_and_things_that_are_no_function_are_errors():
         go(callback=three)
 
 
+@pytest.mark.slow
 def test_one_run_of_a_sweep_is_stopped_alone():
     runs = [rk.Run(ALGORITHM, ZOO.start, seed) for seed in (0, 1)]
     results = rk.sweep(

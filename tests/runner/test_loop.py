@@ -253,6 +253,7 @@ def test_a_metric_cannot_take_the_name_of_a_cost():
         go(evaluate=[rk.metrics.OfSolution(lambda x, y: {"exchanges": x[0]})])
 
 
+@pytest.mark.slow
 def test_numpy_settings_are_told_apart(tmp_path):
     go(rk.FedNest(outer_lr=np.float32(0.05), inner_lr=0.1), directory=tmp_path, rounds=1)
     with pytest.raises(ValueError, match="another algorithm"):

@@ -72,6 +72,7 @@ def test_small_batches_give_the_same_with_one_program_for_all_batches():
         assert a.ledger == b.ledger
 
 
+@pytest.mark.slow
 def test_one_run_that_diverges_leaves_the_others_alone():
     runs, zoo = runs_and_zoo()
     wild = rk.Run(

@@ -135,6 +135,7 @@ def test_a_grid_goes_on_with_the_ratio_of_its_last_values():
     assert found.space["steps"] == [2, 4, 1]
 
 
+@pytest.mark.slow
 def test_ranges_in_python_go_on_from_rung_to_rung():
     tuning = go(STEPS, trials=9, rounds=18, seeds=(0,), confirm=(1,))
     assert Counter(one.share for one in tuning.trials) == {1 / 9: 6, 1 / 3: 2, 1.0: 1}

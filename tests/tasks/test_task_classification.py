@@ -37,6 +37,7 @@ def test_clients_may_count_by_their_rows(digits, parts):
     np.testing.assert_allclose(equal, 0.2)
 
 
+@pytest.mark.slow
 def test_a_small_gamma_favours_the_worst_client(digits):
     """A client with few rows of a class that no other has."""
     labels = digits.train["labels"]

@@ -7,6 +7,7 @@ from rookery.problem.sample import Rows
 from rookery.tasks.hyper_cleaning import MeanWeights
 
 
+@pytest.mark.slow
 def test_oracles(digits, parts, check_bilevel):
     check_bilevel(rk.tasks.hyper_cleaning(digits, parts))
 
@@ -53,6 +54,7 @@ def test_only_the_rows_own_number_counts(digits, parts):
     assert np.flatnonzero(moved).tolist() == sorted(mine)
 
 
+@pytest.mark.slow
 def test_fednest_lowers_the_outer_loss_and_finds_wrong_labels(digits, parts, lower_the_outer_loss):
     task = rk.tasks.hyper_cleaning(digits, parts)
     result = lower_the_outer_loss(task, rounds=10, outer_lr=1000.0, inner_lr=1.0)

@@ -18,6 +18,7 @@ def test_fednest_lowers_the_outer_loss(digits, parts, lower_the_outer_loss):
     assert result.history["accuracy"][-1] > result.history["accuracy"][0] + 0.2
 
 
+@pytest.mark.slow
 def test_own_heads_learn_what_a_client_has(digits, parts):
     """Clients that number the digits in reverse need heads of their own."""
     labels = digits.train["labels"].copy()

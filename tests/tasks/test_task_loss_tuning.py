@@ -20,6 +20,7 @@ def uneven_parts(uneven):
     return rk.partition.split(rows, fractions={"train": 0.8, "validation": 0.2})
 
 
+@pytest.mark.slow
 def test_oracles(uneven, uneven_parts, check_bilevel):
     check_bilevel(rk.tasks.loss_tuning(uneven, uneven_parts, hidden=(6, 5)))
 

@@ -65,6 +65,7 @@ def test_evaluation_adapts_each_client_to_its_training_rows(
     assert len(got) == 2 + 3 * 8
 
 
+@pytest.mark.slow
 def test_descent_lowers_the_loss_after_adaptation(digits, parts, measure):
     task = rk.tasks.maml(digits, parts, adapt_lr=0.3)
     samples = [Rows(task.population.rows(i, "train")) for i in range(5)]

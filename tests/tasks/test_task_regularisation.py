@@ -6,6 +6,7 @@ import rookery as rk
 from rookery.problem.sample import Rows
 
 
+@pytest.mark.slow
 def test_oracles(digits, parts, check_bilevel):
     check_bilevel(rk.tasks.regularisation(digits, parts))
 
