@@ -83,6 +83,24 @@ def keys_for(key: Key, use: int, numbers: Integer[Array, " examples"]) -> Key:
     return jax.vmap(partial(jax.random.fold_in, jax.random.fold_in(key, use)))(numbers)
 
 
+def first_row_shape(rows: Tree) -> Tree:
+    """The shape and type of one of several rows, of arrays or of shapes.
+
+    >>> first_row_shape(jnp.zeros((5, 3), "float32"))
+    ShapeDtypeStruct(shape=(3,), dtype=float32)
+    """
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), rows)
+
+
+def gathered_row_shape(rows: Gather) -> Tree:
+    """The same of rows that were not gathered yet.
+
+    >>> gathered_row_shape(lambda positions: jnp.zeros((5, 3), "float32")[positions])
+    ShapeDtypeStruct(shape=(3,), dtype=float32)
+    """
+    return first_row_shape(jax.eval_shape(rows, jax.ShapeDtypeStruct((1,), jnp.int32)))
+
+
 class DrawnPairs:
     """Pairs drawn uniformly with replacement; all of them, each once, if there are no more.
 
@@ -126,6 +144,10 @@ class DrawnPairs:
     def batch(self) -> Sample:
         """Refused."""
         raise _made_already("pairs")
+
+    def row_shape(self) -> Tree:
+        """Of a pair."""
+        return first_row_shape(self._pairs)
 
     def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
         """Two rows for each pair."""
@@ -178,6 +200,11 @@ class AllPairs:
     def batch(self) -> Sample:
         """Refused."""
         raise _made_already("pairs")
+
+    def row_shape(self) -> Tree:
+        """Of a pair."""
+        one = gathered_row_shape(self._rows)
+        return Pair(one, one)
 
     def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
         """Two rows for each pair."""
@@ -243,6 +270,10 @@ class OneBatch:
     def batch(self) -> Sample:
         """Refused."""
         raise _made_already("a batch")
+
+    def row_shape(self) -> Tree:
+        """Of the batch."""
+        return first_row_shape(self._batch)
 
     def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
         """As many rows as the batch has."""

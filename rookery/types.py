@@ -52,6 +52,10 @@ class Sample(Protocol):
         """A sample of one row: all rows together, a :class:`rookery.loss.Batch`."""
         ...
 
+    def row_shape(self) -> Tree:
+        """The shape and type of one row, as ``jax.ShapeDtypeStruct``; no number of any row."""
+        ...
+
     def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
         """Bill this many evaluations on every row of the sample."""
         ...

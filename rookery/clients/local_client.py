@@ -24,6 +24,8 @@ from rookery.samples import (
     Gather,
     OneBatch,
     check_batch,
+    first_row_shape,
+    gathered_row_shape,
     keys_for,
     rows_per_draw,
 )
@@ -330,6 +332,9 @@ class _Batch:
 
         return OneBatch(Batch(self._rows, self._weights), self._key, charge)
 
+    def row_shape(self) -> Tree:
+        return first_row_shape(self._rows)
+
     def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
         self._charge(self.size, gradients, hessian_vectors)
 
@@ -424,6 +429,9 @@ class _Whole:
             self._charge(self._count, gradients, hessian_vectors)
 
         return OneBatch(Batch(*self._at(position)), self._key, charge)
+
+    def row_shape(self) -> Tree:
+        return gathered_row_shape(self._gather)
 
     def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
         self._charge(self._count, gradients, hessian_vectors)

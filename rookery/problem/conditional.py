@@ -119,13 +119,8 @@ class Conditional(AbstractOneVariable, AbstractOneSplit):
         return {name: field for name, field in row.items() if name != self.draws}
 
     def _draws_of(self, sample: Sample) -> int:
-        """How many inner evaluations an example takes, from the shapes of the rows."""
-
-        def pool(rows: Tree, weights: jax.Array) -> jax.Array:
-            return jnp.zeros(jax.tree.leaves(rows[self.draws])[0].shape[1])
-
-        plain = getattr(sample, "plain", sample)  # of a private sample: shapes are no release
-        (size,) = jax.eval_shape(lambda: plain.average(pool)).shape
+        """How many inner evaluations an example takes, from the shape of a row."""
+        size = _first_axis(sample.row_shape()[self.draws])
         return size if self.m_in is None else min(self.m_in, size)
 
 

@@ -9,7 +9,15 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from rookery.loss import Batch
-from rookery.samples import ROW_KEYS, AllPairs, OneBatch, check_batch, keys_for, need_key
+from rookery.samples import (
+    ROW_KEYS,
+    AllPairs,
+    OneBatch,
+    check_batch,
+    first_row_shape,
+    keys_for,
+    need_key,
+)
 from rookery.types import Key, Sample, Tree
 
 
@@ -57,6 +65,10 @@ class Rows(eqx.Module):
         check_batch(self.count)
         batch = Batch(self.rows, jnp.full((self.count,), 1 / self.count))
         return OneBatch(batch, self.key, lambda *_: None)
+
+    def row_shape(self) -> Tree:
+        """Of one of the rows."""
+        return first_row_shape(self.rows)
 
     def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
         """Nothing: evaluations at the server are not billed."""

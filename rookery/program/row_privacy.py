@@ -370,6 +370,10 @@ class PrivateSample:
         """Refused."""
         _refuse("a loss over a batch", "the part of a single row is not known")
 
+    def row_shape(self) -> Tree:
+        """As for a plain sample: a shape is no release."""
+        return self.plain.row_shape()
+
     def charge(self, *, gradients: int = 0, hessian_vectors: int = 0) -> None:
         """As for a plain sample."""
         self.plain.charge(gradients=gradients, hessian_vectors=hessian_vectors)

@@ -266,7 +266,7 @@ class Recording:
     def pairs(self):
         raise AssertionError("these are losses of one row")
 
-    batch = pairs
+    batch = row_shape = pairs
 
     def charge(self, *, gradients=0, hessian_vectors=0):
         self.gradients += gradients
