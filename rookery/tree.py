@@ -8,10 +8,11 @@ import functools
 import math
 import operator
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool
 
@@ -143,6 +144,17 @@ def nbytes(a: Tree) -> int:
     return sum(of(leaf) for leaf in jax.tree.leaves(a))
 
 
+def blocks(array: ArrayLike, size: int = 1 << 16) -> Iterator[np.ndarray]:
+    """The entries of an array in flat pieces, for sums over a large one without another copy.
+
+    >>> [len(block) for block in blocks(np.zeros((3, 2)), size=4)]
+    [4, 2]
+    """
+    flat = np.asarray(array).reshape(-1)
+    for begin in range(0, flat.size, size):
+        yield flat[begin : begin + size]
+
+
 def all_finite(a: Tree) -> Bool[Array, ""]:
     """Whether no floating-point leaf holds a NaN or an infinity.
 
@@ -152,6 +164,16 @@ def all_finite(a: Tree) -> Bool[Array, ""]:
     leaves = [x for x in jax.tree.leaves(a) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
     checks = [jnp.all(jnp.isfinite(leaf)) for leaf in leaves]
     return functools.reduce(jnp.logical_and, checks, jnp.array(True))
+
+
+def is_finite(a: Tree) -> bool:
+    """The same of arrays that are not traced, block by block: a large one is not copied.
+
+    >>> is_finite((jnp.ones(2), jnp.array(jnp.nan)))
+    False
+    """
+    leaves = [x for x in jax.tree.leaves(a) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+    return all(bool(np.isfinite(block).all()) for leaf in leaves for block in blocks(leaf))
 
 
 def random_normal(key: Key, like: Tree) -> Tree:

@@ -198,7 +198,7 @@ class _EagerRunner(AbstractRunner):
             ledgers.append(fed.ledger)
             cohorts.append(tuple(fed.cohorts))
             state = later(state, jnp.asarray(fed.now, float))
-            is_finite = bool(all_finite(state, self._program.aggregate))
+            is_finite = all_finite(state, self._program.aggregate)
             if not is_finite:
                 break
         return Progress(state, ledgers, is_finite, cohorts)

@@ -386,23 +386,20 @@ def async_traces(state: Tree) -> dict[str, TraceRecord]:
     return {jobs.kind: jobs.trace.as_dict() for jobs in leaves if isinstance(jobs, InFlight)}
 
 
-def all_finite(state: Tree, aggregate: Aggregate) -> Bool[Array, ""]:
+def all_finite(state: Tree, aggregate: Aggregate) -> bool:
     """Whether a state holds no NaN and no infinity; jobs are not searched.
 
     Searching the tables of all clients would cost more than a server's step, and a bad result shows
     in the iterates as soon as it is used. With a robust rule a client may have or send what is not
     finite, so rows of clients are not searched at all.
     """
-    if robust_rule(aggregate) is not None:
-        return server_is_finite(state, aggregate)
-    return server_is_finite(state, aggregate) & memories_are_finite(state)
+    memories = [] if robust_rule(aggregate) is not None else _memories(state)
+    return tree.is_finite([*_on_server(state, aggregate), *memories])
 
 
 def server_is_finite(state: Tree, aggregate: Aggregate) -> Bool[Array, ""]:
-    """The same of what the server holds: memories are not searched either."""
-    leaves = jax.tree.leaves(state, is_leaf=_is_table)
-    tables = InFlight | Memory if robust_rule(aggregate) is None else InFlight | Memory | PerClient
-    return tree.all_finite([leaf for leaf in leaves if not isinstance(leaf, tables)])
+    """The same of what the server holds, traced: memories are not searched either."""
+    return tree.all_finite(_on_server(state, aggregate))
 
 
 def memories_are_finite(state: Tree) -> Bool[Array, ""]:
@@ -410,8 +407,18 @@ def memories_are_finite(state: Tree) -> Bool[Array, ""]:
 
     An engine that knows which rows a round has written need not search the others.
     """
+    return tree.all_finite(_memories(state))
+
+
+def _on_server(state: Tree, aggregate: Aggregate) -> list[Tree]:
     leaves = jax.tree.leaves(state, is_leaf=_is_table)
-    return tree.all_finite([leaf for leaf in leaves if isinstance(leaf, Memory)])
+    tables = InFlight | Memory if robust_rule(aggregate) is None else InFlight | Memory | PerClient
+    return [leaf for leaf in leaves if not isinstance(leaf, tables)]
+
+
+def _memories(state: Tree) -> list[Memory]:
+    leaves = jax.tree.leaves(state, is_leaf=_is_table)
+    return [leaf for leaf in leaves if isinstance(leaf, Memory)]
 
 
 def has_row_per_client(state: Tree) -> Tree:

@@ -164,14 +164,14 @@ class RemoteRunner(AbstractRunner):
                 ledgers.append(spent)
                 cohorts.append(met)
                 on_server = memory_sync.replace_memories(remote, lambda *_: None)
-                if not bool(all_finite(on_server, self._program.aggregate)):
+                if not all_finite(on_server, self._program.aggregate):
                     break
             self._last = memory_sync.collect(session, remote)
         except (TooFewReplies, MemoryLost) as error:
             # what clients kept in these rounds is lost, so the run cannot continue from here
             self._last = None
             raise Stopped(_advice(error, first), []) from error
-        is_finite = bool(all_finite(self._last, self._program.aggregate))
+        is_finite = all_finite(self._last, self._program.aggregate)
         progress = [Progress(self._last, ledgers, is_finite, cohorts)]
         if stopped is not None:
             raise Stopped(_advice(stopped, first + len(ledgers)), progress) from stopped

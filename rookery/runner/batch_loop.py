@@ -349,7 +349,7 @@ class BatchLoop:
         """What is measured of all runs in their present states, by name and run."""
         population = self._settings.program.population
         solutions = [one.run.algorithm.solution(one.state) for one in self._runs]
-        solutions = stack(self._at_least_two(solutions))
+        solutions = self._at_least_two(solutions)
         keys = _fold_in_all(self._evaluation_keys, round)
         own = [one.run.algorithm.own_leaves(one.state) for one in self._runs]
         if own[0] is None:

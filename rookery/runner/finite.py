@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rookery import tree
 from rookery.program.polling import InFlight
 from rookery.types import Tree
 
@@ -28,7 +29,7 @@ def not_finite_in_state(state: Tree) -> list[str]:
         for path, leaf in leaves
         if not isinstance(leaf, InFlight)
         and jnp.issubdtype(leaf.dtype, jnp.inexact)
-        and not bool(jnp.all(jnp.isfinite(leaf)))
+        and not tree.is_finite(leaf)
     ]
 
 
@@ -38,4 +39,9 @@ def size_of(solution: tuple[Tree, ...]) -> float:
     >>> size_of((np.zeros(2), {"w": np.array([-30.0, 2.0])}))
     30.0
     """
-    return max(float(np.max(np.abs(leaf), initial=0.0)) for leaf in jax.tree.leaves(solution))
+
+    def largest(leaf: jax.Array) -> float:
+        found = [np.max(np.abs(block)) for block in tree.blocks(leaf)]
+        return float(np.max(found, initial=0.0))
+
+    return max(map(largest, jax.tree.leaves(solution)))

@@ -9,14 +9,14 @@ does in its first round, or in every tenth, fits the state.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import jax
 import numpy as np
 
-from rookery import check
+from rookery import check, tree
 from rookery.runner.best import GOALS, Goal
 from rookery.types import Tree
 
@@ -429,12 +429,19 @@ def _first_known(goals: Mapping[str, Goal | None]) -> tuple[str, Goal] | None:
 
 
 def _norm(variable: Tree) -> float:
-    return math.sqrt(sum(float(np.sum(np.square(_double(a)))) for a in jax.tree.leaves(variable)))
+    return _length(block.astype(np.float64) for block in _blocks(variable))
 
 
 def _distance(a: Tree, b: Tree) -> float:
-    return _norm(jax.tree.map(lambda u, v: _double(u) - _double(v), a, b))
+    pairs = zip(_blocks(a), _blocks(b), strict=True)
+    return _length(one.astype(np.float64) - other.astype(np.float64) for one, other in pairs)
 
 
-def _double(array: jax.Array) -> np.ndarray:
-    return np.asarray(array).astype(np.float64)
+def _blocks(variable: Tree) -> Iterator[np.ndarray]:
+    """All entries, block by block: a large model is not copied."""
+    for leaf in jax.tree.leaves(variable):
+        yield from tree.blocks(leaf)
+
+
+def _length(blocks: Iterable[np.ndarray]) -> float:
+    return math.sqrt(sum(float(np.sum(np.square(block))) for block in blocks))

@@ -229,18 +229,19 @@ def metric_goals(
 
 
 def evaluate_all(evaluations, solutions, population, keys, own_leaves=None) -> dict[str, jax.Array]:
-    """The numbers of all evaluations for stacked solutions, one run after another.
+    """The numbers of all evaluations for several solutions, one run after another.
 
     Args:
         evaluations: what is measured.
-        solutions: of all runs, stacked.
+        solutions: of all runs.
         population: the clients.
         keys: one per run.
         own_leaves: of the clients of all runs, stacked, if solutions have such leaves.
     """
     code = CodeKey([evaluations])
     if population.is_on_disk:
-        return _evaluate_in_blocks(code, evaluations, solutions, population, keys, own_leaves)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *solutions)
+        return _evaluate_in_blocks(code, evaluations, stacked, population, keys, own_leaves)
     return _evaluate_all(code, evaluations, solutions, population, keys, own_leaves)
 
 
@@ -372,7 +373,9 @@ def _evaluate_all(
             for evaluation in evaluations
         )
 
-    return lax.map(one, (solutions, keys, own_leaves))
+    # stacked in here, where a single solution is not copied
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *solutions)
+    return lax.map(one, (stacked, keys, own_leaves))
 
 
 def _is_plain(metric: Metric) -> bool:

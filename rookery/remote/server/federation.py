@@ -17,7 +17,7 @@ import numpy as np
 from rookery import tree
 from rookery.engines.engine import Program
 from rookery.program.accounting import CostMeter
-from rookery.program.aggregate import robust_rule
+from rookery.program.aggregate import Mean, robust_rule
 from rookery.program.federation import (
     NO_SETTINGS,
     AbstractFederation,
@@ -48,6 +48,11 @@ from rookery.remote.server.secure_sums import SecureSums, WantedSum
 from rookery.remote.server.server_values import ServerValues
 from rookery.remote.server.session import Session
 from rookery.types import Key, Tree
+
+Leaves = dict[int, list[np.ndarray | jax.Array]]
+"""By slot, the leaves of its reply."""
+
+_BLOCK = 8 << 20  # bytes of all replies that are stacked at a time for the mean of large ones
 
 
 class RemoteFederation(AbstractFederation):
@@ -161,6 +166,19 @@ class RemoteFederation(AbstractFederation):
         """An exchange with the cohort of the clients where ``who`` is true."""
         return ask_as_cohort(self, who, step, values, key, settings)
 
+    def mean(self, placed, *, decode=None, apart=False, around=None) -> Tree:
+        """The mean; that of large replies is taken block by block, without a stack of them."""
+        is_plain = type(self.aggregate) is Mean and decode is None and not self.hides_replies
+        if not is_plain or not isinstance(placed, Placed) or not _are_large(placed):
+            return super().mean(placed, decode=decode, apart=apart, around=around)
+        values, structure = jax.tree.flatten(placed.value)
+        replies, cohort = self._replies(placed.cohort, values, needs_all=False)
+        self._end_exchange(cohort, sum(map(_nbytes, values)))
+        weights = self.slot_weights(cohort)
+        leaves = [_mean_of_leaf(replies, i, value, weights) for i, value in enumerate(values)]
+        mean = jax.tree.unflatten(structure, leaves)
+        return tuple(mean) if apart else mean
+
     # ---- for the base class
 
     def _new_cohort(self, cohort: Cohort) -> None:
@@ -174,9 +192,16 @@ class RemoteFederation(AbstractFederation):
         return self._values.rows(value, len(cohort)) if as_rows else self._values.same(value)
 
     def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
-        replies, cohort = self._replies(placed, needs_all)
-        self._end_exchange(cohort, tree.nbytes(replies) // len(cohort))
-        return replies, cohort
+        cohort = placed.cohort
+        values, structure = jax.tree.flatten(placed.value)
+        if _are_sent(values):  # clients would only return what they were sent
+            leaves = [_server_rows(value, len(cohort)) for value in values]
+        else:
+            replies, cohort = self._replies(cohort, values, needs_all)
+            leaves = [_stacked(replies, i, v, len(cohort)) for i, v in enumerate(values)]
+        rows = jax.tree.unflatten(structure, leaves)
+        self._end_exchange(cohort, tree.nbytes(rows) // len(cohort))
+        return rows, cohort
 
     def _hidden(
         self, sums: SecureSums, placed: Placed, weights: jax.Array | None, *, needs_all: bool
@@ -196,15 +221,10 @@ class RemoteFederation(AbstractFederation):
         self.costs.end_exchange(self.kind, cohort, nbytes)
         self.cohorts.append(tuple(client for _, client in _active(cohort)))
 
-    def _replies(self, placed: Placed, needs_all: bool) -> tuple[Tree, Cohort]:
+    def _replies(
+        self, cohort: Cohort, values: list[RemoteValue], needs_all: bool
+    ) -> tuple[Leaves, Cohort]:
         """Exchange with the cohort; slots that did not reply are inactive in the result."""
-        cohort = placed.cohort
-        values, structure = jax.tree.flatten(placed.value)
-        sent = [value.source for value in values if isinstance(value.source, Sent)]
-        if len(sent) == len(values):  # clients would only return what they were sent
-            pairs = zip(sent, values, strict=True)
-            rows = [_server_rows(source, value.leaf, len(cohort)) for source, value in pairs]
-            return jax.tree.unflatten(structure, rows), cohort
         messages, requests = self._requests(values, cohort)
         rule = robust_rule(self.aggregate)
         replies = self._session.exchange(
@@ -213,10 +233,8 @@ class RemoteFederation(AbstractFederation):
             needs_all=needs_all,
             at_least=1 if rule is None else rule.fewest,
         )
-        given = {slot: reply.leaves for slot, reply in replies.items()}
-        leaves = [_stacked(given, i, value, len(cohort)) for i, value in enumerate(values)]
         cohort = self._replied(values, cohort, messages, replies)
-        return jax.tree.unflatten(structure, leaves), cohort
+        return {slot: reply.leaves for slot, reply in replies.items()}, cohort
 
     def _requests(
         self, values: list[RemoteValue], cohort: Cohort
@@ -267,12 +285,28 @@ def _missing(value: RemoteValue) -> set[int]:
     return value.source.missing if isinstance(value.source, Computed) else set()
 
 
-def _server_rows(source: Sent, leaf: int, slots: int) -> jax.Array:
-    value = jnp.asarray(source.leaves[leaf])
-    return value if source.are_rows else jnp.broadcast_to(value, (slots, *value.shape))
+def _are_sent(values: list[RemoteValue]) -> bool:
+    return all(isinstance(value.source, Sent) for value in values)
 
 
-def _stacked(replies: dict[int, list], leaf: int, value: RemoteValue, slots: int) -> jax.Array:
+def _are_large(placed: Placed) -> bool:
+    """Whether the mean of these replies is taken block by block."""
+    values: list[RemoteValue] = jax.tree.leaves(placed.value)
+    are_numbers = all(jnp.issubdtype(value.dtype, jnp.inexact) for value in values)
+    return are_numbers and not _are_sent(values) and max(map(_nbytes, values), default=0) > _BLOCK
+
+
+def _nbytes(value: RemoteValue) -> int:
+    return math.prod(value.shape) * np.dtype(value.dtype).itemsize
+
+
+def _server_rows(value: RemoteValue, slots: int) -> jax.Array:
+    assert isinstance(value.source, Sent)
+    array = jnp.asarray(value.source.leaves[value.leaf])
+    return array if value.source.are_rows else jnp.broadcast_to(array, (slots, *array.shape))
+
+
+def _stacked(replies: Leaves, leaf: int, value: RemoteValue, slots: int) -> jax.Array:
     """One row per slot; zeros, which are never used, for slots without a reply."""
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         some = next(iter(replies.values()))
@@ -280,6 +314,20 @@ def _stacked(replies: dict[int, list], leaf: int, value: RemoteValue, slots: int
     out = _empty((slots, *value.shape), np.dtype(value.dtype))
     for slot in range(slots):
         out[slot] = replies[slot][leaf] if slot in replies else 0
+    return jax.device_put(out)
+
+
+def _mean_of_leaf(replies: Leaves, leaf: int, value: RemoteValue, weights: jax.Array) -> jax.Array:
+    """The mean of one leaf; the replies are stacked one block at a time."""
+    slots, out = len(weights), _empty(value.shape, np.dtype(value.dtype))
+    flat = out.reshape(-1)
+    size = max(min(_BLOCK // (slots * out.itemsize), flat.size), 1)
+    for begin in range(0, flat.size, size):
+        begin = min(begin, flat.size - size)  # all blocks are equally long: one program for all
+        rows = np.zeros((slots, size), out.dtype)
+        for slot, leaves in replies.items():
+            rows[slot] = np.asarray(leaves[leaf]).reshape(-1)[begin : begin + size]
+        flat[begin : begin + size] = np.asarray(Mean()(jnp.asarray(rows), weights))
     return jax.device_put(out)
 
 

@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery import check
-
-_BLOCK = 1 << 16  # entries of a reply whose squares are summed at a time
+from rookery import check, tree
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,8 @@ class Policy:
 
 def is_finite(leaves: Sequence[np.ndarray | jax.Array]) -> bool:
     """Whether a reply holds no NaN and no infinity."""
-    return all([bool(np.isfinite(leaf).all()) for leaf in leaves if _is_inexact(leaf)])
+    inexact = (leaf for leaf in leaves if _is_inexact(leaf))
+    return all(bool(np.isfinite(block).all()) for leaf in inexact for block in tree.blocks(leaf))
 
 
 def norm(leaves: Sequence[np.ndarray | jax.Array]) -> float:
@@ -99,7 +98,7 @@ def norm(leaves: Sequence[np.ndarray | jax.Array]) -> float:
     with np.errstate(over="ignore", invalid="ignore"):
         for leaf in leaves:
             if isinstance(leaf, np.ndarray) and _is_inexact(leaf):
-                total += _squared(leaf.reshape(-1))
+                total += _squared(leaf)
     return math.sqrt(total) if total == total else math.inf
 
 
@@ -126,12 +125,12 @@ def outliers(norms: Mapping[int, float], ratio: float) -> dict[int, float]:
     return found
 
 
-def _squared(flat: np.ndarray) -> float:
-    """The sum of squares of an array, in double precision, without a copy of a large one."""
+def _squared(leaf: np.ndarray) -> float:
+    """The sum of squares of an array, in double precision."""
     total = 0.0
-    for begin in range(0, flat.size, _BLOCK):
-        block = np.abs(flat[begin : begin + _BLOCK]).astype(np.float64)
-        total += float(block @ block)
+    for block in tree.blocks(leaf):
+        wide = np.abs(block).astype(np.float64)
+        total += float(wide @ wide)
     return total
 
 
