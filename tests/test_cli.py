@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 
 import rookery as rk
-from rookery.cli import demo
+from rookery.cli import demo, entry
 from rookery.cli.main import main
 from rookery.experiment import config
 from rookery.report.comparison import Comparison, Curve
@@ -328,10 +328,23 @@ def test_a_file_with_the_users_own_task_and_algorithm(tmp_path):
 
 
 def test_the_command_is_a_program(tmp_path):
-    command = [sys.executable, "-m", "rookery.cli.main", "run", "nothing.toml"]
+    command = [sys.executable, "-m", "rookery.cli.entry", "run", "nothing.toml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert "nothing.toml" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_control_c_while_the_command_is_loaded_is_no_traceback(monkeypatch):
+    class Interrupted:
+        def find_spec(self, name, *_):
+            if name == "rookery.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "rookery.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 130
 
 
 @pytest.mark.parametrize(
