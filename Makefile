@@ -7,13 +7,14 @@ NEWEST_PYTHON ?= $(shell for v in 3.14 3.13 3.12 3.11; do for p in python$$v \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO := $(VENV)/.demo
 # every worker and every subprocess of a test would otherwise compile all of JAX's Python again
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types unit test-slow test-contract test-devices test-versions \
 	test-oldest test-newest test-tracking test-privacy test-secure test-ray test-flare test-models test-natural docs bench bench-remote benchmark benchmark-quick clean
 
-demo: $(READY)
+demo: $(DEMO)
 	$(BIN)/rookery demo
 
 test: lint
@@ -122,10 +123,15 @@ benchmark-quick: $(READY)
 	$(BIN)/python -m experiments.benchmark page runs/benchmark-quick/results.jsonl runs/benchmark-quick/index.html
 	@echo "The page: runs/benchmark-quick/index.html"
 
-$(READY): requirements.txt pyproject.toml
+# what the demo needs and no more; the tests add their tools to the same environment
+$(DEMO): requirements-demo.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile -r requirements.txt
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps -r requirements-demo.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(READY): $(DEMO) requirements.txt
+	$(BIN)/python -m pip install --quiet --no-compile -r requirements.txt
 	touch $@
 
 $(VENV)-newest/.ready: pyproject.toml
@@ -145,7 +151,7 @@ $(VENV)-bench-%/.ready: requirements-bench-%.txt
 	touch $@
 
 # packages that cannot be installed together have an environment each
-$(VENV)-%/.ready: requirements-%.txt requirements.txt pyproject.toml
+$(VENV)-%/.ready: requirements-%.txt requirements.txt requirements-demo.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install --quiet -r requirements-$*.txt
 	$(VENV)-$*/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .

@@ -82,7 +82,8 @@ PLOT = {
     "log_x": "whether the costs have a logarithmic axis",
     "log_y": "whether the metrics have one",
     "target": "a value of the first metric; a table says what it cost to reach it",
-    "higher_is_better": "whether the first metric has to rise; a guess by default",
+    "higher_is_better": "whether the first metric has to rise; by default what its evaluation, "
+    "or its name, says",
 }
 GROUPS = {
     "algorithm": ("Algorithms", "``[algorithm]``", registry.PROGRAMS),

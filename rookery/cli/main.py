@@ -369,7 +369,8 @@ def report(
         axes: costs to draw against: round, exchanges, megabytes, megabytes_up, megabytes_down,
             gradients, hessian_vectors, seconds.
         target: value of the first metric; a table shows what it cost to reach it.
-        higher_is_better: True or False: whether the first metric has to rise; by default a guess.
+        higher_is_better: True or False: whether the first metric has to rise; by default what its
+            evaluation knows, or its name says.
         latex: also write the tables for a paper, as tables.tex beside the page.
         markdown: also write the tables as tables.md beside the page.
     """

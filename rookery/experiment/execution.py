@@ -1,8 +1,10 @@
 """Run the curves of an experiment, or choose their settings from a grid."""
 
+import itertools
 import json
 import math
 import re
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,8 +24,9 @@ from rookery.experiment.config import (
 from rookery.experiment.registry import make_stop_rules
 from rookery.experiment.task_loader import TaskLoader
 from rookery.experiment.tuning_file import digest, read_tuning, tuning_for_report, tuning_path
-from rookery.report.comparison import Comparison, Curve, Trace
+from rookery.report.comparison import Comparison, Curve, Holdings, Trace
 from rookery.report.write import FILES as REPORT_FILES
+from rookery.runner.best import Goal
 from rookery.runner.documents import read_document
 from rookery.runner.guard import Guard
 from rookery.runner.history import replace_file, to_json
@@ -33,6 +36,11 @@ from rookery.runner.run_state import DivergenceWarning, Result, RollBackWarning,
 from rookery.runner.search import has_range, search
 from rookery.runner.sweep import sweep
 from rookery.runner.tune import Tuning, last_values
+
+LABELS = "labels"
+"""The field with the labels in data sets of rookery."""
+MOST_HOLDERS = 100
+"""Of how many clients a report lists the labels."""
 
 
 def run_experiment(
@@ -52,7 +60,7 @@ def run_experiment(
         overwrite: discard the runs that ``out`` holds.
         console: where to show progress.
     """
-    compiled_before = programs_compiled()
+    compiled_before, began = programs_compiled(), time.monotonic()
     with experiment.in_precision():
         results = run_curves(
             experiment.curves, experiment.run, experiment.seeds, loader,
@@ -69,7 +77,37 @@ def run_experiment(
         versions=versions(),
         notes=" ".join(filter(None, [experiment.claim, rollback_notes(results)])),
         tuning=_tuning_of(experiment),
+        goals=_goals_of(experiment, loader),
+        holdings=_holdings_of(experiment, loader),
+        wall_seconds=time.monotonic() - began,
     )
+
+
+def _goals_of(experiment: Experiment, loader: TaskLoader) -> dict[str, Goal]:
+    """Which way the metrics of all curves are better, as far as their evaluations know."""
+    with experiment.in_precision():
+        evaluations = [one for curve in experiment.curves for one in loader.load(curve).evaluate]
+    return {name: goal for one in evaluations for name, goal in one.goals().items()}
+
+
+def _holdings_of(experiment: Experiment, loader: TaskLoader) -> Holdings | None:
+    """Who holds what, if the curves share one population in memory whose rows have labels."""
+    if len({curve.task_key for curve in experiment.curves}) > 1:
+        return None
+    with experiment.in_precision():
+        population = loader.load(experiment.curves[0]).population
+    data = population.data
+    if population.is_on_disk or not isinstance(data, Mapping) or LABELS not in data:
+        return None
+    described = population.describe(LABELS)
+    counts = dict(zip(described.clients, described.labels.tolist(), strict=True))
+    shown = dict(itertools.islice(counts.items(), MOST_HOLDERS))
+    return {
+        "label": described.label,
+        "classes": list(described.classes),
+        "clients": shown,
+        "n_clients": len(counts),
+    }
 
 
 def _tuning_of(experiment: Experiment) -> dict[str, object]:

@@ -8,7 +8,11 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 
 from rookery.report.statistics import Interval, interval, student_cdf
+from rookery.runner.best import Goal, goal_by_name
 from rookery.runner.history import COSTS, EPSILON, ClientHistory, History
+
+COLOURS = 7
+"""How many colours figures and pages have; more curves repeat them with other strokes."""
 
 
 class Axis(NamedTuple):
@@ -80,6 +84,15 @@ class Examined(TypedDict):
     curvature: list[Curvature]
     figures: dict[str, float | None]
     notes: list[str]
+
+
+class Holdings(TypedDict):
+    """Who holds what: how often each label occurs with each of the first clients."""
+
+    label: str
+    classes: list[str]
+    clients: dict[str, list[int]]
+    n_clients: int
 
 
 @dataclass(frozen=True)
@@ -155,6 +168,9 @@ class Comparison:
         versions: of the software that ran.
         notes: plain text to print below the headline.
         tuning: what was tried to choose settings, as :mod:`rookery.report.sensitivity` shows it.
+        goals: whether more or less of a metric is better, as far as its evaluation knows.
+        holdings: the labels of every client, if the data has labels and all curves share it.
+        wall_seconds: how long the runs took; None if that is not known.
 
     >>> curve = Curve("FedAvg", [History([{"round": 0, "loss": 1.0}])])
     >>> Comparison("One curve", [curve]).metrics
@@ -167,6 +183,9 @@ class Comparison:
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: str = ""
     tuning: Mapping[str, object] = field(default_factory=dict)
+    goals: Mapping[str, Goal] = field(default_factory=dict)
+    holdings: Holdings | None = None
+    wall_seconds: float | None = None
 
     def __post_init__(self):
         names = [curve.name for curve in self.curves]
@@ -184,6 +203,54 @@ class Comparison:
     def client_metrics(self) -> list[str]:
         """The metrics that at least one curve has measured of every client."""
         return list(dict.fromkeys(name for curve in self.curves for name in curve.client_metrics))
+
+    def goal_of(self, metric: str) -> Goal | None:
+        """Whether more or less of a metric is better: declared, or plain from its name, or None.
+
+        >>> curve = Curve("FedAvg", [History([{"round": 0, "loss": 1.0, "size": 1.0}])])
+        >>> one = Comparison("One curve", [curve])
+        >>> one.goal_of("loss"), one.goal_of("size")
+        ('min', None)
+        """
+        return self.goals.get(metric) or goal_by_name(metric)
+
+    def styles(self) -> list[tuple[int, int]]:
+        """The number of the colour and of the stroke of every curve.
+
+        A few curves have a colour each. Many have the colour of their algorithm, and strokes that
+        tell its settings apart.
+
+        >>> curves = [Curve(str(i), [History([{"round": 0}])]) for i in range(8)]
+        >>> settings = {str(i): {"algorithm": {"name": "AB"[i // 4]}} for i in range(8)}
+        >>> Comparison("Eight", curves, settings).styles()[3:6]
+        [(0, 3), (1, 0), (1, 1)]
+        """
+        names = self._algorithms()
+        if len(names) <= COLOURS or len(set(names)) in (1, len(names)):
+            return [(i % COLOURS, i // COLOURS) for i in range(len(names))]
+        colours = list(dict.fromkeys(names))
+        return [
+            (colours.index(name) % COLOURS, names[:i].count(name)) for i, name in enumerate(names)
+        ]
+
+    def groups(self) -> dict[str, list[int]]:
+        """The curves of every panel of small multiples: by algorithm, or one each.
+
+        >>> curves = [Curve(str(i), [History([{"round": 0}])]) for i in range(3)]
+        >>> settings = {str(i): {"algorithm": {"name": "AAB"[i]}} for i in range(3)}
+        >>> Comparison("Three", curves, settings).groups()
+        {'A': [0, 1], 'B': [2]}
+        """
+        names = self._algorithms()
+        if len(set(names)) == 1:
+            names = [curve.name for curve in self.curves]
+        return {name: [i for i, own in enumerate(names) if own == name] for name in names}
+
+    def _algorithms(self) -> list[str]:
+        """The algorithm of every curve, or else the curve's own name."""
+        return [
+            _algorithm(self.settings.get(curve.name, {})) or curve.name for curve in self.curves
+        ]
 
     def require_metric(self, metric: str) -> str:
         """Return the metric, or raise if no curve has measured it."""
@@ -210,7 +277,15 @@ def joined(comparisons: Sequence[Comparison]) -> Comparison:
             curves.append(replace(curve, name=name))
             settings[name] = comparison.settings.get(curve.name, {})
     title = " / ".join(dict.fromkeys(c.title for c in comparisons))
-    return Comparison(title, curves, settings, comparisons[0].versions)
+    goals = {metric: goal for c in comparisons for metric, goal in c.goals.items()}
+    return Comparison(title, curves, settings, comparisons[0].versions, goals=goals)
+
+
+def _algorithm(settings: Mapping[str, object]) -> str | None:
+    """The name of a curve's algorithm, as its settings have it."""
+    table = settings.get("algorithm")
+    name = table.get("label") or table.get("name") if isinstance(table, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 def require_axis(axis: str) -> str:
@@ -305,23 +380,6 @@ def divergence(curve: Curve) -> str:
         for seed in curve.seeds
         if seed in curve.diverged
     )
-
-
-def is_rising(curves: Sequence[Curve], metric: str) -> bool:
-    """Whether the metric rose from first to last values: a guess at whether higher is better.
-
-    Only finite values count, and seeds that diverged do not.
-    """
-    change = 0.0
-    for curve in curves:
-        if metric not in curve.metrics:
-            continue
-        for seed, run in zip(curve.seeds, curve.runs, strict=True):
-            values = metric_values(run, metric)
-            values = values[np.isfinite(values)]
-            if len(values) and seed not in curve.diverged:
-                change += values[-1] - values[0]
-    return change >= 0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Learning curves as a figure: one column of panels per cost, one row per metric."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 
@@ -17,8 +17,10 @@ from rookery.runner.history import replace_file
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
 """Okabe and Ito's palette, for colour-blind readers; more curves repeat it with another stroke."""
 STROKES = ("-", (0, (4, 1.6)), (0, (1, 1.4)), (0, (6, 1.6, 1, 1.6)))
+MOST_TOGETHER = 8
+"""More curves are drawn as small multiples: a panel for each algorithm, or for each curve."""
 
-_INK, _FAINT = "#333333", "#E3E3E3"
+_INK, _FAINT, _BEHIND = "#333333", "#E3E3E3", "#C6C6C6"
 
 
 def plot(
@@ -34,7 +36,8 @@ def plot(
 ) -> None:
     """Save the means over seeds with their 95 % intervals as a figure.
 
-    A cross marks where a curve ends because a seed diverged.
+    A cross marks where a curve ends because a seed diverged. More than eight curves are drawn
+    against the first cost alone, in a panel for each algorithm with the other curves behind it.
 
     Args:
         comparison: the curves. A curve that lacks a metric is left out of that metric's row.
@@ -73,6 +76,8 @@ def draw(
     axes = [require_axis(axis) for axis in ([axes] if isinstance(axes, str) else axes)]
     for metric in metrics:
         comparison.require_metric(metric)
+    if len(comparison.curves) > MOST_TOGETHER:
+        return _draw_multiples(comparison, metrics, axes[0], log_x, log_y)
     width, height = panel_size
     figure = Figure(figsize=(width * len(axes), height * len(metrics) + 0.8), layout="constrained")
     FigureCanvasAgg(figure)
@@ -87,9 +92,50 @@ def draw(
     return figure
 
 
+def _draw_multiples(
+    comparison: Comparison, metrics: Sequence[str], axis: str, log_x: bool, log_y: bool
+) -> Figure:
+    """A grid of panels for every metric: the curves of one group each, the others faint."""
+    groups = comparison.groups()
+    columns = min(len(groups), 4)
+    rows = -(-len(groups) // columns)
+    size = (3.0 * columns, 2.3 * rows * len(metrics) + 0.8)
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    shape = (rows * len(metrics), columns)
+    panels = figure.subplots(*shape, sharex=True, sharey=len(metrics) == 1, squeeze=False)
+    for i, metric in enumerate(metrics):
+        block = panels[i * rows : (i + 1) * rows]
+        for panel in block.flat[len(groups) :]:
+            panel.set_visible(False)
+        for panel, (name, own) in zip(block.flat, groups.items(), strict=False):
+            _draw_panel(panel, comparison, axis, metric, log_x, log_y, own)
+            panel.set_title(name, fontsize=10, color=_INK, loc="left", parse_math=False)
+            if not log_x:
+                panel.xaxis.set_major_locator(MaxNLocator(3))
+            panel.tick_params(labelbottom=True)
+        for row in block:
+            row[0].set_ylabel(metric)
+    figure.supxlabel(AXES[axis].label, fontsize=10, color=_INK)
+    if len(groups) < len(comparison.curves):
+        _draw_heading(figure, comparison, panels)
+    else:  # the titles of the panels name the curves
+        lines = wrap(comparison.title, int(size[0] / 0.1))
+        style = {"weight": "bold", "color": _INK, "parse_math": False}
+        figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=11, **style)
+    return figure
+
+
 def _draw_panel(
-    panel: Axes, comparison: Comparison, axis: str, metric: str, log_x: bool, log_y: bool
+    panel: Axes,
+    comparison: Comparison,
+    axis: str,
+    metric: str,
+    log_x: bool,
+    log_y: bool,
+    own: Sequence[int] | None = None,
 ) -> None:
+    """Draw the curves of a panel; those that are not its own are faint."""
     bands = {
         i: mean_and_interval(curve, axis, metric)
         for i, curve in enumerate(comparison.curves)
@@ -105,16 +151,21 @@ def _draw_panel(
         panel.set_yscale("log")
     panel.margins(x=0.02)
     floor = _smallest_positive(list(bands.values())) if log_y else -np.inf
+    styles = comparison.styles()
     for i, band in bands.items():
         # a bound below zero has no place on a logarithmic axis
         shown = Band(
             band.axis, band.mean, np.maximum(band.low, floor), np.maximum(band.high, floor)
         )
+        if own is not None and i not in own:
+            panel.plot(shown.axis, shown.mean, color=_BEHIND, linewidth=1, zorder=2)
+            continue
         name, is_diverged = comparison.curves[i].name, bool(comparison.curves[i].diverged)
         # one point makes no line; a cross will mark it if the curve diverged
         marker = "o" if np.isfinite(band.mean).sum() == 1 and not is_diverged else None
-        _draw_band(panel, shown, i, f"{name} (diverged)" if is_diverged else name, marker)
-    _mark_divergence(panel, comparison, bands, floor)
+        label = f"{name} (diverged)" if is_diverged else name
+        _draw_band(panel, shown, i, styles[i], label, marker)
+    _mark_divergence(panel, comparison, bands, floor, bands if own is None else own)
     panel.grid(color=_FAINT, linewidth=0.8)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
@@ -123,14 +174,16 @@ def _draw_panel(
     panel.tick_params(length=0, which="minor")
 
 
-def _draw_band(panel: Axes, band: Band, i: int, label: str, marker: str | None) -> None:
-    style = {"color": COLOURS[i % len(COLOURS)], "zorder": 3 + i / 100}
+def _draw_band(
+    panel: Axes, band: Band, i: int, look: tuple[int, int], label: str, marker: str | None
+) -> None:
+    style = {"color": COLOURS[look[0]], "zorder": 3 + i / 100}
     panel.fill_between(band.axis, band.low, band.high, alpha=0.16, linewidth=0, **style)
     panel.plot(
         band.axis,
         band.mean,
         linewidth=1.8,
-        linestyle=STROKES[i // len(COLOURS) % len(STROKES)],
+        linestyle=STROKES[look[1] % len(STROKES)],
         label=label,
         solid_capstyle="round",
         marker=marker,
@@ -140,9 +193,14 @@ def _draw_band(panel: Axes, band: Band, i: int, label: str, marker: str | None) 
 
 
 def _mark_divergence(
-    panel: Axes, comparison: Comparison, bands: Mapping[int, Band], floor: float
+    panel: Axes,
+    comparison: Comparison,
+    bands: Mapping[int, Band],
+    floor: float,
+    own: Collection[int],
 ) -> None:
     """Put a cross at the end of every diverged curve, inside the limits of the other curves."""
+    styles = comparison.styles()
     finite = {i: np.isfinite(band.mean) for i, band in bands.items()}
     healthy = [i for i in bands if not comparison.curves[i].diverged and finite[i].any()]
     if len(healthy) < len(bands) and healthy:
@@ -151,7 +209,7 @@ def _mark_divergence(
         panel.set_ylim(*_with_margin(low, high, panel.get_yscale() == "log"))
     bottom, top = sorted(panel.get_ylim())
     for i, band in bands.items():
-        if comparison.curves[i].diverged and finite[i].any():
+        if i in own and comparison.curves[i].diverged and finite[i].any():
             end = np.flatnonzero(finite[i])[-1]
             y = float(np.clip(band.mean[end], bottom, top))
             panel.plot(
@@ -159,7 +217,7 @@ def _mark_divergence(
                 [y],
                 marker="X",
                 markersize=8,
-                color=COLOURS[i % len(COLOURS)],
+                color=COLOURS[styles[i][0]],
                 markeredgecolor="white",
                 clip_on=False,
                 zorder=6,

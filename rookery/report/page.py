@@ -4,6 +4,7 @@ import html
 import json
 import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,13 +17,13 @@ from rookery.report.comparison import (
     Curve,
     axis_values,
     client_values,
-    is_rising,
     metric_values,
     paired_test,
     require_axis,
 )
 from rookery.report.sensitivity import as_data_url, has_steps, sentences
 from rookery.report.statistics import student_quantile
+from rookery.report.summary import summary
 from rookery.runner.history import History, replace_file
 
 
@@ -43,7 +44,7 @@ def write_page(
         metric: the metric that the chart shows first; by default the first that was measured.
         axis: the axis that the chart shows first, a name out of ``AXES``.
         target: the target that the table of costs shows first; by default the page guesses one.
-        higher_is_better: whether the metric has to rise to the target; by default a guess.
+        higher_is_better: whether the metric has to rise; by default what the comparison knows.
     """
     text = render(
         comparison, metric=metric, axis=axis, target=target, higher_is_better=higher_is_better
@@ -67,8 +68,7 @@ def render(
     >>> "<title>Losses</title>" in render(Comparison("Losses", [Curve("FedAvg", [run])]))
     True
     """
-    direction = None if higher_is_better is None else 1 if higher_is_better else -1
-    data = {**_content(comparison, metric, axis), "target": target, "direction": direction}
+    data = {**_content(comparison, metric, axis, higher_is_better), "target": target}
     return filled(template(), comparison.title, data)
 
 
@@ -97,11 +97,15 @@ def filled(template: str, title: str, data: Mapping[str, object]) -> str:
     return head.replace("__TITLE__", html.escape(title)) + content + tail
 
 
-def _content(comparison: Comparison, metric: str | None, axis: str) -> dict[str, object]:
+def _content(
+    comparison: Comparison, metric: str | None, axis: str, higher_is_better: bool | None
+) -> dict[str, object]:
     """The data of the page; its script computes means, intervals and costs from the runs."""
     metrics = comparison.metrics
-    if metric is not None:
-        comparison.require_metric(metric)
+    first = next(iter(metrics), None) if metric is None else comparison.require_metric(metric)
+    goals = {name: comparison.goal_of(name) for name in metrics}
+    if first is not None and higher_is_better is not None:
+        goals[first] = "max" if higher_is_better else "min"
     require_axis(axis)
     runs = [run for curve in comparison.curves for run in curve.runs]
     # a cost that no run has had, such as seconds without a clock, is no axis
@@ -110,17 +114,27 @@ def _content(comparison: Comparison, metric: str | None, axis: str) -> dict[str,
     return {
         "title": comparison.title,
         "notes": comparison.notes,
-        "metric": metric or next(iter(metrics), None),
+        "summary": ""
+        if first is None
+        else summary(comparison, first, higher_is_better=higher_is_better),
+        "metric": first,
         "axis": axis,
         "axes": {name: AXES[name].label for name in axes},
         "metrics": metrics,
-        "rising": {metric: is_rising(comparison.curves, metric) for metric in metrics},
+        "goals": {name: {"max": 1, "min": -1, None: None}[goal] for name, goal in goals.items()},
+        "groups": comparison.groups(),
         "client_metrics": comparison.client_metrics,
         # by the number of seeds: half the width of a 95 % interval in standard errors
         "reach": [0.0, 0.0, *(student_quantile(n - 1) for n in range(2, most + 1))],
-        "curves": [_curve(curve, comparison, axes) for curve in comparison.curves],
+        "curves": [
+            {**_curve(curve, comparison, axes), "style": style}
+            for curve, style in zip(comparison.curves, comparison.styles(), strict=True)
+        ],
         "tests": {metric: _tests(comparison.curves, metric) for metric in metrics},
         "sensitivity": _sensitivity(comparison.tuning),
+        "holdings": comparison.holdings,
+        "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "wall_seconds": comparison.wall_seconds,
         "versions": _plain(comparison.versions),
     }
 

@@ -10,8 +10,9 @@ from typing import NotRequired, TypedDict
 
 from rich.console import Console
 
-from rookery.report.comparison import Comparison, Curve, Examined, Trace
+from rookery.report.comparison import Comparison, Curve, Examined, Holdings, Trace
 from rookery.report.write import RESULTS, PlotSettings
+from rookery.runner.best import Goal
 from rookery.runner.documents import read_document, read_summary
 from rookery.runner.history import ClientHistory, History, HistoryFile
 from rookery.runner.run_record import read_config
@@ -51,6 +52,8 @@ class _Results(TypedDict, total=False):
     curves: dict[str, dict]
     settings: dict[str, dict]
     tuning: _Tuning
+    holdings: Holdings
+    wall_seconds: float
 
 
 @dataclass
@@ -88,6 +91,7 @@ def read_runs(directories: Iterable[Path], console: Console | None = None) -> Co
     found: dict[str, _Runs] = {}
     settings: dict[str, dict[str, object]] = {}
     versions: dict[str, str] = {}
+    goals: dict[str, Goal] = {}
     empty: list[Path] = []
     for path in run_directories(directories):
         content = read_config(path)
@@ -102,6 +106,7 @@ def read_runs(directories: Iterable[Path], console: Console | None = None) -> Co
         name = _curve_name(content["title"], common, settings)
         settings[name] = common
         versions |= content["versions"]
+        goals |= content.get("goals", {})
         runs = found.setdefault(name, _Runs())
         if seed in runs.histories:
             raise ValueError(
@@ -137,6 +142,9 @@ def read_runs(directories: Iterable[Path], console: Console | None = None) -> Co
         versions=versions,
         notes=results.get("claim", ""),
         tuning=results.get("tuning", {}),
+        goals=goals,
+        holdings=results.get("holdings"),
+        wall_seconds=results.get("wall_seconds"),
     )
 
 

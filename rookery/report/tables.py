@@ -116,7 +116,9 @@ def cost_table(
     return table
 
 
-def paired_table(comparison: Comparison, metric: str, *, higher_is_better: bool = True) -> Table:
+def paired_table(
+    comparison: Comparison, metric: str, *, higher_is_better: bool | None = True
+) -> Table:
     """Every curve against the one with the best final value, seed by seed.
 
     A difference is the last measured value of this curve minus that of the best one, over the seeds
@@ -127,11 +129,13 @@ def paired_table(comparison: Comparison, metric: str, *, higher_is_better: bool 
     Args:
         comparison: the curves, one row for each but the best.
         metric: the metric to compare.
-        higher_is_better: whether the largest or the smallest final value is the best.
+        higher_is_better: whether the largest or the smallest final value is the best; None if
+            neither is known to be: the first curve then stands in for the best.
     """
     comparison.require_metric(metric)
     measured = [curve for curve in comparison.curves if metric in curve.metrics]
-    best = best_curve(measured, metric, higher_is_better)
+    is_known = higher_is_better is not None
+    best = best_curve(measured, metric, higher_is_better) if is_known else measured[0]
     table = _table(
         f"{comparison.title}: {metric} against {best.name!r}, seed by seed",
         ["seeds", "difference", "p (t-test)", "p (sign flips)"],

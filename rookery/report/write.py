@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rookery.report.asynchrony import has_traces, plot_traces
-from rookery.report.comparison import Comparison, is_rising
+from rookery.report.comparison import Comparison
 from rookery.report.curves import plot
 from rookery.report.page import write_page
 from rookery.report.tables import client_table, cost_table, final_table, paired_table
@@ -33,7 +33,8 @@ class PlotSettings:
         log_x: logarithmic costs.
         log_y: logarithmic metrics.
         target: a value of the first metric whose cost is shown.
-        higher_is_better: whether the first metric has to rise; by default a guess from the curves.
+        higher_is_better: whether the first metric has to rise; by default what its evaluation
+            knows, or what its name says (accuracy, auc; loss, error, distance).
 
     >>> PlotSettings(metrics=["loss"], target=0.1).axes
     ('exchanges', 'megabytes')
@@ -59,14 +60,20 @@ class PlotSettings:
     def resolved(self, comparison: Comparison) -> "PlotSettings":
         """The settings with the defaults for a comparison filled in.
 
-        If nothing was measured there are no metrics, and nothing to be better in.
+        If nothing was measured there are no metrics, and nothing to be better in. A target needs to
+        know which way its metric is better.
         """
         measured = comparison.metrics
         default = ["accuracy"] if "accuracy" in measured else measured[:1]
         metrics = [comparison.require_metric(m) for m in self.metrics] or default
         better = self.higher_is_better
-        if better is None and metrics:
-            better = is_rising(comparison.curves, metrics[0])
+        if better is None and metrics and (goal := comparison.goal_of(metrics[0])) is not None:
+            better = goal == "max"
+        if better is None and metrics and self.target is not None:
+            raise ValueError(
+                f"target: is more of {metrics[0]!r} better, or less? Write higher_is_better = true "
+                "or false in [plot] (--higher-is-better)."
+            )
         return replace(self, metrics=metrics, higher_is_better=better)
 
 
@@ -142,10 +149,10 @@ def report_tables(
     tables += [client_table(comparison, name) for name in comparison.client_metrics[:most_metrics]]
     if not chosen.metrics:
         return tables
-    metric, better = chosen.metrics[0], bool(chosen.higher_is_better)
+    metric, better = chosen.metrics[0], chosen.higher_is_better
     if len([curve for curve in comparison.curves if metric in curve.metrics]) > 1:
         tables.append(paired_table(comparison, metric, higher_is_better=better))
-    if chosen.target is not None:
+    if chosen.target is not None and better is not None:
         tables.append(cost_table(comparison, metric, chosen.target, higher_is_better=better))
     return tables
 
@@ -191,7 +198,10 @@ def write_results(comparison: Comparison, path: Path, settings: PlotSettings | N
         },
         "diverged": {c.name: dict(c.diverged) for c in comparison.curves if c.diverged},
         "traces": {c.name: dict(c.traces) for c in comparison.curves if c.traces},
+        "goals": dict(comparison.goals),
         **({"tuning": to_json(comparison.tuning)} if comparison.tuning else {}),
+        **({"holdings": comparison.holdings} if comparison.holdings else {}),
+        **({"wall_seconds": comparison.wall_seconds} if comparison.wall_seconds else {}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(content) + "\n").encode())

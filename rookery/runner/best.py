@@ -1,6 +1,7 @@
 """The best iterate of a run by one of its metrics: ``keep="best:METRIC"``."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -82,6 +83,24 @@ def goal_of(where: str, metric: str, given: Goal | None, goals: Mapping[str, Goa
             "and losses of OnClients say so themselves."
         )
     return cast(Goal, check.one_of("goal", goal, GOALS))
+
+
+_WORDS: dict[str, Goal] = {
+    "accuracy": "max", "auc": "max", "loss": "min", "error": "min", "distance": "min",
+}  # fmt: skip
+
+
+def goal_by_name(metric: str) -> Goal | None:
+    """Which way a metric is better by a word of its name that leaves no doubt, or None.
+
+    For reports only: what changes a run has to be known or declared.
+
+    >>> goal_by_name("adapted_accuracy/worst"), goal_by_name("distance_x"), goal_by_name("size")
+    ('max', 'min', None)
+    """
+    words = re.split(r"[^a-z]+", metric.lower())
+    goals = {_WORDS[word] for word in words if word in _WORDS}
+    return goals.pop() if len(goals) == 1 and "variance" not in words else None
 
 
 def value_in(row: Row, metric: str) -> float:

@@ -19,13 +19,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from rookery import check
 from rookery.clients.local_client import LocalClient
 from rookery.clients.population import Population
 from rookery.engines.code_key import CodeKey
 from rookery.engines.scout import depends_on_unknown, unknown_like
 from rookery.loss import AbstractOver, average, wants_key
 from rookery.program.step import Step, traced_loop
-from rookery.runner.best import Goal
+from rookery.runner.best import GOALS, Goal
 from rookery.types import Key, Sample, Tree
 
 T = TypeVar("T")
@@ -35,6 +36,13 @@ BLOCK_BYTES = 1 << 26
 
 Metric = Callable[..., jax.Array]
 """``metric(*solution, example)``: one number for one example; the mean is reported."""
+
+
+def _as_goals(goal: Mapping[str, Goal]) -> tuple[tuple[str, Goal], ...]:
+    """Field converter: hashable, and checked."""
+    for name, way in dict(goal).items():
+        check.one_of(f"goal of {name!r}", way, GOALS)
+    return tuple(dict(goal).items())
 
 
 class AbstractEvaluation(eqx.Module):
@@ -63,13 +71,22 @@ class AbstractEvaluation(eqx.Module):
 class OfSolution(AbstractEvaluation):
     """Numbers that depend on the solution alone, such as its distance to a known one.
 
-    >>> size = OfSolution(lambda x: {"size": jnp.linalg.norm(x)})
+    >>> size = OfSolution(lambda x: {"size": jnp.linalg.norm(x)}, goal={"size": "min"})
 
     Args:
         fn: takes the problem's variables, returns a dictionary of numbers.
+        goal: for numbers of which one way is better, ``min`` or ``max``: for reports, rules that
+            end a run, and the guard.
     """
 
     fn: Callable[..., Mapping[str, jax.Array]]
+    goal: tuple[tuple[str, Goal], ...] = eqx.field(
+        converter=_as_goals, static=True, default=(), kw_only=True
+    )
+
+    def goals(self) -> Mapping[str, Goal]:
+        """As they were declared."""
+        return dict(self.goal)
 
     def __call__(self, solution, population, key):
         """What ``fn`` returns."""
@@ -82,15 +99,27 @@ class OnServer(AbstractEvaluation):
     >>> def error(w, example):
     ...     return (example["input"] @ w - example["target"]) ** 2
     >>> test = {"input": jnp.ones((4, 2)), "target": jnp.zeros(4)}
-    >>> evaluation = OnServer({"error": error}, test)
+    >>> evaluation = OnServer({"error": error}, test, goal={"error": "min"})
 
     Args:
         metrics: by name, ``metric(*solution, example)``.
         data: pytree of arrays whose first axis counts the examples.
+        goal: for metrics of which one way is better, ``min`` or ``max``, by name.
     """
 
     metrics: Mapping[str, Metric]
     data: Tree
+    goal: tuple[tuple[str, Goal], ...] = eqx.field(
+        converter=_as_goals, static=True, default=(), kw_only=True
+    )
+
+    def __check_init__(self):
+        for name, _ in self.goal:
+            check.one_of("metric in goal of OnServer", name, self.metrics)
+
+    def goals(self) -> Mapping[str, Goal]:
+        """As they were declared."""
+        return dict(self.goal)
 
     def __call__(self, solution, population, key):
         """One mean per metric."""

@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from rich.console import Console
 
 from rookery.engines.engine import Event
 from rookery.program.ledger import Ledger, total
-from rookery.runner.best import Best
+from rookery.runner.best import Best, Goal
 from rookery.runner.checkpoint import Checkpoint, has_checkpoints, load_all, remove_after, save
 from rookery.runner.documents import read_document, require_no_links
 from rookery.runner.guard import Watch
@@ -54,6 +54,7 @@ class _Config(TypedDict):
     title: str
     run: _Run
     versions: dict[str, str]
+    goals: NotRequired[dict[str, Goal]]
 
 
 @dataclass
@@ -84,8 +85,21 @@ class RunRecord:
         require_no_links(self.directory)
         return locked(self.directory, self.say)
 
-    def open(self, title: str, configuration: dict[str, object], overwrite: bool) -> None:
-        """Set up the directory, or check that it belongs to this run."""
+    def open(
+        self,
+        title: str,
+        configuration: dict[str, object],
+        overwrite: bool,
+        goals: Mapping[str, Goal],
+    ) -> None:
+        """Set up the directory, or check that it belongs to this run.
+
+        Args:
+            title: of the run, for reports.
+            configuration: what makes it this run.
+            overwrite: discard what the directory holds.
+            goals: which way metrics are better, as far as it is known; for reports.
+        """
         if self.directory is None:
             return
         path = self.directory / "config.json"
@@ -121,6 +135,7 @@ class RunRecord:
             "title": title,
             "run": configuration,
             "versions": versions(),
+            "goals": dict(goals),
         }
         replace_file(path, json.dumps(content, indent=2).encode())
 

@@ -14,7 +14,7 @@ from rookery.program.ledger import LEDGER_FIELDS, Ledger
 from rookery.program.privacy import Private
 from rookery.program.row_privacy import RowPrivate
 from rookery.runner.accountant import AbstractSpending, spending
-from rookery.runner.best import KeepBest
+from rookery.runner.best import Goal, KeepBest
 from rookery.runner.checkpoint import Checkpoint
 from rookery.runner.describe import describe, fingerprint
 from rookery.runner.finite import not_finite_in_state
@@ -131,7 +131,10 @@ class SweepSettings:
                     )
 
             state = start_state()
-            record.open(run.name, self.configuration(run), self.overwrite)
+            goals: dict[str, Goal] = {}
+            for evaluation in self.evaluate:
+                goals |= evaluation.goals()
+            record.open(run.name, self.configuration(run), self.overwrite, goals)
             checkpoints = record.checkpoints(state, run.algorithm.solution(state))
             found = {checkpoint.round: checkpoint for checkpoint in checkpoints}
             rows = record.rows_until(max(found, default=0), self.is_evaluation_due)
@@ -154,7 +157,7 @@ class SweepSettings:
                 guard=self.guard,
                 spending=spends,
                 start_state=start_state,
-                known_goals={k: v for e in self.evaluate for k, v in e.goals().items()},
+                known_goals=goals,
             )
             self._end_again(opened, rows)
             done = max(opened.checkpoints, default=0)

@@ -32,6 +32,14 @@ def test_every_public_name_has_an_entry():
     assert set(algorithms.GROUPED) <= set(site_names.algorithm_names())
 
 
+def test_every_algorithm_is_in_the_readme_and_in_the_choice():
+    readme = (EXTENSIONS.parents[1] / "README.md").read_text()
+    choice = (EXTENSIONS.parent / "guide" / "which-algorithm.md").read_text()
+    for name in site_names.algorithm_names():
+        assert re.search(rf"\b{name}\b", readme), name
+        assert f"[{name}](../reference/algorithms/{name}.rst)" in choice, name
+
+
 TITLES = {  # what newcomers ask for, and the page with that title
     "which algorithm": "guide/which-algorithm.md",
     "outer_lr, terms and lipschitz": "guide/step-sizes.md",

@@ -14,7 +14,6 @@ from rookery.report.comparison import (
     cost_to_reach,
     divergence,
     final_values,
-    is_rising,
     mean_and_interval,
     metric_values,
     paired_test,
@@ -191,10 +190,25 @@ def test_a_diverged_seed_has_no_final_value_and_is_never_the_best():
     assert best_curve([curve, ending_at(0.1)], "accuracy").runs[0]["accuracy"][-1] == 0.1
 
 
-def test_the_direction_is_guessed_from_runs_that_did_not_diverge():
-    falling, exploded = history([0, 1], [2.0, 1.0]), history([0, 1], [2.0, 1e9])
-    assert not is_rising([Curve("c", [falling, exploded], diverged={1: 1})], "accuracy")
-    assert is_rising([Curve("c", [falling, exploded])], "accuracy")
+def test_which_way_is_better_is_declared_or_plain_from_the_name_or_unknown():
+    curve = Curve("c", [History([{"round": 0}])])
+    plain = Comparison("t", [curve])
+    ways = {"test/balanced_accuracy": "max", "adapted_loss/mean": "min", "distance_x": "min"}
+    ways |= {"size": None, "accuracy/variance": None, "loss_of_accuracy": None, "floss": None}
+    assert {name: plain.goal_of(name) for name in ways} == ways
+    assert Comparison("t", [curve], goals={"size": "min", "loss": "max"}).goal_of("loss") == "max"
+
+
+def test_many_curves_have_the_colour_of_their_algorithm_and_a_stroke_of_their_setting():
+    curves = [Curve(f"{i}", [History([{"round": 0}])]) for i in range(10)]
+    settings = {f"{i}": {"algorithm": {"name": ["A", "B", "C"][i % 3]}} for i in range(10)}
+    many = Comparison("t", curves, settings)
+    assert many.styles()[:5] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]
+    assert many.groups() == {"A": [0, 3, 6, 9], "B": [1, 4, 7], "C": [2, 5, 8]}
+    few = Comparison("t", curves[:4], dict(list(settings.items())[:4]))
+    assert few.styles() == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    unknown = Comparison("t", curves)
+    assert unknown.styles()[6:9] == [(6, 0), (0, 1), (1, 1)] and len(unknown.groups()) == 10
 
 
 def test_metrics_are_what_is_not_a_cost():

@@ -73,14 +73,30 @@ def test_logarithmic_axes_leave_out_what_they_cannot_show(comparison, tmp_path):
 def test_gaps_missing_metrics_and_many_curves(tmp_path):
     curves = [curve(f"curve {i}", i + 1) for i in range(len(COLOURS) + 1)]
     curves[0].runs[0].rows[2]["accuracy"] = math.nan
-    curves.append(Curve("unmeasured", [History([{"round": 0, "exchanges": 0, "loss": 1.0}])]))
+    curves[1] = Curve("unmeasured", [History([{"round": 0, "exchanges": 0, "loss": 1.0}])])
     comparison = Comparison("many", curves)
     plot(comparison, tmp_path / "many.png", metrics=["accuracy", "loss"], axes="exchanges")
     accuracy, loss = draw(comparison, metrics=["accuracy", "loss"], axes="exchanges").axes
-    assert len(accuracy.lines) == len(COLOURS) + 1 and len(loss.lines) == 1
+    assert len(accuracy.lines) == len(COLOURS) and len(loss.lines) == 1
     assert np.isnan(np.asarray(accuracy.lines[0].get_ydata())[2])
-    first, again = accuracy.lines[0], accuracy.lines[len(COLOURS)]
+    first, again = accuracy.lines[0], accuracy.lines[-1]
     assert first.get_color() == again.get_color() and first.get_linestyle() != again.get_linestyle()
+
+
+@pytest.mark.parametrize("is_grouped", [True, False])
+def test_more_than_eight_curves_are_small_multiples(tmp_path, is_grouped):
+    curves = [curve(f"curve {i}", i + 1) for i in range(9)]
+    names = {f"curve {i}": {"algorithm": {"name": "AB"[i % 2]}} for i in range(9)}
+    comparison = Comparison("many $x", curves, names if is_grouped else {})
+    plot(comparison, tmp_path / "many.png", axes=["exchanges", "round"])
+    panels = [panel for panel in draw(comparison).axes if panel.get_visible()]
+    assert len(panels) == (2 if is_grouped else 9)
+    assert [p.get_title("left") for p in panels[:2]] == (
+        ["A", "B"] if is_grouped else ["curve 0", "curve 1"]
+    )
+    for panel in panels:
+        bright = [line for line in panel.lines if line.get_linewidth() > 1]
+        assert len(panel.lines) == 9 and len(bright) in ((4, 5) if is_grouped else (1,))
 
 
 def test_an_unknown_metric_says_what_there_is(comparison):

@@ -215,6 +215,65 @@ def test_the_page_shows_what_the_doctor_found(comparison, tmp_path, browse):
         replace(first, examined={9: sound})
 
 
+def bold(document):
+    (final,) = re.findall(r'<table id="final">(.*?)</table>', document, re.S)
+    return re.findall(r"<strong>(.*?)</strong>", final)
+
+
+def test_only_a_metric_with_a_known_direction_has_a_best_value(tmp_path, browse):
+    curves = [Curve(f"c{i}", [History([{**row, "size": 3.0 + i, "loss": 2.0 + i}])])
+              for i, row in enumerate(curve("c", 1, 1, ()).runs[0].rows[-2:])]  # fmt: skip
+    write_page(Comparison("t", curves), tmp_path / "p.html", metric="size")
+    document, console = browse(tmp_path / "p.html")
+    assert console == [] and bold(document) == ["2"]
+    assert "Whether more or less size is better is not declared" in document
+    write_page(Comparison("t", curves, goals={"size": "max"}), tmp_path / "p.html", metric="size")
+    document, _ = browse(tmp_path / "p.html")
+    assert bold(document) == ["2", "4"]
+    assert '<p id="summary">c1 ends with the largest size, 4, before c0 with 3 (one' in document
+
+
+def test_the_page_says_who_holds_what_and_when_it_was_made(comparison, tmp_path, browse):
+    held: Any = {"label": "labels", "classes": ["0", EVIL], "clients": {"Oslo": [3, 0]}}
+    made = replace(comparison, holdings={**held, "n_clients": 5}, wall_seconds=150.0)
+    write_page(made, tmp_path / "p.html")
+    document, console = browse(tmp_path / "p.html")
+    assert console == []
+    (table,) = re.findall(r'<table id="holdings">(.*?)</table>', document, re.S)
+    texts = [unescape(text) for text in re.findall(r">([^<]+)<", table)]
+    assert texts == ["client", "0", EVIL, "rows", "Oslo", "3", "·", "3"]
+    assert "the first 1 of 5 clients" in document
+    assert re.search(r"Written on 20\d\d-\d\d-\d\d .* The runs took 2\.5 minutes", document)
+    write_page(comparison, tmp_path / "p.html")
+    assert 'id="holdings"' not in browse(tmp_path / "p.html")[0]
+
+
+def test_more_than_eight_curves_are_small_multiples(tmp_path, browse):
+    many = [curve(f"c{i}", 1 + i, 0.5) for i in range(9)]
+    show = "<script>$('multiples').click()</script></body>"
+    for end, panels in (("</body>", 9), (show, 1)):
+        page = render(Comparison("t", many)).replace("</body>", end)
+        (tmp_path / "p.html").write_text(page, encoding="utf-8")
+        document, console = browse(tmp_path / "p.html")
+        (chart,) = re.findall(r'<div id="chart".*?</div>\s*<p', document, re.S)
+        assert console == [] and chart.count('role="img"') == panels
+        assert chart.count('class="line"') == 9  # a panel draws its own, the others are faint
+
+
+def test_every_control_can_be_reached_by_the_keyboard(comparison, tmp_path, browse):
+    tell = """<script>
+    const all = [...document.querySelectorAll("button, select, input, summary, .scroll")];
+    const lost = all.filter(one => { one.focus(); return document.activeElement !== one; });
+    document.body.append(`${all.length} controls, lost: ${lost.map(one => one.outerHTML)}.`);
+    </script></body>"""
+    held: Any = {"label": "labels", "classes": ["0"], "clients": {"Oslo": [3]}, "n_clients": 1}
+    page = render(replace(comparison, holdings=held)).replace("</body>", tell)
+    (tmp_path / "p.html").write_text(page, encoding="utf-8")
+    document, _ = browse(tmp_path / "p.html")
+    (count,) = re.findall(r"(\d+) controls, lost: \.", document)
+    assert int(count) >= 19  # 5 of the chart, 3 curves and their settings, 3 of tables, 5 tables
+
+
 def test_a_browser_draws_the_page(comparison, tmp_path, browse):
     write_page(comparison, tmp_path / "page.html")
     document, console = browse(tmp_path / "page.html")

@@ -1,11 +1,14 @@
 """Reports from run directories that are written by hand."""
 
 import json
+from dataclasses import replace
 from io import StringIO
 
+import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
+import rookery as rk
 from rookery.cli.main import report
 from rookery.report.comparison import Comparison, Curve
 from rookery.report.read import read_plot_settings, read_runs
@@ -114,12 +117,30 @@ def test_options_of_the_report_choose_metric_axes_and_target(tmp_path, said):
                target=1.5)  # fmt: skip
     assert "loss ≤ 1.5" in said()  # the loss falls, so lower is better
     page = (tmp_path / "out" / "report.html").read_text()
-    shown = ('"metric": "loss"', '"axis": "seconds"', '"target": 1.5', '"direction": -1')
+    shown = ('"metric": "loss"', '"axis": "seconds"', '"target": 1.5', '"loss": -1')
     assert all(part in page for part in shown)
     with pytest.raises(ValueError, match=r"'f1'.*loss, accuracy"):
         report((tmp_path / "runs",), out=tmp_path / "out", metric=("f1",))
     with pytest.raises(ValueError, match="axis 'bytes'"):
         report((tmp_path / "runs",), out=tmp_path / "out", axes=("bytes",))
+
+
+def test_a_run_keeps_which_way_its_metrics_are_better_and_a_target_needs_it(tmp_path):
+    zoo = rk.zoo.quadratic_losses(n_clients=2)
+    size = rk.metrics.OfSolution(lambda w: {"size": jnp.sum(w**2)}, goal={"size": "min"})
+    on = zoo.problem, rk.Population.stacked(zoo.data), zoo.start
+    rk.run(rk.FedAvg(lr=0.1), *on, rounds=1, evaluate=[size], directory=tmp_path / "run")
+    known = read_runs([tmp_path])
+    assert known.goals == {"size": "min"}
+    settings = PlotSettings(["size"], target=1.0)
+    assert settings.resolved(known).higher_is_better is False
+    with pytest.raises(ValueError, match="is more of 'size' better"):
+        settings.resolved(replace(known, goals={}))
+    assert PlotSettings(["size"]).resolved(replace(known, goals={})).higher_is_better is None
+    with pytest.raises(ValueError, match="goal of 'size'"):
+        rk.metrics.OfSolution(size.fn, goal={"size": "less"})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="'gone'"):
+        rk.metrics.OnServer({"loss": jnp.abs}, jnp.zeros(2), goal={"gone": "min"})
 
 
 def test_the_report_keeps_to_the_experiments_plot_table(tmp_path, said):
