@@ -15,7 +15,7 @@ Raw = tuple[Shaped[np.ndarray, "_rows ..."], Integer[np.ndarray, " _rows"]]
 
 
 class Rows(NamedTuple):
-    """What a reader returns; readers of data sets without natural clients return the first two.
+    """What a reader returns; data sets without natural clients have the first two.
 
     Attributes:
         train: the training rows.
@@ -32,10 +32,10 @@ class Rows(NamedTuple):
     checked_by: str = ""
 
 
-def read_mnist(files: list[Path]) -> tuple[Raw, Raw]:
+def read_mnist(files: list[Path]) -> Rows:
     """Four idx files: training images and labels, then test images and labels."""
     x, y, x_test, y_test = map(_idx, files)
-    return (x.reshape(len(x), -1), y), (x_test.reshape(len(x_test), -1), y_test)
+    return Rows((x.reshape(len(x), -1), y), (x_test.reshape(len(x_test), -1), y_test))
 
 
 def _idx(file: Path) -> UInt8[np.ndarray, "..."]:
@@ -47,10 +47,10 @@ def _idx(file: Path) -> UInt8[np.ndarray, "..."]:
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
 
 
-def read_cifar10(files: list[Path]) -> tuple[Raw, Raw]:
+def read_cifar10(files: list[Path]) -> Rows:
     """One of the published archives, or the two files of a subset."""
     if len(files) == 2:
-        return _cifar_npz(files[0]), _cifar_npz(files[1])
+        return Rows(_cifar_npz(files[0]), _cifar_npz(files[1]))
     content = {}
     with tarfile.open(files[0]) as archive:
         for member in archive:
@@ -59,7 +59,7 @@ def read_cifar10(files: list[Path]) -> tuple[Raw, Raw]:
     suffix, decode = (".bin", _cifar_binary) if "binary" in files[0].name else ("", _cifar_pickle)
     batches = [decode(content[f"data_batch_{i}{suffix}"]) for i in range(1, 6)]
     x, y = (np.concatenate(field) for field in zip(*batches, strict=True))
-    return (x, y), decode(content[f"test_batch{suffix}"])
+    return Rows((x, y), decode(content[f"test_batch{suffix}"]))
 
 
 def _cifar_npz(file: Path) -> Raw:
@@ -94,12 +94,12 @@ class _ArraysOnly(pickle.Unpickler):
         return allowed[global_name]
 
 
-def read_csv(files: list[Path]) -> tuple[Raw, Raw]:
+def read_csv(files: list[Path]) -> Rows:
     """Comma-separated whole numbers, the label last; split as in :mod:`rookery.datasets`."""
     table = np.loadtxt(files[0], np.int16, delimiter=",")
     x, y = table[:, :-1], table[:, -1]
     is_test = every_fifth(y)
-    return (x[~is_test], y[~is_test]), (x[is_test], y[is_test])
+    return Rows((x[~is_test], y[~is_test]), (x[is_test], y[is_test]))
 
 
 def every_fifth(labels: Integer[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows"]:
@@ -109,10 +109,10 @@ def every_fifth(labels: Integer[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows
     return is_test
 
 
-def read_covtype(files: list[Path]) -> tuple[Raw, Raw]:
+def read_covtype(files: list[Path]) -> Rows:
     """As :func:`read_csv`; the labels in the file start from 1."""
-    (x, y), (x_test, y_test) = read_csv(files)
-    return (x, y - 1), (x_test, y_test - 1)
+    (x, y), (x_test, y_test), *_ = read_csv(files)
+    return Rows((x, y - 1), (x_test, y_test - 1))
 
 
 def scale_mnist(x: np.ndarray, _: np.ndarray) -> np.ndarray:

@@ -109,7 +109,7 @@ def load(name: str, directory: Path | str | None = None, *, normalise: bool = Tr
     files = _find(name, source, _bases(directory))
     for file in files:
         _check_sum(file)
-    read = Rows(*source.read(files))
+    read = source.read(files)
     train, test = (read.train[0], read.test[0])
     return Dataset(
         name=name,
@@ -216,7 +216,7 @@ class _Source:
     n_classes: int
     files: tuple[tuple[str, ...], ...]
     obtain: str
-    read: Callable[[list[Path]], tuple[Raw, Raw] | Rows]
+    read: Callable[[list[Path]], Rows]
     normalise: Callable[[np.ndarray, np.ndarray], np.ndarray]  # some inputs, the training inputs
     package: str = ""  # an installed package that has the files, and the folder inside it
     n_owners: int = 0  # natural clients

@@ -3,6 +3,7 @@ import math
 import re
 from html import unescape
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,7 +162,7 @@ def test_a_choice_at_the_edge_extends_the_grid(monkeypatch, best, widened, tried
     size = Size(extensions=1, exchanges=22)
     own = Measurement(Cell("SOBA", "regularisation", "bilevel", "digits", "iid"), size)
     assert own.rounds == 5  # of four exchanges each
-    found = own.tuned()
+    found: dict[str, Any] = own.tuned()
     assert len(found["widened"]) == widened and len(found["tried"]) == tried
     assert found["setting"]["outer_lr"] == pytest.approx(setting)
     assert [e for e in found["edge"] if e[0] == "outer_lr"] == edge
