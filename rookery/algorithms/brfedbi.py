@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.shared.block_steps import AbstractBilevelSteps
-from rookery.algorithms.shared.blocks import evaluate
+from rookery.algorithms.shared.blocks import evaluate, own_maps
 from rookery.algorithms.shared.estimators import PAGE
 from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.views import Blocks
@@ -121,7 +121,8 @@ class BRFedBi(AbstractBilevelSteps):
             kept = fed.map(renewed, at, fed.recall(cohort, own), key=sample_key, **settings)
             d_i, own = fed.map(estimate_of, kept), fed.keep(own, kept)
         else:
-            d_i = fed.map(fresh, at, key=sample_key, **settings)
+            how = {"view": None, "batch_size": self.batch_size, "round": fed.round}
+            d_i = fed.map(own_maps, at, key=sample_key, problem=problem, **how)
         with fed.outer():
             if self.cached:
                 rows = fed.stack(d_i, is_aggregated=True)  # ---------------- up    d_i
@@ -154,14 +155,6 @@ def BRFedBiP(**settings) -> BRFedBi:
     if settings.get("page") is None:
         settings["page"] = PAGE(0.1)
     return BRFedBi(**settings, label="BRFedBiP")
-
-
-def fresh(
-    client: Client, u: Blocks, *, problem: Bilevel, algorithm: BRFedBi, round: Count
-) -> Blocks:
-    """s_i(u; ξ)."""
-    batch_size = algorithm.batch_size
-    return evaluate(client, problem, None, batch_size, client.key, u, round=round)[0]
 
 
 def renewed(

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.shared.block_steps import AbstractBilevelSteps
-from rookery.algorithms.shared.compression import encoded_from
+from rookery.algorithms.shared.compression import Feedback, mean_of_encoded
 from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.views import Blocks
 from rookery.algorithms.soba import directions
@@ -42,7 +42,7 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.constraints import projected
 from rookery.program.algorithm import with_settings_of
 from rookery.program.codec import AbstractCodec
-from rookery.program.federation import AbstractFederation, Client
+from rookery.program.federation import AbstractFederation
 from rookery.program.memory import Memory, check_rule
 from rookery.types import Key, Tree
 
@@ -82,6 +82,11 @@ class CSOBA(AbstractBilevelSteps):
         check.decay("momentum", self.momentum)
         if self.error_feedback:
             check_rule("error_feedback=True", self.clients)
+            if self.momentum != 0:
+                raise ValueError(
+                    f"CSOBA got momentum={self.momentum} and error_feedback=True, whose direction "
+                    "is a mean of what was sent before already. Leave out one of the two."
+                )
 
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> CSOBAState:
         """The given variables, and v = 0; the server knows no direction."""
@@ -98,21 +103,20 @@ class CSOBA(AbstractBilevelSteps):
         who, sample_key = jax.random.split(key)
         cohort = fed.sample(self.clients, who)
         at = fed.broadcast(cohort, blocks)  # ------------------------------- down  x, y, v
-        settings = {"problem": problem, "algorithm": self}
-        own = fed.recall(cohort, state.own) if self.error_feedback else at  # at: not read
-        sent, g_i = fed.map(encoded_directions, at, own, key=sample_key, **settings)
+        settings = {"problem": problem, "batch_size": self.batch_size}
+        d_i = fed.map(directions, at, key=sample_key, **settings)
+        known = Feedback(state.d, state.own) if self.error_feedback else ()
+        how = {"codec": self.codec, "like": blocks, "known": known}
         with fed.outer():
-            new = fed.mean(sent, decode=lambda row: self.codec.decode(row, blocks))  # up  C(..)
-        if self.error_feedback:
-            share = fed.weight_of(cohort)
-            d, kept = tree.axpy(share, new, state.d), fed.keep(state.own, g_i)
-        else:
+            d, known = mean_of_encoded(fed, d_i, key=sample_key, salt=2, **how)  # up  C(..)
+        if not isinstance(known, Feedback):
             first = jnp.asarray(fed.round) == 0
             keep = jnp.where(first, jnp.zeros_like(self.momentum), self.momentum)
-            d, kept = tree.add(tree.scale(keep, state.d), tree.scale(1 - keep, new)), ()
+            d = tree.add(tree.scale(keep, state.d), tree.scale(1 - keep, d))
         opts = self.measured(fed, problem, state.opts, blocks, key)
         (x, y, v), opts = self.step(d, opts, blocks, fed.round)
-        return CSOBAState(projected(problem, "x", x), y, v, d, kept, opts)
+        own = known.own if isinstance(known, Feedback) else ()
+        return CSOBAState(projected(problem, "x", x), y, v, d, own, opts)
 
 
 @with_settings_of(CSOBA, without=("error_feedback",))
@@ -135,12 +139,3 @@ def EFSOBA(**settings) -> CSOBA:
     True
     """
     return CSOBA(**settings, error_feedback=True, label="EFSOBA")
-
-
-def encoded_directions(
-    client: Client, at: Blocks, known: Blocks, *, problem: Bilevel, algorithm: CSOBA
-) -> tuple[tuple[Tree, ...], Blocks | tuple[()]]:
-    """The message of the client's directions, and what the server knows of them after it."""
-    d = directions(client, at, problem=problem, batch_size=algorithm.batch_size)
-    key = jax.random.fold_in(client.key, 2)  # 0 and 1 are those of the samples
-    return encoded_from(algorithm.codec, d, known if algorithm.error_feedback else None, key)

@@ -17,7 +17,9 @@ E. M. Chayti, J. Zhang, ICLR 2026, arXiv:2509.02937) for p = 2 as the default.
 
 The method for a single machine, its gradients computed as means over clients; no client takes a
 local step. :class:`MemFBO` moves all three at once, with local steps. No second derivative is
-evaluated. Cost of a round: T + 1 exchanges, x and both inner variables down, these or x up.
+evaluated, unless ``inner_lr`` is not given: its size is then found by Hessian-vector products
+(:class:`Curvature`). Cost of a round: T + 1 exchanges, x and both inner variables down, these or x
+up.
 
 Departures from the paper: one-sided differences are ``symmetric=False``; the inner objective is
 scaled, g + f / σ instead of f + σ g, so that inner steps need not shrink as σ grows.
@@ -31,7 +33,7 @@ import jax
 
 from rookery import check
 from rookery.algorithms.shared.block_steps import AbstractBlockSteps
-from rookery.algorithms.shared.blocks import descend, draw_levels
+from rookery.algorithms.shared.blocks import descend, draw_samples
 from rookery.algorithms.shared.penalty_view import PenaltyView
 from rookery.algorithms.shared.step_rule import check_step_rules, each_rule
 from rookery.algorithms.shared.views import Blocks
@@ -75,6 +77,7 @@ class F2SA(AbstractBlockSteps):
     def check(self, problem: Bilevel, n_clients: int) -> None:
         """Raise unless the problem is bilevel and a cohort can be drawn."""
         check_kind(self, problem, Bilevel)
+        self.penalty.check(problem)
         self.clients.check(n_clients)
 
     def seen_as(self) -> PenaltyView:
@@ -123,7 +126,8 @@ def inner_maps(
     client: Client, x: Tree, inner: Blocks, *, problem: Bilevel, algorithm: F2SA, round: Count
 ) -> Blocks:
     """The gradients of both perturbed inner problems."""
-    samples, view = draw_levels(client, problem, algorithm.batch_size), algorithm.penalty.at(round)
+    view = algorithm.penalty.at(round)
+    samples = draw_samples(client, problem, view, algorithm.batch_size, client.key)
     return view.inner_maps(problem, (x, *inner), samples)
 
 
@@ -131,5 +135,6 @@ def outer_map(
     client: Client, x: Tree, inner: Blocks, *, problem: Bilevel, algorithm: F2SA, round: Count
 ) -> Tree:
     """The client's estimate of the hypergradient."""
-    samples, view = draw_levels(client, problem, algorithm.batch_size), algorithm.penalty.at(round)
+    view = algorithm.penalty.at(round)
+    samples = draw_samples(client, problem, view, algorithm.batch_size, client.key)
     return view.outer_map(problem, (x, *inner), samples)

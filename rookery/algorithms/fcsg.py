@@ -27,17 +27,13 @@ one exchange more in round 0, for the mean of the first estimates. A gradient ta
 evaluations per row, twice as many in AccFCSGM.
 """
 
-from typing import TypeVar
-
 from rookery.algorithms.fedbio import FedBiO
-from rookery.algorithms.shared.estimators import STORM, AbstractEstimator, MomentumEstimator
+from rookery.algorithms.shared.estimators import STORM, MomentumEstimator, of_type
 from rookery.algorithms.shared.views import ConditionalView
 from rookery.program.algorithm import with_settings_of
 
 ONE_BLOCK = {"inner_lr": (), "view": ConditionalView()}
 """Settings of FedBiO for w alone."""
-
-E = TypeVar("E", bound=AbstractEstimator)
 
 
 @with_settings_of(FedBiO, without=(*ONE_BLOCK, "estimator", "first_batch"))
@@ -58,7 +54,8 @@ def FCSGM(**settings) -> FedBiO:
     >>> FCSGM(outer_lr=0.05, estimator=rk.parts.MomentumEstimator(0.9)).name
     'FCSGM'
     """
-    settings["estimator"] = _of_type("FCSGM", settings, MomentumEstimator, MomentumEstimator(0.9))
+    momentum = settings.get("estimator", MomentumEstimator(0.9))
+    settings["estimator"] = of_type("FCSGM", momentum, MomentumEstimator)
     return FedBiO(**settings, **ONE_BLOCK, label="FCSGM")
 
 
@@ -69,15 +66,5 @@ def AccFCSGM(**settings) -> FedBiO:
     >>> AccFCSGM(outer_lr=0.05, local_steps=5).name
     'AccFCSGM'
     """
-    settings["estimator"] = _of_type("AccFCSGM", settings, STORM, STORM())
+    settings["estimator"] = of_type("AccFCSGM", settings.get("estimator", STORM()), STORM)
     return FedBiO(**settings, **ONE_BLOCK, label="AccFCSGM")
-
-
-def _of_type(algorithm: str, settings: dict, kind: type[E], default: E) -> E:
-    estimator = settings.get("estimator", default)
-    if not isinstance(estimator, kind):
-        raise TypeError(
-            f"estimator of {algorithm} must be rk.parts.{kind.__name__}, got "
-            f"{type(estimator).__name__}. FedBiO takes any."
-        )
-    return estimator

@@ -105,6 +105,8 @@ class FedNormSGDAPlus(AbstractLocalBlocks):
     10
     """
 
+    sends_iterates: ClassVar[bool] = False
+
     _: KW_ONLY
     outer_lr: StepRule = eqx.field(converter=step_rule)
     inner_lr: StepRules = eqx.field(converter=inner_rules)
@@ -145,7 +147,7 @@ class FedNormSGDAPlus(AbstractLocalBlocks):
         """A new snapshot if it is due, one exchange, and a step of the server."""
         (x, y), (z,) = state.variables, state.added
         z = tree.where(jnp.asarray(fed.round) % self.snapshot_rounds == 0, x, z)
-        mean = self.mean_reply(fed, problem, state._replace(added=(z,)), key, of_iterates=False)
+        mean = self.mean_reply(fed, problem, state._replace(added=(z,)), key)
         g, tau = mean.reply  # ------------------------------------- down  x, y, x̂  up  g_i, τ_i
         along = tree.scale(tau, g)
         moved, opts = descend(self.server_rules(), along, state.opts, (x, y), fed.round)

@@ -21,6 +21,8 @@ samples, not the drift of local steps: at a constant α both end O(α I) from th
 c is; FedMSA's limit is exact. Averages start both points of the next difference: the first step of
 a round starts at the mean, and so does its difference. From the client's own last point, which it
 would have to keep, the drift falls with c (:class:`FedBiOAccLocal`; experiments/theory_drift).
+The paper has all clients in every round; the mean over a sampled cohort is normalised by the sum of
+its weights, or unbiased (``weighting``).
 
 Cost of a round: 1 exchange; FedBiO has all three variables down and up, FedBiOAcc these and their
 estimates; its round 0 has one exchange more, for the mean of the first estimates. FedBiOAcc
@@ -28,17 +30,17 @@ evaluates every map twice in a local step. On problems of other classes the bloc
 view.
 """
 
-from dataclasses import KW_ONLY
+from typing import ClassVar
 
-import equinox as eqx
-
-from rookery.algorithms.shared.estimators import STORM, AbstractEstimator
+from rookery.algorithms.shared.estimators import STORM, of_type
 from rookery.algorithms.shared.local_blocks import (
     AbstractLocalBlocks,
     LocalBlocksState,
     LocalSteps,
 )
+from rookery.algorithms.shared.local_sizes import after
 from rookery.algorithms.shared.views import Blocks
+from rookery.program.algorithm import with_settings_of
 from rookery.program.federation import AbstractFederation
 from rookery.types import Key, Problem
 
@@ -50,6 +52,8 @@ class FedBiO(AbstractLocalBlocks):
     5
     """
 
+    sends_iterates: ClassVar[bool] = True
+
     def reply(self, steps: LocalSteps) -> Blocks:
         """The blocks after the last step."""
         return steps.w
@@ -58,25 +62,20 @@ class FedBiO(AbstractLocalBlocks):
         self, fed: AbstractFederation, problem: Problem, state: LocalBlocksState, key: Key
     ) -> LocalBlocksState:
         """One exchange: the means of the iterates, and of the estimates if they are kept."""
-        # down  u (and d),  up  w (and d)
-        w, d, own, _, feedback = self.mean_reply(fed, problem, state, key, of_iterates=True)
-        inside = self.inside(problem, w)
-        u = (*state.variables, *state.added)
-        own = self.after(own, u, (*inside[0], *inside[1]))
-        return LocalBlocksState(*inside, d, (), own, feedback)
+        w, d, own, feedback = self.mean_reply(fed, problem, state, key)  # -- down and up  u (and d)
+        variables, added = self.inside(problem, w)
+        own = after(self, own, state.u, (*variables, *added))
+        return LocalBlocksState(variables, added, d, (), own, feedback)
 
 
-class FedBiOAcc(FedBiO):
-    """FedBiO with recursive momentum.
-
-    Args:
-        estimator: :class:`STORM` with α_t and c.
+@with_settings_of(FedBiO, without=("codec", "error_feedback"))
+def FedBiOAcc(**settings) -> FedBiO:
+    """FedBiO with recursive momentum: ``estimator=STORM(c, α_t)``, c = 1 if not given.
 
     >>> import rookery as rk
     >>> rate = rk.parts.PowerDecay(1.0, 1 / 3)
     >>> FedBiOAcc(outer_lr=0.05, inner_lr=0.1, estimator=rk.parts.STORM(0.5, rate)).name
     'FedBiOAcc'
     """
-
-    _: KW_ONLY
-    estimator: AbstractEstimator = eqx.field(default_factory=STORM)
+    settings["estimator"] = of_type("FedBiOAcc", settings.get("estimator", STORM()), STORM)
+    return FedBiO(**settings, label="FedBiOAcc")

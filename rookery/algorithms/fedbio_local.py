@@ -26,7 +26,8 @@ depend on c. One local step is exact; with c α² = 1 both algorithms are the sa
 
 Cost of a round: 1 exchange, x down and up, with FedBiOAccLocal ν as well. That needs all clients in
 every round: who was away would bring a difference that is not of the ν that it is added to. It
-evaluates every map twice in a local step, and once more at the start of round 0.
+evaluates every map twice in a local step, and once more at the start of round 0. FedBiOLocal's mean
+of x over a sampled cohort is normalised by the sum of its weights.
 """
 
 from dataclasses import KW_ONLY
@@ -89,7 +90,7 @@ class FedBiOLocal(AbstractFedBiOLocal):
             w, opts = carry
             w = within_set(problem, w)
             key = jax.random.fold_in(client.key, k)
-            (d,) = own_maps(client, problem, self.batch_size, key, w)
+            (d,) = maps_of_client(client, problem, self.batch_size, key, w)
             return descend(rules, d, opts, w, round, None, tau)
 
         first = start, tuple(map(first_opt, rules, start))
@@ -140,13 +141,13 @@ class FedBiOAccLocal(AbstractFedBiOLocal):
 
         def first_estimate(_, d):
             key = jax.random.fold_in(client.key, 1 << 20)  # no step has it
-            return own_maps(client, problem, self.first_batch, key, start)[0]
+            return maps_of_client(client, problem, self.first_batch, key, start)[0]
 
         def step(k, carry):
             w, old, d, opts = carry
             w, a = within_set(problem, w), self.estimator.rate_at(round * tau + k)
             key = jax.random.fold_in(client.key, k)
-            new, before = own_maps(client, problem, self.batch_size, key, w, old)
+            new, before = maps_of_client(client, problem, self.batch_size, key, w, old)
             d = self.estimator.corrected(d, new, before, a)
             moved, opts = descend(rules, tree.scale(a, d), opts, w, round, None, tau)
             return moved, w, d, opts
@@ -159,7 +160,7 @@ class FedBiOAccLocal(AbstractFedBiOLocal):
         return (x_i, nu), (y, v, tuple(d_own), old)
 
 
-def own_maps(
+def maps_of_client(
     client: Client, problem: PersonalBilevel, batch_size: BatchSize, key: Key, *points: Blocks
 ) -> tuple[Blocks, ...]:
     """The client's maps s_i at one or several points, all on the same rows."""

@@ -22,6 +22,7 @@ paper: a client's last step is projected with the mean, not by itself.
 """
 
 from dataclasses import KW_ONLY
+from typing import ClassVar
 
 import equinox as eqx
 
@@ -54,6 +55,8 @@ class FESSGDA(AbstractLocalBlocks):
     >>> FESSGDA(outer_lr=0.05, inner_lr=0.05, smoothing=2.0, beta=0.02, local_steps=5).beta
     0.02
     """
+
+    sends_iterates: ClassVar[bool] = True
 
     _: KW_ONLY
     outer_server_lr: float = eqx.field(converter=number, default=1.0)
@@ -91,7 +94,7 @@ class FESSGDA(AbstractLocalBlocks):
         self, fed: AbstractFederation, problem: Problem, state: LocalBlocksState, key: Key
     ) -> LocalBlocksState:
         """One exchange, and the server's smoothed step."""
-        mean = self.mean_reply(fed, problem, state, key, of_iterates=True)  # down and up  x, y
+        mean = self.mean_reply(fed, problem, state, key)  # ------------------ down and up  x, y
         mean_x, mean_y = mean.reply
         (x, y), (z,) = state.variables, state.opts
         assert not isinstance(self.outer_lr, Optimiser), "check_size refuses it"

@@ -12,8 +12,9 @@ the rounds of SimFBO on the blocks of a penalty.
 
 The fixed point is off by O(1 / σ²), and by the drift of local steps. The inner variables lag behind
 a moving x, and σ multiplies their lag: η and γ of x must shrink like 1 / σ. Cost of a round:
-1 exchange, x and two inner variables down and up; no second derivative. FedMSA with the same view
-has two exchanges and no drift.
+1 exchange, x and two inner variables down and up; no second derivative, unless steps are not given:
+sizes are then found by Hessian-vector products (:class:`Curvature`). FedMSA with the same view has
+two exchanges and no drift.
 """
 
 from rookery.algorithms.shared.penalty_view import PenaltyView

@@ -19,6 +19,7 @@ equations as others quote them; the full text was not at hand.
     SimFBO      u = u - γ Σ p~_i q_i
     ShroFBO     u = u - γ ρ Σ p~_i q_i / τ_i,  ρ = Σ p~_i τ_i
 
+The paper weighs the maps of a client's steps by a_i^k; here all are 1, and |a_i|_1 is τ_i.
 Where clients take unequal numbers of steps SimFBO solves another problem, in which a client counts
 by its number; ShroFBO solves the right one up to the drift of local steps. For equal numbers they
 are the same. Cost of a round: 1 exchange, all three variables down and up, and a number up for
@@ -26,6 +27,7 @@ ShroFBO. On problems of other classes the blocks are those of its view.
 """
 
 from dataclasses import KW_ONLY
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -38,9 +40,6 @@ from rookery.algorithms.shared.local_blocks import (
     AbstractLocalBlocks,
     LocalBlocksState,
     LocalSteps,
-    Weighting,
-    check_weighting,
-    weighting_factor,
 )
 from rookery.algorithms.shared.step_rule import (
     StepRule,
@@ -54,6 +53,7 @@ from rookery.algorithms.shared.step_rule import (
     step_rules,
 )
 from rookery.algorithms.shared.views import Blocks, view_of
+from rookery.algorithms.shared.weighting import Weighting
 from rookery.program.algorithm import with_settings_of
 from rookery.program.federation import AbstractFederation
 from rookery.types import Key, Problem, Tree
@@ -66,9 +66,8 @@ class SimFBO(AbstractLocalBlocks):
         server_lr: γ, the server's step rule, one for all blocks or a tuple with one each, x first.
             None, or "auto", is the rule of the clients, for the sum of whose directions it is
             divided by the number of local steps.
-        weighting: of a sampled cohort. "unbiased" weighs by (m / |C|) p_i, whose sum is one on
-            average, as the paper does; "normalised" divides by their sum, with less variance and,
-            if clients' weights differ, with bias. For equal weights they are the same.
+        weighting: of a sampled cohort, "unbiased" as in the paper or "normalised"
+            (:class:`AbstractLocalBlocks`).
         normalised: whether sums are divided by the number of steps (ShroFBO).
         inner_radius: the largest norm of the blocks other than x, one for all or a tuple with one
             each, where inf is no bound; (inf, r) bounds v. None bounds none.
@@ -76,6 +75,8 @@ class SimFBO(AbstractLocalBlocks):
     >>> SimFBO(outer_lr=0.05, inner_lr=0.1, server_lr=0.1, local_steps=5, clients=10).weighting
     'unbiased'
     """
+
+    sends_iterates: ClassVar[bool] = False
 
     _: KW_ONLY
     server_lr: StepRules | None = eqx.field(converter=server_rules, default=None)
@@ -91,7 +92,6 @@ class SimFBO(AbstractLocalBlocks):
                 f"{self.name} got step rules of the clients and none of the server. Give server_lr "
                 "as well, or leave out all three."
             )
-        check_weighting(self.weighting, self.clients)
         check_radius("inner_radius", self.inner_radius)
 
     def check(self, problem: Problem, n_clients: int) -> None:
@@ -130,26 +130,21 @@ class SimFBO(AbstractLocalBlocks):
         self, fed: AbstractFederation, problem: Problem, state: LocalBlocksState, key: Key
     ) -> LocalBlocksState:
         """One exchange, and a step of the server along the sum of the replies."""
-        both = self.mean_reply(fed, problem, state, key, of_iterates=False)  # down  u, up  q_i
-        q, d, own, cohort, feedback = both
-        # with error feedback q is a mean over all clients
-        factor = 1.0 if self.error_feedback else weighting_factor(fed, self.weighting, cohort)
+        q, d, own, feedback = self.mean_reply(fed, problem, state, key)  # -- down  u, up  q_i
         if self.normalised:
-            q, tau = q
-            q = tree.scale(factor * tau, q)
-        u = (*state.variables, *state.added)
-        rules, along = self.server_rules(len(u)), tree.scale(factor, q)
-        mean = tree.scale(1 / local.most_steps(self.local_steps), along)
-        if isinstance(own, Sent) and self.server_lr is None:
-            new, _ = descend(rules, mean, own.message(), u, fed.round, self.inner_radius)
-            opts = ()
+            q, rho = q
+            q = tree.scale(rho, q)
+        u, radius = state.u, self.inner_radius
+        rules = self.server_rules(len(u))
+        mean = tree.scale(1 / local.most_steps(self.local_steps), q)  # of a local step
+        if self.server_lr is None:
+            assert isinstance(own, Sent), "checked at construction"
+            new, opts = descend(rules, mean, own.message(), u, fed.round, radius)[0], ()
         else:
-            new, opts = descend(rules, along, state.opts, u, fed.round, self.inner_radius)
-        inside = self.inside(problem, new)
-        if isinstance(own, Sent):
-            new = (*inside[0], *inside[1])
-            own = all_observed(self._local_rules(len(u)), mean, own, new)
-        return LocalBlocksState(*inside, d, opts, own, feedback)
+            new, opts = descend(rules, q, state.opts, u, fed.round, radius)
+        variables, added = self.inside(problem, new)
+        own = all_observed(self._local_rules(len(u)), mean, own, (*variables, *added))
+        return LocalBlocksState(variables, added, d, opts, own, feedback)
 
 
 @with_settings_of(SimFBO, without=("normalised",))

@@ -22,12 +22,12 @@ from typing import NamedTuple
 import jax
 
 from rookery.algorithms.shared.block_steps import AbstractBlockSteps
-from rookery.algorithms.shared.blocks import evaluate
+from rookery.algorithms.shared.blocks import own_maps
 from rookery.algorithms.shared.on_view import AbstractOnView
 from rookery.algorithms.shared.views import AbstractView, Blocks, view_of
 from rookery.problem.constraints import all_projected
-from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Count, Key, Problem, Tree
+from rookery.program.federation import AbstractFederation
+from rookery.types import Key, Problem, Tree
 
 
 class BlocksState(NamedTuple):
@@ -70,7 +70,8 @@ class STSA(AbstractBlockSteps, AbstractOnView):
         u = (*state.variables, *state.added)
         cohort = fed.sample(self.clients, who)
         at = fed.broadcast(cohort, u)  # ------------------------------------ down  u
-        settings = {"problem": problem, "algorithm": self, "round": fed.round}
+        settings = {"problem": problem, "view": self.view}
+        settings |= {"batch_size": self.batch_size, "round": fed.round}
         s_i = fed.map(own_maps, at, key=sample_key, **settings)
         with fed.outer():
             s = fed.mean(s_i)  # -------------------------------------------- up    s_i(u)
@@ -78,11 +79,3 @@ class STSA(AbstractBlockSteps, AbstractOnView):
         opts = self.measured(fed, problem, state.opts, u, key)
         u, opts = self.step(s, opts, u, fed.round)
         return BlocksState(all_projected(problem, u[:n]), u[n:], opts)
-
-
-def own_maps(
-    client: Client, u: Blocks, *, problem: Problem, algorithm: STSA, round: Count
-) -> Blocks:
-    """s_i(u; ξ)."""
-    view, batch_size = algorithm.view, algorithm.batch_size
-    return evaluate(client, problem, view, batch_size, client.key, u, round=round)[0]

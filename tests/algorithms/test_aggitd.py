@@ -1,8 +1,10 @@
 """AggITD: every round is one of T candidates, whose mean is a Neumann series."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from arena import advance, assert_close, f_y, means, solve
+from arena import advance, assert_close, f_y, means, pooled, solve
 
 import rookery as rk
 from rookery.algorithms import AggITD
@@ -68,6 +70,39 @@ def test_at_the_inner_solution_the_mean_is_a_neumann_series():
     )
     program = rk.run(algorithm, ZOO.problem, rk.Population.stacked(ZOO.data), (x, y), rounds=1)
     np.testing.assert_allclose(program.solution[0], x - 0.1 * want, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_start_is_a_term_of_the_derivative_by_iteration():
+    """One client, from y*: T times the derivative of f(x, y^T) through step Q alone."""
+    zoo, x = pooled(ZOO), jnp.array([0.3, -0.2])
+    rows = {name: jnp.asarray(a[0]) for name, a in zoo.data.items()}
+    solved = jnp.asarray(zoo.inner_solution(np.asarray(x)))
+
+    def f(x, y):
+        return jax.vmap(zoo.problem.outer, (None, None, 0))(x, y, rows).mean()
+
+    def g(x, y):
+        return jax.vmap(zoo.problem.inner, (None, None, 0))(x, y, rows).mean()
+
+    def after_steps(*xs):
+        y = solved
+        for own in xs:
+            y = y - LAM * jax.grad(g, 1)(own, y)
+        return f(x, y)
+
+    terms = jax.grad(after_steps, tuple(range(T)))(*[x] * T)
+    want = [np.asarray(jax.grad(f)(x, solved) + T * term) for term in terms]
+    seen = set()
+    for seed in range(8):
+        start, population = (x, solved), rk.Population.stacked(zoo.data)
+        algorithm = AggITD(outer_lr=0.1, inner_lr=LAM, inner_rounds=T)
+        result = rk.run(algorithm, zoo.problem, population, start, rounds=1, seed=seed)
+        h = np.asarray(x - result.solution[0]) / 0.1
+        (Q,) = (Q for Q in range(T) if np.allclose(h, want[Q], rtol=1e-11, atol=0))
+        assert result.ledger.hessian_vectors == T - Q
+        seen.add(Q)
+    assert len(seen) > 1
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,8 @@ import rookery as rk
 from rookery.algorithms import CMSOBA, CSOBA, EFSOBA, FedBiO, FedPAQ, ShroFBO, SimFBO
 from rookery.algorithms.parts import BFloat16, RandK, StochasticRounding, TopK
 from rookery.program.codec import message_bytes
+from rookery.remote import InProcess, Remote
+from rookery.remote.protocol import wire
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=3, x_size=2, y_size=2)
 LOSSES = rk.zoo.quadratic_losses(n_clients=3, size=4)
@@ -77,6 +80,50 @@ def test_messages_have_the_size_that_is_billed(codec, nbytes):
 def test_the_ledger_bills_the_message():
     _, (ledger,) = advance(ZOO, EFSOBA(outer_lr=0.1, inner_lr=0.1, codec=TopK(1)), 1)
     assert ledger.bytes_up == 3 * 3 * (8 + 1) and ledger.bytes_down == 3 * 6 * 8
+
+
+class Recorded(eqx.Module):
+    """Clients in this process, whose replies are kept as the bytes that arrived."""
+
+    replies: list = eqx.field(static=True, default_factory=list)
+
+    def open(self, program, algorithm, state, plan):
+        port = InProcess().open(program, algorithm, state, plan)
+        exchange = port.exchange
+
+        def recorded(step, messages, wait_for):
+            for client, arrival in exchange(step, messages, wait_for):
+                self.replies.append(wire.joined(arrival if type(arrival) is tuple else [arrival]))
+                yield client, arrival
+
+        port.exchange = recorded  # pyright: ignore[reportAttributeAccessIssue]
+        return port
+
+
+CARRIED = [  # bytes of a reply of 300 numbers
+    (StochasticRounding(3), 113 + 8),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in ((None, 2400), (RandK(0.1), 240 + 8), (TopK(20), 160 + 40), (BFloat16(), 600))
+    ),
+]
+
+
+@pytest.mark.parametrize(("codec", "nbytes"), CARRIED)
+def test_the_ledger_bills_what_the_transport_carried(codec, nbytes):
+    zoo, transport = rk.zoo.quadratic_losses(n_clients=2, size=300), Recorded()
+    algorithm = rk.FedAvg(lr=0.1) if codec is None else FedPAQ(lr=0.1, codec=codec)
+    want, got = (solve(zoo, algorithm, 2, engine=one) for one in (rk.Eager(), Remote(transport)))
+    assert_close(got.state.w, want.state.w, rtol=1e-12)
+    assert got.ledger.bytes_up == want.ledger.bytes_up == 4 * nbytes
+    messages = [(reply, wire.decode(reply)) for reply in transport.replies]
+    replies = [(reply, said) for reply, said in messages if said.kind is wire.Kind.REPLY]
+    assert len(replies) == 4
+    for reply, said in replies:
+        arrays = [np.asarray(a) for path, a in said.arrays.items() if path.startswith("reply/")]
+        assert sum(a.nbytes for a in arrays) == nbytes
+        # besides there are a header, the name of the step and what describes the arrays
+        assert nbytes < len(reply) < nbytes + 400
 
 
 def end(algorithm, rounds):
@@ -207,6 +254,8 @@ def test_settings_are_checked():
     for bits in (1, 9):
         with pytest.raises(ValueError, match=r"StochasticRounding.bits"):
             StochasticRounding(bits)
+    with pytest.raises(ValueError, match=r"momentum=0.5 and error_feedback=True"):
+        CSOBA(outer_lr=0.1, inner_lr=0.1, codec=TopK(1), momentum=0.5, error_feedback=True)
     with pytest.raises(ValueError, match=r"TopK.k"):
         TopK(0)
     with pytest.raises(ValueError, match=r"error_feedback=True"):

@@ -11,10 +11,12 @@ from arena import advance, assert_close, means, solve
 import rookery as rk
 from rookery.algorithms import BOME, F2SA, MemFBO, SimFBO
 from rookery.algorithms.parts import Growing, PenaltyView
+from rookery.algorithms.shared.blocks import draw_samples
 from rookery.clients.local_client import LocalClient
 from rookery.program.step import python_loop
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=3, x_size=2, y_size=2)
+NOISY = rk.zoo.quadratic_bilevel(n_clients=3, x_size=2, y_size=2, rows=4, noise=0.3)
 
 
 def perturbed(zoo, x, s):
@@ -48,6 +50,48 @@ def test_the_bias_falls_with_the_penalty(symmetric, slope):
     slopes = np.diff(np.log10(errors))
     np.testing.assert_allclose(slopes, slope, atol=0.06)
     assert errors[0] < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("symmetric", "slope"), [(True, -2), (False, -1)])
+def test_the_fixed_point_approaches_the_solution(symmetric, slope):
+    """All maps are affine, so that seven values give their common zero."""
+    errors = []
+    for sigma in (10.0, 100.0, 1000.0):
+        view = PenaltyView(sigma, symmetric=symmetric)
+        at = [
+            np.concatenate(mean_maps(ZOO, view, np.split(u, 3))) for u in (np.zeros(6), *np.eye(6))
+        ]
+        u = np.linalg.solve(np.stack(at[1:], axis=1) - at[0][:, None], -at[0])
+        x, above, below = np.split(u, 3)
+        off = np.subtract(view.solution((x, above), (below,)), ZOO.solution())
+        errors.append(np.linalg.norm(off))
+    np.testing.assert_allclose(np.diff(np.log10(errors)), slope, atol=0.06)
+
+
+def test_the_lower_problem_needs_a_penalty_above_smoothness_over_convexity():
+    """g - f / σ in y has the curvature μ - L_f / σ."""
+    zoo = rk.zoo.scalar_bilevel()
+    mu, smoothness = zoo.H.mean(), zoo.Q.mean()
+    for sigma in (0.9 * smoothness / mu, 1.1 * smoothness / mu):
+        low, high = (
+            mean_maps(zoo, PenaltyView(sigma), (np.zeros(1), np.zeros(1), np.full(1, y)))[2]
+            for y in (0.0, 1.0)
+        )
+        assert (high - low).item() == pytest.approx(mu - smoothness / sigma, abs=1e-12)
+
+
+@pytest.mark.parametrize("one_sample", [False, True])
+def test_both_points_of_a_difference_share_their_rows(one_sample):
+    """Where both are equal the estimate is f_x of the rows, however large the penalty is."""
+    view = PenaltyView(1e9, one_sample=one_sample)
+    client = LocalClient(rk.Population.stacked(NOISY.data), 0, jax.random.key(1), python_loop)
+    rows = draw_samples(client, NOISY.problem, view, 1, client.key)
+    assert len(rows) == 2 - one_sample
+    x, y = np.array([0.7, -0.4]), np.array([0.2, 0.5])
+    h, above, below = view.maps(NOISY.problem, (x, y, y), rows)
+    assert_close(h, NOISY.problem.outer_grad_x(x, y, rows[0]), rtol=1e-12)
+    assert_close(above, below, rtol=1e-7)
 
 
 @pytest.mark.slow
@@ -159,6 +203,13 @@ def test_settings_are_checked():
         MemFBO(outer_lr=0.1, inner_lr=0.1, server_lr=0.1, view=rk.parts.BilevelView())
     with pytest.raises(ValueError, match=r"PenaltyView.sigma"):
         PenaltyView(0.0)
+    apart = rk.Bilevel(ZOO.problem.outer, ZOO.problem.inner)
+    for algorithm in (
+        F2SA(outer_lr=0.1, inner_lr=0.1, penalty=PenaltyView(one_sample=True)),
+        rk.FedMSA(outer_lr=0.1, inner_lr=0.1, view=rk.parts.BilevelView(one_sample=True)),
+    ):
+        with pytest.raises(ValueError, match=r"one_sample=True needs one split for both levels"):
+            algorithm.check(apart, 2)
     saddle: Any = rk.zoo.saddle(n_clients=2)
     with pytest.raises(TypeError, match=r"F2SA solves Bilevel problems"):
         F2SA(outer_lr=0.1, inner_lr=0.1).check(saddle.problem, 2)

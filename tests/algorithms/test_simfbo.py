@@ -19,7 +19,7 @@ from arena import (
 
 import rookery as rk
 from rookery.algorithms import FedBiO, FedBiOAcc, ShroFBO, SimFBO
-from rookery.algorithms.shared.local_blocks import weighting_factor
+from rookery.algorithms.shared.weighting import weighed
 from rookery.program.participation import Cohort
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=3, x_size=2, y_size=2)
@@ -85,6 +85,17 @@ def test_server_step_equal_to_local_step_is_fedbio():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("weighting", ["unbiased", "normalised"])
+def test_it_is_so_with_unequal_weights_of_the_clients(weighting):
+    settings: dict[str, Any] = {"local_steps": UNEQUAL, "clients": 2, "weighting": weighting}
+    (a, _), (b, _) = (
+        advance(ZOO, one, 2, weights=np.array([0.7, 0.2, 0.1]))
+        for one in (SimFBO(**EQUAL, **settings), FedBiO(**SIZES, **settings))
+    )
+    assert_close(a.u, b.u, rtol=1e-12)
+
+
+@pytest.mark.slow
 def test_equal_numbers_of_steps_need_no_normalisation():
     a, b = (trajectory(ZOO, make(**EQUAL, local_steps=3), 4) for make in (SimFBO, ShroFBO))
     np.testing.assert_allclose(a, b, rtol=1e-12)
@@ -133,7 +144,9 @@ def test_both_weightings_of_a_cohort():
         for pair in itertools.combinations(range(3), 2):
             cohort = Cohort(jnp.array(pair), jnp.ones(2, bool))
             mean = np.dot(fed.slot_weights(cohort), replies[list(pair)])
-            each.append(weighting_factor(fed, weighting, cohort) * mean)
+            each.append(weighed(fed, weighting, cohort, mean))
+            around = weighed(fed, weighting, cohort, 5.0 + mean, around=np.array(5.0))
+            assert float(around) == pytest.approx(5.0 + float(each[-1]), rel=1e-12)
         means[weighting] = np.mean(each)
     assert means["unbiased"] == pytest.approx(weights @ replies, rel=1e-12)
     assert abs(means["normalised"] - weights @ replies) > 0.1
@@ -142,9 +155,9 @@ def test_both_weightings_of_a_cohort():
     assert SimFBO(**EQUAL, clients=rk.participation.Weighted(2), weighting="normalised")
 
 
-def ends(algorithm, rounds):
+def ends(algorithm, rounds, of=ZOO):
     x = solve(ZOO, algorithm, rounds).solution[0]
-    return np.linalg.norm(x - ZOO.solution()[0])
+    return np.linalg.norm(x - of.solution()[0])
 
 
 @pytest.mark.slow
@@ -156,6 +169,7 @@ def test_where_local_steps_end():
         return {"outer_lr": lr, "inner_lr": lr}
 
     assert ends(SimFBO(**sizes(0.1), server_lr=0.1), 1500) < 1e-14
+    assert ends(FedBiOAcc(**sizes(0.1), estimator=rk.parts.STORM(0.3)), 1500) < 1e-14
     for make in (
         lambda lr: SimFBO(**sizes(lr), server_lr=lr, local_steps=5),
         lambda lr: ShroFBO(**sizes(lr), server_lr=lr, local_steps=UNEQUAL),
@@ -163,11 +177,36 @@ def test_where_local_steps_end():
     ):
         errors = [ends(make(lr), round(60 / lr)) for lr in (far, near)]
         assert errors[0] == pytest.approx(4 * errors[1], rel=0.25) and errors[1] > 1e-3
-    other = [
-        ends(SimFBO(**sizes(lr), server_lr=lr, local_steps=UNEQUAL), round(60 / lr))
-        for lr in (far, near)
-    ]
-    assert min(other) > 0.05 and other[1] > other[0] / 1.5
+    # a client counts by its number of steps: it is there as often
+    rows = {name: np.repeat(a, UNEQUAL, axis=0) for name, a in ZOO.data.items()}
+    for zoo, is_solved in ((ZOO, False), (rk.zoo.QuadraticBilevel(**rows, m0=ZOO.m0), True)):
+        other = [
+            ends(SimFBO(**sizes(lr), server_lr=lr, local_steps=UNEQUAL), round(60 / lr), zoo)
+            for lr in (far, near)
+        ]
+        if is_solved:
+            assert other[0] == pytest.approx(4 * other[1], rel=0.25)
+        else:
+            assert min(other) > 0.05 and other[1] > other[0] / 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [2, 5])
+def test_the_drift_of_local_steps_is_that_of_their_second_order(steps):
+    """At the limit  mean s_i = lr (τ - 1) / 2 mean(J_i s_i),  J_i the derivative of s_i."""
+    lr = 0.002
+    u = solve(ZOO, FedBiO(outer_lr=lr, inner_lr=lr, local_steps=steps), round(60 / lr)).state.u
+    u, left, right = np.concatenate(u), [], []
+    for maps in bilevel_maps(ZOO):
+
+        def s(w, maps=maps):
+            return np.concatenate(maps(*np.split(w, 3)))
+
+        jacobian = np.stack([s(e) - s(np.zeros(6)) for e in np.eye(6)], axis=1)
+        left.append(s(u))
+        right.append(lr * (steps - 1) / 2 * jacobian @ s(u))
+    left, right = np.mean(left, 0), np.mean(right, 0)
+    assert np.linalg.norm(left - right) < 0.03 * np.linalg.norm(right)
 
 
 @pytest.mark.slow
@@ -178,6 +217,20 @@ def test_the_drift_of_fedbioacc_does_not_depend_on_its_renewal():
     ]
     assert np.ptp(errors) < 0.02 * min(errors)
     assert min(errors) == pytest.approx(ends(FedBiO(**settings), 1500), rel=0.1)
+
+
+@pytest.mark.parametrize("c", [0.3, pytest.param(1e-12, marks=pytest.mark.slow)])
+def test_an_error_of_the_first_estimate_fades_with_the_renewal(c):
+    """Without renewal it would never be forgotten; c = 0 is refused."""
+    storm = FedBiOAcc(**SIZES, estimator=rk.parts.STORM(c), first_batch=1)
+    errors = []
+    for rounds in (1, 3):
+        state, _ = advance(NOISY, storm, rounds)
+        each = [maps(*map(np.asarray, state.u)) for maps in bilevel_maps(NOISY)]
+        now = [np.mean(block, 0) for block in zip(*each, strict=True)]
+        errors.append(np.concatenate(state.d) - np.concatenate(now))
+    assert np.linalg.norm(errors[0]) > 0.05
+    np.testing.assert_allclose(errors[1], (1 - c) ** 2 * errors[0], rtol=1e-10)
 
 
 @pytest.mark.slow
@@ -249,6 +302,15 @@ def test_settings_are_checked():
         SimFBO(**SIZES, server_lr=(0.1, 0.1)).check(ZOO.problem, 3)
     with pytest.raises(ValueError, match=r"square of the first rate"):
         rk.parts.STORM(2.0)
+    with pytest.raises(ValueError, match=r"STORM.renewal"):
+        rk.parts.STORM(0.0)
+    with pytest.raises(TypeError, match=r"estimator of FedBiOAcc must be rk.parts.STORM, got PAGE"):
+        FedBiOAcc(**SIZES, estimator=rk.parts.PAGE(0.5))
+    with pytest.raises(ValueError, match=r"first_batch=2 of FedBiO would not be used"):
+        FedBiO(**SIZES, first_batch=2)
+    assert FedBiO(first_batch=2).first_batch == 2  # for the size of the first step
+    with pytest.raises(ValueError, match=r"clients is Proportional"):
+        FedBiO(**SIZES, clients=rk.participation.Proportional(2), weighting="unbiased")
     with pytest.raises(ValueError, match=r"inner_radius"):
         SimFBO(**EQUAL, inner_radius=(1.0, -1.0))
     with pytest.raises(TypeError, match=r"ShroFBO.*normalised"):

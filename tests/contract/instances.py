@@ -475,6 +475,16 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
             ),
         ),
         "steps not given": (TINY, rk.FedMSA(local_steps=2, **PARTIAL)),
+        "penalty": (
+            TINY,
+            rk.FedMSA(
+                outer_lr=0.01,
+                inner_lr=0.1,
+                local_steps=2,
+                view=rk.parts.PenaltyView(sigma=20.0),
+                **PARTIAL,
+            ),
+        ),
     },
     "STSA": {"minimax": (SADDLE, rk.STSA(outer_lr=0.05, inner_lr=0.1, **PARTIAL))},
     "SOBA": {"bilevel": (TINY, rk.SOBA(outer_lr=0.05, inner_lr=0.1, **PARTIAL))},
@@ -545,6 +555,17 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
                 outer_lr=0.05, inner_lr=0.1, local_steps=2, codec=rk.parts.RandK(0.5), **PARTIAL
             ),
         ),
+        "one sample, unbiased": (
+            TINY,
+            FedBiO(
+                outer_lr=0.05,
+                inner_lr=0.1,
+                local_steps=2,
+                view=rk.parts.BilevelView(one_sample=True),
+                weighting="unbiased",
+                **PARTIAL,
+            ),
+        ),
     },
     "FedBiOAcc": {
         "falling rate": (
@@ -613,6 +634,8 @@ INSTANCES: dict[str, dict[str, tuple[Any, rk.AbstractAlgorithm]]] = {
             LOSSES,
             FedPAQ(lr=0.1, local_steps=2, codec=rk.parts.StochasticRounding(5), **PARTIAL),
         ),
+        "random entries": (LOSSES, FedPAQ(lr=0.1, codec=rk.parts.RandK(1), **PARTIAL)),
+        "bfloat16": (LOSSES, FedPAQ(lr=0.1, codec=rk.parts.BFloat16(), **PARTIAL)),
     },
     "BRFedBi": {
         "plain": (TINY, BRFedBi(outer_lr=0.05, inner_lr=0.1, **PARTIAL)),

@@ -9,6 +9,10 @@ from instances import INSTANCES, OPTIMISED
 from rookery.runner.checkpoint import Checkpoint, load_all, save
 
 CASES = OPTIMISED | {name: next(iter(some.values())) for name, some in INSTANCES.items()}
+CASES |= {  # what others than the first instance keep
+    f"{name}: {which}": INSTANCES[name][which]
+    for name, which in (("ShroFBO", "compressed, error feedback"), ("BRFedBi", "cached momenta"))
+}
 
 
 @pytest.mark.slow

@@ -43,7 +43,13 @@ from rookery import check, tree
 from rookery.algorithms.fedmsa.output import AbstractOutput, Kept, LastIterate
 from rookery.algorithms.fedmsa.warmup import AbstractWarmUp
 from rookery.algorithms.shared.auto import Curvature, DoG, Sent
-from rookery.algorithms.shared.blocks import Radius, check_radius, descend, evaluate
+from rookery.algorithms.shared.blocks import (
+    Radius,
+    check_radius,
+    descend,
+    evaluate,
+    own_maps,
+)
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.curvature import measured_blocks, with_damping
 from rookery.algorithms.shared.local import map_steps
@@ -256,7 +262,7 @@ class FedMSA(AbstractOnView):
         def at_once(batch_size, round):
             cohort = fed.sample(self.momentum_clients, who)
             at = fed.broadcast(cohort, u)  # -------------------------------- down  u
-            settings = {"problem": problem, "algorithm": self}
+            settings = {"problem": problem, "view": self.view}
             settings |= {"batch_size": batch_size, "round": round}
             s_i = fed.map(own_maps, at, key=sample_key, **settings)
             with fed.outer():
@@ -285,19 +291,6 @@ class FedMSA(AbstractOnView):
     def _momentum_batch(self) -> BatchSize:
         """Rows per evaluation for the direction."""
         return self.batch_size if self.momentum_batch == "same" else self.momentum_batch
-
-
-def own_maps(
-    client: Client,
-    u: Blocks,
-    *,
-    problem: Problem,
-    algorithm: FedMSA,
-    batch_size: BatchSize,
-    round: Count,
-) -> Blocks:
-    """s_i(u; ξ)."""
-    return evaluate(client, problem, algorithm.view, batch_size, client.key, u, round=round)[0]
 
 
 def own_difference(

@@ -36,10 +36,30 @@ def evaluate(
 ) -> tuple[Blocks, ...]:
     """The client's maps of a round at one or several points, all on the same rows."""
     view = view_of(problem, view).at(round)
+    samples = draw_samples(client, problem, view, batch_size, key)
+    return tuple(view.maps(problem, point, samples) for point in points)
+
+
+def draw_samples(
+    client: Client, problem: Problem, view: AbstractView, batch_size: BatchSize, key: Key
+) -> tuple[Sample, ...]:
+    """A sample of each split that an evaluation of the view's maps needs."""
     splits = view.splits(problem)
     keys = jax.random.split(key, len(splits))
-    samples = tuple(client.draw(split, batch_size, keys[i]) for i, split in enumerate(splits))
-    return tuple(view.maps(problem, point, samples) for point in points)
+    return tuple(client.draw(split, batch_size, keys[i]) for i, split in enumerate(splits))
+
+
+def own_maps(
+    client: Client,
+    u: Blocks,
+    *,
+    problem: Problem,
+    view: AbstractView | None,
+    batch_size: BatchSize,
+    round: Count,
+) -> Blocks:
+    """s_i(u; ξ): what a client is asked for its maps with."""
+    return evaluate(client, problem, view, batch_size, client.key, u, round=round)[0]
 
 
 def descend(

@@ -1,25 +1,74 @@
-"""Messages of differences from what the server knows: error feedback in the form of EF21.
+"""Means of encoded replies, with or without error feedback.
 
-P. Richtárik, I. Sokolov, I. Fatkhullin. NeurIPS 2021, arXiv:2106.05203.
+With error feedback, in the form of EF21 (P. Richtárik, I. Sokolov, I. Fatkhullin, NeurIPS 2021,
+arXiv:2106.05203), a client sends  C(reply_i - g_i)  and both sides add it to g_i, which is what the
+server knows of the reply; it steps along the mean of all g_i, those of absent clients included.
 """
+
+from typing import NamedTuple
+
+import jax
 
 from rookery import tree
 from rookery.program.codec import AbstractCodec
+from rookery.program.federation import AbstractFederation, Client, Placed
+from rookery.program.memory import Memory
 from rookery.types import Key, Tree
 
 
-def encoded_from(
-    codec: AbstractCodec, value: Tree, known: Tree | None, key: Key
-) -> tuple[tuple[Tree, ...], Tree]:
-    """A client's message, and what the server knows of the value after it.
+class Feedback(NamedTuple):
+    """What the server knows of the clients' replies, in the mean, and of each, kept by the client.
+
+    Replies that are iterates are known as changes.
+    """
+
+    mean: Tree
+    own: Memory
+
+    @classmethod
+    def of(cls, reply: Tree) -> "Feedback":
+        """Nothing is known of replies of this shape."""
+        zero = tree.zeros_like(reply)
+        return cls(zero, Memory.of(zero))
+
+
+def mean_of_encoded(
+    fed: AbstractFederation,
+    replies: Placed,
+    *,
+    codec: AbstractCodec,
+    like: Tree,
+    known: Feedback | tuple[()],
+    key: Key,
+    salt: int = 1 << 20,
+) -> tuple[Tree, Feedback | tuple[()]]:
+    """The mean of replies that are sent encoded, and what is known of them after it.
 
     Args:
+        fed: the federation.
+        replies: of a cohort.
         codec: the compressor.
-        value: what the message is about.
-        known: what the server knows of it; None encodes the value itself.
-        key: of the codec.
+        like: a tree of the shapes of a reply.
+        known: what is known of the replies; empty if there is no error feedback.
+        key: of the exchange.
+        salt: makes another key of it than those of the clients' samples.
     """
+    cohort = replies.cohort
+    g_i = (fed.recall(cohort, known.own),) if isinstance(known, Feedback) else ()
+    sent, g_i = fed.map(encoded, replies, *g_i, key=key, codec=codec, salt=salt)
+    mean = fed.mean(sent, decode=lambda row: codec.decode(row, like))  # ----- up    C(..)
+    if not isinstance(known, Feedback):
+        return mean, ()
+    mean = tree.axpy(fed.weight_of(cohort), mean, known.mean)
+    return mean, Feedback(mean, fed.keep(known.own, g_i))
+
+
+def encoded(
+    client: Client, reply: Tree, known: Tree | None = None, *, codec: AbstractCodec, salt: int
+) -> tuple[tuple[Tree, ...], Tree]:
+    """A client's message, and what the server knows of the reply after it."""
+    key = jax.random.fold_in(client.key, salt)
     if known is None:
-        return codec.encode(value, key), ()
-    sent = codec.encode(tree.sub(value, known), key)
-    return sent, tree.add(known, codec.decode(sent, value))
+        return codec.encode(reply, key), ()
+    sent = codec.encode(tree.sub(reply, known), key)
+    return sent, tree.add(known, codec.decode(sent, reply))

@@ -15,7 +15,7 @@ Differences are taken on one batch.
 
 import abc
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 import equinox as eqx
 import jax
@@ -77,6 +77,19 @@ class AbstractEstimator(eqx.Module):
             batch_size: rows of a small sample.
             t: how many local steps the client has taken since the first round.
         """
+
+
+E = TypeVar("E", bound=AbstractEstimator)
+
+
+def of_type(algorithm: str, estimator: object, kind: type[E]) -> E:
+    """The estimator; raises unless it is of the kind that an algorithm is named for."""
+    if not isinstance(estimator, kind):
+        raise TypeError(
+            f"estimator of {algorithm} must be rk.parts.{kind.__name__}, got "
+            f"{type(estimator).__name__}. FedBiO takes any."
+        )
+    return estimator
 
 
 class PlainEstimator(AbstractEstimator):

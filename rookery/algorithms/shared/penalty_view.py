@@ -9,21 +9,20 @@ and a finite difference with s = 1 / σ estimates it:
 y_+, y_- and y_0 are y_s for s = 1/σ, -1/σ and 0. The one-sided form is that of F2SA (J. Kwon,
 D. Kwon, S. Wright, R. Nowak, ICML 2023, arXiv:2301.10945); the symmetric one that of F2SA-p for
 p = 2 (L. Chen, J. Li, E. M. Chayti, J. Zhang, ICLR 2026, arXiv:2509.02937). Its released program
-has an outer loss without x; the mean of both f_x is of the same order.
+has an outer loss without x, and divides the estimate by its norm; the mean of both f_x is ours, and
+of the same order, and nothing is divided. Schedules of σ (:class:`Growing`) are ours too.
 
 The symmetric form needs g - f / σ to be strongly convex in y: σ above L_f / μ, with L_f the
 smoothness of f and μ the strong convexity of g in y. Both points of a difference share one sample:
 the difference is multiplied by σ, and so would be the noise of two samples.
 """
 
-from typing import ClassVar
-
 import equinox as eqx
 import jax.numpy as jnp
 
 from rookery import check, tree
 from rookery.algorithms.shared.schedule import AbstractSchedule, number
-from rookery.algorithms.shared.views import AbstractView, Blocks
+from rookery.algorithms.shared.views import AbstractLevelsView, Blocks
 from rookery.problem.bilevel import Bilevel
 from rookery.types import Count, Number, Sample, Tree
 
@@ -54,7 +53,7 @@ class Growing(AbstractSchedule):
         return jnp.minimum(self.first + self.by * jnp.asarray(round, float), self.most)
 
 
-class PenaltyView(AbstractView[Bilevel]):
+class PenaltyView(AbstractLevelsView):
     """A bilevel problem as (x, y_+, y_-) or (x, y_+, y_0), without second derivatives.
 
     With the symmetric form the solution's y is the mean of y_+ and y_-, with the other it is y_0.
@@ -64,13 +63,12 @@ class PenaltyView(AbstractView[Bilevel]):
             smaller the bias, and the larger the noise of mini-batches and the effect of inner
             variables that lag behind: outer steps of a single loop must shrink like 1 / σ.
         symmetric: whether the difference is central, which costs the same and is more accurate.
+        one_sample: whether both levels are evaluated on the same rows; False draws rows for each.
 
     >>> import rookery as rk
     >>> PenaltyView(sigma=30).n_blocks(rk.zoo.scalar_bilevel().problem)
     3
     """
-
-    kind: ClassVar[type] = Bilevel
 
     sigma: float | AbstractSchedule = eqx.field(converter=number, default=10.0)
     symmetric: bool = True
@@ -84,14 +82,6 @@ class PenaltyView(AbstractView[Bilevel]):
         if not isinstance(self.sigma, AbstractSchedule):
             return self
         return eqx.tree_at(lambda view: view.sigma, self, self.sigma(round))
-
-    def n_blocks(self, problem: Bilevel) -> int:
-        """x and two inner variables."""
-        return 3
-
-    def splits(self, problem: Bilevel) -> tuple[str, ...]:
-        """One sample for each level."""
-        return problem.outer_split, problem.inner_split
 
     def added(self, problem: Bilevel, *variables: Tree) -> Blocks:
         """A second inner variable, which starts where the first one does."""
@@ -109,7 +99,7 @@ class PenaltyView(AbstractView[Bilevel]):
 
     def inner_maps(self, problem: Bilevel, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
         """g_y + f_y / σ at y_+, and g_y - f_y / σ at y_- or g_y at y_0."""
-        (x, above, below), (outer, inner) = blocks, samples
+        (x, above, below), outer, inner = blocks, samples[0], samples[-1]
         s = 1 / self._sigma()
         up = problem.inner_grad_y(x, above, inner), problem.outer_grad_y(x, above, outer)
         down = problem.inner_grad_y(x, below, inner)
@@ -119,7 +109,7 @@ class PenaltyView(AbstractView[Bilevel]):
 
     def outer_map(self, problem: Bilevel, blocks: Blocks, samples: tuple[Sample, ...]) -> Tree:
         """The estimate of the hypergradient."""
-        (x, above, below), (outer, inner) = blocks, samples
+        (x, above, below), outer, inner = blocks, samples[0], samples[-1]
         rise = tree.sub(
             problem.inner_grad_x(x, above, inner), problem.inner_grad_x(x, below, inner)
         )

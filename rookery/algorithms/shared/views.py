@@ -87,23 +87,47 @@ class AbstractOneSampleView(AbstractView[P]):
         return problem.splits
 
 
-class BilevelView(AbstractView[Bilevel]):
-    """A bilevel problem as (x, y, v). One vector v, common to all clients, starts at zero.
+class AbstractLevelsView(AbstractView[Bilevel]):
+    """A bilevel problem as x and two inner variables.
 
-    >>> import rookery as rk
-    >>> BilevelView().n_blocks(rk.zoo.scalar_bilevel().problem)
-    3
+    Args:
+        one_sample: whether both levels are evaluated on the same rows, as in many programs. They
+            must then read one split. If not, rows are drawn for each level, as proofs want it.
     """
 
     kind: ClassVar[type] = Bilevel
 
+    one_sample: bool = eqx.field(default=False, kw_only=True)
+
+    def check(self, problem: Bilevel) -> None:
+        """Raise unless the problem is bilevel, and of one split if there is one sample."""
+        super().check(problem)
+        if self.one_sample and problem.outer_split != problem.inner_split:
+            raise ValueError(
+                f"{type(self).__name__} with one_sample=True needs one split for both levels, got "
+                f"outer_split={problem.outer_split!r} and inner_split={problem.inner_split!r}. "
+                "Leave one_sample out."
+            )
+
     def n_blocks(self, problem: Bilevel) -> int:
-        """x, y and v."""
+        """x and two others."""
         return 3
 
     def splits(self, problem: Bilevel) -> tuple[str, ...]:
-        """One sample for each level."""
-        return problem.outer_split, problem.inner_split
+        """One sample for each level, or one for both."""
+        return (problem.outer_split, problem.inner_split)[: 1 if self.one_sample else 2]
+
+
+class BilevelView(AbstractLevelsView):
+    """A bilevel problem as (x, y, v). One vector v, common to all clients, starts at zero.
+
+    Args:
+        one_sample: whether both levels are evaluated on the same rows; False draws rows for each.
+
+    >>> import rookery as rk
+    >>> BilevelView(one_sample=True).splits(rk.zoo.scalar_bilevel().problem)
+    ('train',)
+    """
 
     def added(self, problem: Bilevel, *variables: Tree) -> Blocks:
         """v = 0, of the shape of y."""
@@ -111,7 +135,7 @@ class BilevelView(AbstractView[Bilevel]):
 
     def maps(self, problem: AbstractBilevel, blocks: Blocks, samples: tuple[Sample, ...]) -> Blocks:
         """f_x - g_xy v, g_y and g_yy v - f_y."""
-        (x, y, v), (outer, inner) = blocks, samples
+        (x, y, v), outer, inner = blocks, samples[0], samples[-1]
         direct, right = problem.outer_gradients(x, y, outer)
         g_y, indirect, left = problem.inner_derivatives(x, y, v, inner)
         return tree.sub(direct, indirect), g_y, tree.sub(left, right)
