@@ -47,13 +47,11 @@ clients = 2
 [clock]
 delay = { name = "LogNormalDelay", median = 1.0 }
 [run]
-rounds = 3000
+rounds = 1000
 evaluate_every = 20
 checkpoint_every = 40
 keep = "best:distance_x:min"
 [curves.FedNest]
-[curves.AFBO]
-algorithm = { name = "AFBO", outer_lr = 0.01, inner_lr = 0.02, clients = 4 }
 [plot]
 metrics = ["distance_x"]
 """
@@ -97,12 +95,12 @@ class Arena:
         self._file = folder / "config.toml"
         self._file.write_text(EXPERIMENT)
         self.whole = folder / "whole"
-        self.start(self.whole).wait()  # compiles
-        shutil.rmtree(self.whole)
-        began = time.monotonic()
-        code, said = finished(self.start(self.whole))
-        assert code == 0, said
-        self.seconds = time.monotonic() - began
+        for _ in range(2):  # the first compiles; the time of the second counts
+            shutil.rmtree(self.whole, ignore_errors=True)
+            began = time.monotonic()
+            code, said = finished(self.start(self.whole))
+            assert code == 0, said
+            self.seconds = time.monotonic() - began
 
     def start(self, directory: Path) -> subprocess.Popen:
         """Start or resume the run of a directory."""
