@@ -24,7 +24,7 @@ from rookery.report.comparison import (
 from rookery.runner.history import EPSILON
 
 COSTS = ("exchanges", "megabytes_up", "megabytes_down", "seconds")
-"""The axes that a table shows by default."""
+"""The axes that a table shows by default, as far as the runs have had these costs."""
 
 
 def final_table(
@@ -40,8 +40,8 @@ def final_table(
     Args:
         comparison: the curves, one row for each.
         metrics: one column for each; by default all that were measured.
-        axes: names out of ``AXES``, one column for each; by default the usual costs, and the
-            epsilon of private runs, which does not cover the measurements.
+        axes: names out of ``AXES``, one column for each; by default the usual costs that a run has
+            had, and the epsilon of private runs, which does not cover the measurements.
 
     >>> from rookery.runner.history import History
     >>> run = History([{"round": 10, "loss": 0.5}])
@@ -52,7 +52,8 @@ def final_table(
     metrics = comparison.metrics if metrics is None else metrics
     if axes is None:
         runs = [run for curve in comparison.curves for run in curve.runs]
-        axes = (*COSTS, *([EPSILON] if any(EPSILON in run.names for run in runs) else []))
+        private = [EPSILON] if any(EPSILON in run.names for run in runs) else []
+        axes = [*_spent(comparison), *private]
     has_diverged = any(curve.diverged for curve in comparison.curves)
     labels = [AXES[require_axis(axis)].label for axis in axes]
     last = ["diverged"] if has_diverged else []
@@ -76,7 +77,7 @@ def cost_table(
     target: float,
     *,
     higher_is_better: bool = True,
-    axes: Sequence[str] = COSTS,
+    axes: Sequence[str] | None = None,
 ) -> Table:
     """What each curve paid until its metric first reached the target.
 
@@ -88,7 +89,8 @@ def cost_table(
         metric: the metric that has to reach the target.
         target: the value to reach.
         higher_is_better: whether the metric has to rise to the target or to fall to it.
-        axes: names out of ``AXES``, one column for each.
+        axes: names out of ``AXES``, one column for each; by default the usual costs that a run has
+            had.
 
     >>> from rookery.runner.history import History
     >>> run = History([{"round": r, "loss": 1.0 - r / 10} for r in (0, 10)])
@@ -98,6 +100,7 @@ def cost_table(
     ['1/1', '5']
     """
     comparison.require_metric(metric)
+    axes = _spent(comparison) if axes is None else axes
     sign = "≥" if higher_is_better else "≤"
     title = f"{comparison.title}: cost of {metric} {sign} {target:g}"
     table = _table(title, ["reached", *(AXES[axis].label for axis in axes)])
@@ -114,6 +117,12 @@ def cost_table(
             *(plus_minus(cost.interval) for cost in costs),
         )
     return table
+
+
+def _spent(comparison: Comparison) -> list[str]:
+    """The usual costs that a run has had: without a clock there are no seconds."""
+    runs = [run for curve in comparison.curves for run in curve.runs]
+    return [axis for axis in COSTS if any(axis_values(run, axis)[-1] != 0 for run in runs)]
 
 
 def paired_table(

@@ -71,6 +71,15 @@ def test_final_values_and_costs(comparison):
     ]
 
 
+def test_a_cost_that_no_run_had_has_no_column(comparison):
+    for one in comparison.curves:
+        for run in one.runs:
+            for row in run.rows:
+                row["seconds"] = 0.0
+    for table in (final_table(comparison), cost_table(comparison, "accuracy", 0.5)):
+        assert cells(table)[1][0][-1] == "megabytes down"
+
+
 def test_final_table_of_chosen_columns(comparison):
     _, rows = cells(final_table(comparison, metrics=["accuracy"], axes=["round"]))
     assert rows[:2] == [
