@@ -12,7 +12,7 @@ DEMO := $(VENV)/.demo
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types unit test-slow test-contract test-devices test-versions \
-	test-oldest test-newest test-tracking test-privacy test-secure test-ray test-flare test-models test-natural docs bench bench-remote benchmark benchmark-quick clean
+	test-oldest test-newest test-tracking test-privacy test-secure test-ray test-flare test-models test-natural test-benchopt docs bench bench-remote benchmark benchmark-quick clean
 
 demo: $(DEMO)
 	$(BIN)/rookery demo
@@ -89,6 +89,10 @@ test-models: $(VENV)-models/.ready
 # data sets with natural clients inside packages, one of which has many dependencies
 test-natural: $(VENV)-natural/.ready
 	$(VENV)-natural/bin/pytest -rs tests/clients/test_natural.py tests/tasks/test_task_natural.py
+
+# SOBA, StocBiO and F2SA as solvers of benchopt's bilevel benchmark, run by benchopt
+test-benchopt: $(VENV)-benchopt/.ready
+	$(VENV)-benchopt/bin/pytest -rs tests/test_benchopt_solvers.py
 
 # the site in docs/_build/html: every page's code is run, and a warning is an error. What ran before
 # and has not changed is kept in .cache and docs/gallery.

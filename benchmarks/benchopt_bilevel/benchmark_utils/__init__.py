@@ -1,0 +1,1 @@
+"""What the solvers and the data set share."""
