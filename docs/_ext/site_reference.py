@@ -69,15 +69,19 @@ def prose(text: str) -> str:
     """A docstring's paragraphs; what is indented stays as it is written."""
     chunks = re.split(r"\n\s*\n", text)
     written, was_literal = [], False
+
+    def plain(chunk: str) -> str:  # nothing is markup in a literal block
+        return re.sub(r"(?::[\w:]+:)?(`+)~?([^`]+)\1", r"\2", chunk)
+
     for chunk in chunks:
         if all(line.startswith("    ") for line in chunk.splitlines() if line):
-            written.append(chunk if was_literal else "::\n\n" + chunk)
+            written.append(plain(chunk) if was_literal else "::\n\n" + plain(chunk))
             was_literal = True
         else:
             first, *rest = chunk.splitlines()
             inside = [line for line in rest if line.startswith("    ")]
             if inside and not any(line[:1].strip() for line in rest):
-                written.append(escaped(first) + "\n\n::\n\n" + "\n".join(rest))
+                written.append(escaped(first) + "\n\n::\n\n" + plain("\n".join(rest)))
             else:
                 written.append("\n".join(escaped(line.strip()) for line in chunk.splitlines()))
             was_literal = False
