@@ -100,12 +100,11 @@ class CSOBA(AbstractBilevelSteps):
     ) -> CSOBAState:
         """One exchange, and a step of all three variables."""
         blocks = state.x, state.y, state.v
+        known = Feedback(state.d, state.own) if self.error_feedback else ()
         who, sample_key = jax.random.split(key)
-        cohort = fed.sample(self.clients, who)
-        at = fed.broadcast(cohort, blocks)  # ------------------------------- down  x, y, v
+        at = fed.broadcast(fed.sample(self.clients, who), blocks)  # -------- down  x, y, v
         settings = {"problem": problem, "batch_size": self.batch_size}
         d_i = fed.map(directions, at, key=sample_key, **settings)
-        known = Feedback(state.d, state.own) if self.error_feedback else ()
         how = {"codec": self.codec, "like": blocks, "known": known}
         with fed.outer():
             d, known = mean_of_encoded(fed, d_i, key=sample_key, salt=2, **how)  # up  C(..)

@@ -35,8 +35,10 @@ def end(zoo, algorithm, rule, rounds=1500):
 )
 @pytest.mark.slow
 def test_without_a_robust_rule_it_is_soba(algorithm):
-    want = trajectory(NOISY, rk.SOBA(**RATES, batch_size=2), 4)
-    np.testing.assert_allclose(trajectory(NOISY, algorithm, 4), want, rtol=1e-12)
+    want, got = (trajectory(NOISY, one, 4) for one in (rk.SOBA(**RATES, batch_size=2), algorithm))
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+    if not algorithm.is_kept and not algorithm.cached:
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.slow
@@ -61,10 +63,13 @@ def test_momenta_by_hand():
     assert (ledger.exchanges, ledger.bytes_up, ledger.bytes_down) == (1, 3 * 6 * 8, 3 * 6 * 8)
 
 
-@pytest.mark.parametrize("rule", [Median(), Krum(bad=1), GeometricMedian()])
+@pytest.mark.parametrize(
+    ("rule", "error"), [(Median(), 1e-14), (Krum(bad=1), 1e-14), (GeometricMedian(), 1e-8)]
+)
 @pytest.mark.slow
-def test_alike_clients_reach_the_solution_under_attack(rule):
-    assert end(ALIKE, BRFedBi(**RATES), Attacked(rule, bad=1)) < 1e-6
+def test_alike_clients_reach_the_solution_under_attack(rule, error):
+    """Exactly; a geometric median is found by iteration, and is as near as that comes."""
+    assert end(ALIKE, BRFedBi(**RATES), Attacked(rule, bad=1)) < error
 
 
 @pytest.mark.slow
@@ -84,9 +89,9 @@ def test_the_mean_does_not_survive_and_robustness_costs_bias():
         result = solve(ALIKE, BRFedBi(**RATES), 300, aggregate=Attacked(Mean(), bad=1), guard=None)
     assert result.status == "diverged"
     free = end(DIFFERENT, BRFedBi(**RATES), Median())
-    assert free > 0.02  # nobody attacks, and the median is biased
-    assert end(DIFFERENT, BRFedBi(**RATES), Attacked(Median(), bad=1)) > free / 3
-    assert end(DIFFERENT, BRFedBi(**RATES), Mean()) < 1e-12
+    assert free > 0.3  # nobody attacks, and the median is biased
+    assert end(DIFFERENT, BRFedBi(**RATES), Attacked(Median(), bad=1)) > free
+    assert end(DIFFERENT, BRFedBi(**RATES), Mean()) < 1e-14
 
 
 @pytest.mark.slow
