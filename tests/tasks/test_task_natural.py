@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.cli.main import main
 from rookery.clients import datasets, partition
 from rookery.experiment import config
 from rookery.experiment.costs import trace_costs
@@ -121,6 +122,18 @@ def test_the_experiment_of_the_guide_is_valid():
     found = re.findall(r"```toml\n(.*?)```", page.read_text(), flags=re.DOTALL)
     for curve in config.build(tomllib.loads(found[0])).curves:
         assert TaskLoader(is_blank=True).load(curve).population.n_clients == 44
+
+
+def test_the_command_shows_clients_and_classes_by_name(tmp_path, capsys):
+    file = tmp_path / "penguins.toml"
+    file.write_text(
+        '[data]\nname = "rookery.clients.datasets:stand_in"\nlike = "penguins"\nn_owners = 3\n'
+        '[partition]\nname = "natural"\n[task]\nname = "classification"\n'
+        '[algorithm]\nname = "FedAvg"\nlr = 0.1\n[run]\nrounds = 1\n'
+    )
+    main(["data", str(file)])
+    said = capsys.readouterr().out
+    assert all(word in said for word in ("owner 0", "owner 2", "Adelie", "Gentoo"))
 
 
 def test_a_file_names_a_stand_in_and_deals_it_by_owner():
