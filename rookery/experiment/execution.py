@@ -4,9 +4,9 @@ import itertools
 import json
 import math
 import re
-import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -25,6 +25,7 @@ from rookery.experiment.registry import make_stop_rules
 from rookery.experiment.task_loader import TaskLoader
 from rookery.experiment.tuning_file import digest, read_tuning, tuning_for_report, tuning_path
 from rookery.report.comparison import Comparison, Curve, Holdings, Trace
+from rookery.report.read import longest_run
 from rookery.report.write import FILES as REPORT_FILES
 from rookery.runner.best import Goal
 from rookery.runner.documents import read_document
@@ -60,7 +61,7 @@ def run_experiment(
         overwrite: discard the runs that ``out`` holds.
         console: where to show progress.
     """
-    compiled_before, began = programs_compiled(), time.monotonic()
+    compiled_before = programs_compiled()
     with experiment.in_precision():
         results = run_curves(
             experiment.curves, experiment.run, experiment.seeds, loader,
@@ -79,7 +80,7 @@ def run_experiment(
         tuning=_tuning_of(experiment),
         goals=_goals_of(experiment, loader),
         holdings=_holdings_of(experiment, loader),
-        wall_seconds=time.monotonic() - began,
+        wall_seconds=longest_run([out]),
     )
 
 
@@ -96,10 +97,10 @@ def _holdings_of(experiment: Experiment, loader: TaskLoader) -> Holdings | None:
         return None
     with experiment.in_precision():
         population = loader.load(experiment.curves[0]).population
-    data = population.data
-    if population.is_on_disk or not isinstance(data, Mapping) or LABELS not in data:
+    labels = population.data.get(LABELS) if isinstance(population.data, Mapping) else None
+    if population.is_on_disk or labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
         return None
-    described = population.describe(LABELS)
+    described = replace(population, data={LABELS: labels}).describe(LABELS)  # inputs are not read
     counts = dict(zip(described.clients, described.labels.tolist(), strict=True))
     shown = dict(itertools.islice(counts.items(), MOST_HOLDERS))
     return {

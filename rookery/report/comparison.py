@@ -170,7 +170,7 @@ class Comparison:
         tuning: what was tried to choose settings, as :mod:`rookery.report.sensitivity` shows it.
         goals: whether more or less of a metric is better, as far as its evaluation knows.
         holdings: the labels of every client, if the data has labels and all curves share it.
-        wall_seconds: how long the runs took; None if that is not known.
+        wall_seconds: how long the longest run took; None if that is not known.
 
     >>> curve = Curve("FedAvg", [History([{"round": 0, "loss": 1.0}])])
     >>> Comparison("One curve", [curve]).metrics

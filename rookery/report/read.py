@@ -53,7 +53,6 @@ class _Results(TypedDict, total=False):
     settings: dict[str, dict]
     tuning: _Tuning
     holdings: Holdings
-    wall_seconds: float
 
 
 @dataclass
@@ -144,7 +143,7 @@ def read_runs(directories: Iterable[Path], console: Console | None = None) -> Co
         tuning=results.get("tuning", {}),
         goals=goals,
         holdings=results.get("holdings"),
-        wall_seconds=results.get("wall_seconds"),
+        wall_seconds=longest_run(directories),
     )
 
 
@@ -200,6 +199,19 @@ def run_directories(directories: Iterable[Path]) -> list[Path]:
             raise ValueError(f"{directory} holds no run: there is no config.json in it.")
         found += sorted(inside, key=natural_order)
     return found
+
+
+def longest_run(directories: Iterable[Path]) -> float | None:
+    """The wall time of the longest run in some folders, as the runs have noted it.
+
+    Runs that are computed together take equally long. A resumed run counts from there.
+
+    >>> longest_run([])
+    """
+    rows = [
+        HistoryFile(path / "timing.jsonl").read()[0].rows for path in run_directories(directories)
+    ]
+    return max((float(own[-1]["wall_seconds"]) for own in rows if own), default=None)
 
 
 def natural_order(path: Path) -> list[list[str | float]]:

@@ -201,7 +201,6 @@ def write_results(comparison: Comparison, path: Path, settings: PlotSettings | N
         "goals": dict(comparison.goals),
         **({"tuning": to_json(comparison.tuning)} if comparison.tuning else {}),
         **({"holdings": comparison.holdings} if comparison.holdings else {}),
-        **({"wall_seconds": comparison.wall_seconds} if comparison.wall_seconds else {}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(content) + "\n").encode())

@@ -131,6 +131,7 @@ def test_a_run_keeps_which_way_its_metrics_are_better_and_a_target_needs_it(tmp_
     on = zoo.problem, rk.Population.stacked(zoo.data), zoo.start
     rk.run(rk.FedAvg(lr=0.1), *on, rounds=1, evaluate=[size], directory=tmp_path / "run")
     known = read_runs([tmp_path])
+    assert known.wall_seconds is not None and known.wall_seconds > 0
     assert known.goals == {"size": "min"}
     settings = PlotSettings(["size"], target=1.0)
     assert settings.resolved(known).higher_is_better is False
