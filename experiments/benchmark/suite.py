@@ -120,7 +120,7 @@ KINDS: dict[str, Kind] = {
         {"bilevel": lambda d, p: tasks.hyper_representation(d, p, hidden=HIDDEN)},
         LEVELS,
     ),
-    "hyper-cleaning": Kind("accuracy", (100.0, 0.5), {"bilevel": tasks.hyper_cleaning}, LEVELS),
+    "hyper-cleaning": Kind("accuracy", (500.0, 0.5), {"bilevel": tasks.hyper_cleaning}, LEVELS),
     "regularisation": Kind("accuracy", (1.0, 0.5), {"bilevel": tasks.regularisation}, LEVELS),
     "loss tuning": Kind(
         "balanced_accuracy",
