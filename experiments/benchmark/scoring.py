@@ -80,8 +80,8 @@ def n_diverged(line: Line) -> int:
 
 
 def is_spent(line: Line, axis: str) -> bool:
-    """Whether all runs came to the budget of an axis (to within a hundredth)."""
-    return all(spent[-1] >= 0.99 * line["budgets"][axis] for spent, _ in runs_on(line, axis))
+    """Whether all runs came to the budget of an axis (to within a twentieth)."""
+    return all(spent[-1] >= 0.95 * line["budgets"][axis] for spent, _ in runs_on(line, axis))
 
 
 def target(lines: Sequence[Line]) -> float:
