@@ -114,6 +114,22 @@ def budgets(task: Task, exchanges: int) -> dict[str, float]:
     return found
 
 
+class Tuned(NamedTuple):
+    """What tuning has found.
+
+    Attributes:
+        setting: the chosen step sizes; None if every setting diverged.
+        edge: the step sizes that are at an end of their grid, with the side.
+        widened: the step sizes whose grid was extended, once for each time.
+        tried: every setting with its value on the rows for tuning and on the test rows.
+    """
+
+    setting: Setting | None
+    edge: list[tuple[str, str]]
+    widened: list[str]
+    tried: list[dict[str, object]]
+
+
 class Measurement:
     """The runs of one cell."""
 
@@ -130,19 +146,16 @@ class Measurement:
         grid = self.entrant.grid(self.kind.centres, (1, 1))
         return [{name: value[0] for name, value in grid.items()}]
 
-    def tuned(self) -> dict[str, object]:
+    def tuned(self) -> Tuned:
         """The choice of step sizes and how it came about."""
         size = self.size
         space = self.entrant.grid(self.kind.centres, size.grid)
         plan = Plan(seeds=(size.tuning_seed,), extend=size.extensions)
         found = search(space, "max", self._tried, plan)
         best = chosen(found.trials, "max")
-        return {
-            "setting": None if best is None else best.setting,
-            "edge": [] if best is None else at_ends(found.space, best.setting),
-            "widened": found.widened,
-            "tried": self.tried,
-        }
+        setting = None if best is None else best.setting
+        edge = [] if setting is None else at_ends(found.space, setting)
+        return Tuned(setting, edge, found.widened, self.tried)
 
     def _tried(
         self, settings: Mapping[int, Setting], seeds: Sequence[int], share: float
@@ -239,7 +252,6 @@ def measure(cell: Cell, size: Size) -> dict[str, object]:
     begin = time.process_time()
     own = Measurement(cell, size)
     tuned = own.tuned()
-    setting = tuned["setting"]
     return {
         **cell._asdict(),
         "metric": own.kind.metric,
@@ -247,8 +259,8 @@ def measure(cell: Cell, size: Size) -> dict[str, object]:
         "budgets": {
             name: float(f"{v:.5g}") for name, v in budgets(own.task, size.exchanges).items()
         },
-        **tuned,
-        "curves": None if setting is None else own.figures(setting),
+        **tuned._asdict(),
+        "curves": None if tuned.setting is None else own.figures(tuned.setting),
         "size": asdict(size),
         "cpu_seconds": round(time.process_time() - begin, 1),
     }

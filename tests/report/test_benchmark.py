@@ -3,7 +3,7 @@ import math
 import re
 from html import unescape
 from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
 import numpy as np
 import pytest
@@ -111,14 +111,16 @@ def test_an_algorithm_enters_by_its_name_alone(monkeypatch):
     def unknown(*, outer_lr, temperature):
         raise AssertionError("is never made")
 
-    monkeypatch.setitem(ALGORITHMS, "Mine", mine)
-    monkeypatch.setitem(ALGORITHMS, "Unknown", unknown)
+    for name, fn in {"Mine": mine, "Unknown": unknown}.items():
+        monkeypatch.setitem(cast(dict, ALGORITHMS), name, fn)
     task = suite.task("regularisation", "bilevel", "digits", "iid")
     own = entrants.entering("Mine", task)
     assert own.steps == ("outer_lr", "inner_lr")
     assert own.fixed == {"clients": 10, "batch_size": 32, "local_steps": 5}
-    points = {n: own.grid((1.0, 0.1), n) for n in [(3, 3)]}[(3, 3)]
-    assert points == {"outer_lr": [0.2, 1.0, 5.0], "inner_lr": [0.02, 0.1, 0.5]}
+    assert own.grid((1.0, 0.1), (3, 3)) == {
+        "outer_lr": [0.2, 1.0, 5.0],
+        "inner_lr": [0.02, 0.1, 0.5],
+    }
     assert len(entrants.entrant("FedAvg").grid((1.0, 0.1), (3, 3))["lr"]) == 9  # as many runs
     with pytest.raises(ValueError, match="Unknown needs temperature"):
         entrants.entering("Unknown", task)
@@ -162,10 +164,10 @@ def test_a_choice_at_the_edge_extends_the_grid(monkeypatch, best, widened, tried
     size = Size(extensions=1, exchanges=22)
     own = Measurement(Cell("SOBA", "regularisation", "bilevel", "digits", "iid"), size)
     assert own.rounds == 5  # of four exchanges each
-    found: dict[str, Any] = own.tuned()
-    assert len(found["widened"]) == widened and len(found["tried"]) == tried
-    assert found["setting"]["outer_lr"] == pytest.approx(setting)
-    assert [e for e in found["edge"] if e[0] == "outer_lr"] == edge
+    found = own.tuned()
+    assert len(found.widened) == widened and len(found.tried) == tried
+    assert found.setting is not None and found.setting["outer_lr"] == pytest.approx(setting)
+    assert [e for e in found.edge if e[0] == "outer_lr"] == edge
 
 
 def test_a_setting_that_is_refused_counts_like_one_that_diverges(monkeypatch):
