@@ -41,7 +41,7 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.constraints import projected
 from rookery.program.algorithm import check_kind
 from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Count, Key, Tree
+from rookery.types import Count, Key, Sample, Tree
 
 
 class F2SAState(NamedTuple):
@@ -126,8 +126,7 @@ def inner_maps(
     client: Client, x: Tree, inner: Blocks, *, problem: Bilevel, algorithm: F2SA, round: Count
 ) -> Blocks:
     """The gradients of both perturbed inner problems."""
-    view = algorithm.penalty.at(round)
-    samples = draw_samples(client, problem, view, algorithm.batch_size, client.key)
+    view, samples = _drawn(client, problem, algorithm, round)
     return view.inner_maps(problem, (x, *inner), samples)
 
 
@@ -135,6 +134,13 @@ def outer_map(
     client: Client, x: Tree, inner: Blocks, *, problem: Bilevel, algorithm: F2SA, round: Count
 ) -> Tree:
     """The client's estimate of the hypergradient."""
-    view = algorithm.penalty.at(round)
-    samples = draw_samples(client, problem, view, algorithm.batch_size, client.key)
+    view, samples = _drawn(client, problem, algorithm, round)
     return view.outer_map(problem, (x, *inner), samples)
+
+
+def _drawn(
+    client: Client, problem: Bilevel, algorithm: F2SA, round: Count
+) -> tuple[PenaltyView, tuple[Sample, ...]]:
+    """The view of this round, and a sample of each split that it needs."""
+    view = algorithm.penalty.at(round)
+    return view, draw_samples(client, problem, view, algorithm.batch_size, client.key)

@@ -63,6 +63,11 @@ def _task(member: _Member, *evaluate: Callable[..., Mapping[str, jax.Array]]) ->
     )
 
 
+def _bilevel_task(member: zoo.QuadraticBilevel | zoo.PersonalQuadratic) -> Task:
+    away = Distance(("x", "y"), member.solution())
+    return _task(member, away, GradientNorm(*member.affine_hypergradient()))
+
+
 @_with_arguments_of(zoo.quadratic_bilevel)
 def quadratic(member: zoo.QuadraticBilevel) -> Task:
     """Solve a random quadratic bilevel problem, starting at zero.
@@ -73,11 +78,7 @@ def quadratic(member: zoo.QuadraticBilevel) -> Task:
     >>> quadratic(n_clients=3, heterogeneity=0.5).population.n_clients
     3
     """
-    return _task(
-        member,
-        Distance(("x", "y"), member.solution()),
-        GradientNorm(*member.affine_hypergradient()),
-    )
+    return _bilevel_task(member)
 
 
 @_with_arguments_of(zoo.personal_quadratic)
@@ -91,11 +92,7 @@ def personal_quadratic(member: zoo.PersonalQuadratic) -> Task:
     >>> personal_quadratic(n_clients=3, heterogeneity=0.5).population.n_clients
     3
     """
-    return _task(
-        member,
-        Distance(("x", "y"), member.solution()),
-        GradientNorm(*member.affine_hypergradient()),
-    )
+    return _bilevel_task(member)
 
 
 @_with_arguments_of(zoo.saddle)
