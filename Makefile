@@ -123,7 +123,7 @@ benchmark: $(READY)
 # two algorithms of every form of every task, on digits, with few exchanges: minutes
 benchmark-quick: $(READY)
 	mkdir -p runs/benchmark-quick
-	$(BIN)/python -m experiments.benchmark run --quick runs/benchmark-quick/results.jsonl
+	$(BIN)/python -m experiments.benchmark run runs/benchmark-quick/results.jsonl --quick
 	$(BIN)/python -m experiments.benchmark page runs/benchmark-quick/results.jsonl runs/benchmark-quick/index.html
 	@echo "The page: runs/benchmark-quick/index.html"
 

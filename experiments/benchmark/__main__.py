@@ -20,7 +20,7 @@ from experiments.benchmark.entrants import field
 from experiments.benchmark.measuring import FULL, QUICK, Cell, measure
 from experiments.benchmark.page import write_page
 from experiments.benchmark.pictures import draw
-from experiments.benchmark.suite import DATA, KINDS, ONLY_IID, SPLITS
+from experiments.benchmark.suite import DATA, KINDS, NATURAL, ONLY_IID, SPLITS
 from experiments.benchmark.tables import about, tables
 from rookery.experiment.registry import ALGORITHMS
 
@@ -56,8 +56,10 @@ def cells(algorithms: list[str]) -> list[Cell]:
 
 
 def is_possible(cell: Cell) -> bool:
-    """Whether the form has a problem on this split."""
-    return cell.split == "iid" or cell.form not in ONLY_IID
+    """Whether the data set has this split, and the form a problem on it."""
+    is_natural = cell.split == "natural"
+    has_problem = cell.split == "iid" or cell.form not in ONLY_IID
+    return is_natural == (cell.data in NATURAL) and has_problem
 
 
 def quick_cells() -> list[Cell]:
@@ -116,7 +118,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", nargs="+", default=list(known), choices=known)
     parser.add_argument("--minutes", type=float, help="begin no cell after these")
     parser.add_argument("--quick", action="store_true", help="two algorithms of each form, small")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     match given.what:
         case "run":
             wanted = [

@@ -25,8 +25,10 @@ from rookery.tasks.fair_classification import WorstClass
 from rookery.tasks.task import Parts, Task, server_rows
 from rookery.types import Tree
 
-DATA = ("mnist", "cifar10", "covtype", "digits")
-SPLITS = ("iid", "dirichlet", "sorted")
+DATA = ("mnist", "cifar10", "covtype", "digits", "villages")
+SPLITS = ("iid", "dirichlet", "sorted", "natural")
+NATURAL = ("villages",)
+"""Data sets that have clients of their own, and no other split."""
 N_CLIENTS, PER_EXCHANGE, BATCH, HIDDEN = 20, 10, 32, 32
 TRAIN, HOLDOUT, TEST = 1600, 400, 2000
 """Rows of the clients, for tuning, and for the figures; digits has fewer."""
@@ -191,9 +193,12 @@ def dataset(name: str, is_long_tailed: bool = False) -> Dataset:
     return some
 
 
-def owners(labels: np.ndarray, split: str) -> list[np.ndarray]:
+def owners(some: Dataset, split: str) -> list[np.ndarray]:
     """The rows of each client."""
+    labels = some.train["labels"]
     match split:
+        case "natural":
+            return rk.partition.natural(some.owners, N_CLIENTS, least=16)
         case "iid":
             return rk.partition.iid(len(labels), N_CLIENTS)
         case "dirichlet":
@@ -207,7 +212,7 @@ def task(kind: str, form: str, data: str, split: str) -> Task:
     """A task in one of its forms, measured on rows that no client learns from."""
     what = KINDS[kind]
     some = dataset(data, what.is_long_tailed)
-    parts = rk.partition.split(owners(some.train["labels"], split), fractions=what.fractions)
+    parts = rk.partition.split(owners(some, split), fractions=what.fractions)
     made = what.forms[form](some, parts)
     if "test" not in what.fractions:
         return made

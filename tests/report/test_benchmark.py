@@ -13,6 +13,7 @@ from experiments.benchmark import __main__ as command
 from experiments.benchmark import entrants, measuring, page, scoring, suite, tables
 from experiments.benchmark.measuring import Cell, Measurement, Size
 from rookery.algorithms import SimFBO
+from rookery.clients.datasets import Dataset
 from rookery.experiment.registry import ALGORITHMS
 
 SMALL = Size(exchanges=6, evaluations=2, grid=(2, 1), extensions=1, seeds=(0, 1), lanes=2)
@@ -178,6 +179,30 @@ def test_a_setting_that_is_refused_counts_like_one_that_diverges(monkeypatch):
     )
     assert values == [[1.0], [None]]
     assert [one["holdout"] for one in own.tried] == [1.0, None]
+
+
+def test_natural_clients_are_a_split_of_their_own():
+    def is_possible(form, data, split):
+        return command.is_possible(Cell("FedAvg", "AUC", form, data, split))
+
+    assert is_possible("minimax", "villages", "natural") and is_possible("X-risk", "digits", "iid")
+    assert not is_possible("minimax", "villages", "iid")
+    assert not is_possible("minimax", "digits", "natural")
+    assert not is_possible("X-risk", "digits", "sorted")  # clients lack one of the kinds
+    labels = np.arange(400) % 2
+    rows = {"inputs": np.zeros((400, 2), np.float32), "labels": labels.astype(np.int32)}
+    some = Dataset("mine", rows, rows, (), owners=np.arange(400) % 25)
+    parts = suite.owners(some, "natural")
+    assert len(parts) == 20 and all(len(set(p % 25)) == 1 for p in parts)
+
+
+def test_the_command_takes_its_options_in_any_order(monkeypatch, tmp_path, capsys):
+    path = tmp_path / "none.jsonl"
+    arguments = ["run", "--quick", str(path), "--forms", "personal", "--minutes", "0"]
+    monkeypatch.setattr("sys.argv", ["benchmark", *arguments])
+    monkeypatch.setattr(command, "quick_cells", lambda: [])
+    command.main()
+    assert capsys.readouterr().out == "0 of 0 cells are done\n"
 
 
 def test_budgets_are_those_of_the_task():
