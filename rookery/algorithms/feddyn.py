@@ -18,8 +18,10 @@ learning based on dynamic regularization. ICLR 2021, arXiv:2111.04263.
 
 The sum for h is over the cohort and counts by the weights of all clients (divided by m, if equal);
 the mean of models is over the cohort alone. With any number of local steps the limit is exact,
-h = 0, and g_i is the client's gradient there. Cost of a round: that of FedAvg; g_i never travel.
-Departures from the authors' program: α is the same for all clients, and gradients are not clipped.
+h = 0, and g_i is the client's gradient there. Cost of a round: that of FedAvg; g_i never travel,
+unless there is a robust rule: h is then its value of the g_i, since a sum over rounds would add up
+what a Byzantine client moves the rule by. Departures from the authors' program: α is the same for
+all clients, and gradients are not clipped.
 """
 
 from dataclasses import KW_ONLY
@@ -35,7 +37,7 @@ from rookery.algorithms.shared.step_rule import StepRule, is_keeping, step_rule
 from rookery.problem.constraints import projected, projection
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import SampledAlgorithm, check_kind
-from rookery.program.federation import AbstractFederation, Client
+from rookery.program.federation import AbstractFederation, Client, Placed
 from rookery.program.memory import Memory, check_rule
 from rookery.types import Count, Key, Tree
 
@@ -97,9 +99,15 @@ class FedDyn(SampledAlgorithm):
         at = fed.broadcast(cohort, state.w), fed.recall(cohort, state.own)  # down  w
         settings = {"problem": problem, "algorithm": self, "round": fed.round}
         moved, g_i = fed.map(regularised_steps, *at, key=local_key, **settings)
-        mean = fed.mean(moved)  # -------------------------------------------- up    w_i - w
         share = fed.weight_of(cohort)
-        h = tree.axpy(-self.alpha * share, mean, state.h)
+        if fed.is_robust:
+            # h adds up the moves, and so what a client that lies moves the rule by: send g_i too
+            both = Placed(cohort, (moved.value, g_i.value), is_stacked=True)
+            mean, g = fed.mean(both)  # -------------------------------------- up    w_i - w, g_i
+            h = tree.axpy(share, tree.sub(g, state.h), state.h)
+        else:
+            mean = fed.mean(moved)  # ---------------------------------------- up    w_i - w
+            h = tree.axpy(-self.alpha * share, mean, state.h)
         w = tree.axpy(-1 / self.alpha, h, tree.add(state.w, mean))
         return FedDynState(projected(problem, "w", w), h, fed.keep(state.own, g_i))
 

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rookery import check, tree
-from rookery.algorithms.scaffnew import geometric, steps_from_mean
+from rookery.algorithms.scaffnew import geometric, refuse_robust_variates, steps_from_mean
 from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.step_rule import (
     StepRule,
@@ -112,6 +112,7 @@ class Scafflix(BatchedAlgorithm):
         self, fed: AbstractFederation, problem: SingleLevel, state: ScafflixState, key: Key
     ) -> ScafflixState:
         """One exchange, after a random number of steps."""
+        refuse_robust_variates(fed)
         count_key, local_key = jax.random.split(key)
         cohort = fed.sample(Everyone(), local_key)
         w, own = fed.broadcast(cohort, state.w), fed.recall(cohort, state.own)  # down  w

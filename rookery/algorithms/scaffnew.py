@@ -89,6 +89,7 @@ class Scaffnew(BatchedAlgorithm):
         self, fed: AbstractFederation, problem: OneLoss, state: ScaffnewState, key: Key
     ) -> ScaffnewState:
         """One exchange, after a random number of steps."""
+        refuse_robust_variates(fed)
         count_key, local_key = jax.random.split(key)
         cohort = fed.sample(Everyone(), local_key)
         at = fed.broadcast(cohort, state.blocks), fed.recall(cohort, state.own)  # down  w
@@ -111,6 +112,14 @@ def ProxSkipVIP(**settings) -> Scaffnew:
     'ProxSkipVIP'
     """
     return Scaffnew(**settings, label="ProxSkipVIP")
+
+
+def refuse_robust_variates(fed: AbstractFederation) -> None:
+    """Raise if the variates meet a robust rule."""
+    fed.refuse_robust(
+        "the variates of Scaffnew",
+        "clients add up their differences from the mean, which cancel for no other rule",
+    )
 
 
 def geometric(key: Key, probability: Number) -> Count:

@@ -24,7 +24,9 @@ takes: by both options the method converges to that point.
 Cost of a round: 1 exchange, twice the blocks down (w, c) and up (both changes); the c_i stay with
 the clients. Option I costs one more pass over the client's rows. Departures from the paper: c moves
 by the weight of the cohort among all clients, which is its |S| / N when all weights are equal, so
-that c stays the weighted mean of the c_i; clients may take unequal numbers of steps.
+that c stays the weighted mean of the c_i; clients may take unequal numbers of steps. With a robust
+rule clients send c_i in place of its change, and c moves towards the rule's value of these by that
+weight: a sum of changes would add up, round by round, what a Byzantine client moves the rule by.
 """
 
 import abc
@@ -51,7 +53,7 @@ from rookery.algorithms.shared.step_rule import (
 from rookery.problem.single_level import SingleLevel
 from rookery.problem.splits import AbstractOneLoss
 from rookery.program.algorithm import SampledAlgorithm, check_kind
-from rookery.program.federation import AbstractFederation, Client
+from rookery.program.federation import AbstractFederation, Client, Placed
 from rookery.program.memory import Memory, check_rule
 from rookery.types import Count, Key, Sample, Tree
 
@@ -147,7 +149,12 @@ class AbstractScaffold(SampledAlgorithm):
         c_i = fed.recall(cohort, state.own)
         settings = {"problem": problem, "algorithm": self, "round": fed.round}
         changes, c_i = fed.map(controlled_steps, blocks, c, c_i, key=local_key, **settings)
+        if fed.is_robust:
+            # c adds up what clients turn by, and so what one that lies moves a rule by: send c_i
+            first, _ = changes
+            changes = Placed(cohort, (first.value, c_i.value), is_stacked=True)
         moved, turned = fed.mean(changes)  # --------------------------------- up    changes of both
+        turned = tree.sub(turned, state.c) if fed.is_robust else turned
         share = fed.weight_of(cohort)
         back = tree.scale(-1, moved)
         blocks, opt = move(self.server_lr, back, state.opt, state.blocks, fed.round)

@@ -99,6 +99,11 @@ class AbstractFederation(abc.ABC):
         """Whether replies reach the server only as sums (secure aggregation)."""
         return self.hidden_total is not None
 
+    @property
+    def is_robust(self) -> bool:
+        """Whether a robust rule combines the replies."""
+        return robust_rule(self.aggregate) is not None
+
     @contextmanager
     def outer(self) -> Iterator[None]:
         """Exchanges in here bring the outer variable or its direction, at the outer delay."""
@@ -248,7 +253,7 @@ class AbstractFederation(abc.ABC):
 
     def weighted_mean(self, placed: Placed, weights: Placed) -> Tree:
         """The mean by weights that the clients send along."""
-        self._refuse_robust(
+        self.refuse_robust(
             "fed.weighted_mean", "a Byzantine client could report an arbitrarily large weight"
         )
         if self.hides_replies:
@@ -265,7 +270,7 @@ class AbstractFederation(abc.ABC):
             placed: the replies.
             weights: factors of the slots, zero for inactive ones; None is one.
         """
-        self._refuse_robust("fed.sum", "a Byzantine client could add anything to it")
+        self.refuse_robust("fed.sum", "a Byzantine client could add anything to it")
         if self.hidden_total is not None:
             _summable(_checked(placed), weights)
             return self.hidden_total(placed, weights, needs_all=True)[0]
@@ -286,7 +291,7 @@ class AbstractFederation(abc.ABC):
                 not see.
         """
         if not is_aggregated:
-            self._refuse_robust(
+            self.refuse_robust(
                 "fed.stack", "single replies would bypass the rule, and one may be anything"
             )
         if self.hides_replies:
@@ -368,8 +373,8 @@ class AbstractFederation(abc.ABC):
         """
         return self.repeat(jnp.where(condition, 1, 0), lambda _, old: body(old), value)
 
-    def _refuse_robust(self, word: str, reason: str) -> None:
-        """Raise if the run has a robust rule, which a word would bypass."""
+    def refuse_robust(self, word: str, reason: str) -> None:
+        """Raise if the run has a robust rule, which a word would bypass, or a method undo."""
         rule = robust_rule(self.aggregate)
         if rule is not None:
             raise ValueError(

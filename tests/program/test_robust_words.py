@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.algorithms import BRFedBi
+from rookery.algorithms import EFSOBA, F2SA, BRFedBi, Scaffnew
 from rookery.engines.engine import Program
 from rookery.engines.rounds import one_round
 from rookery.engines.traced import TracedFederation
@@ -48,6 +48,9 @@ def traced(zoo, algorithm, rule):
         (BILEVEL, rk.FedMSA(**RATES, clients=3, output=rk.parts.RandomIterate()), "fed.sum"),
         (BILEVEL, rk.AFBO(**RATES), "asynchronous"),
         (LOSSES, rk.FedAvg(lr=0.1, clients=rk.participation.Poisson(0.9)), "Poisson"),
+        (BILEVEL, F2SA(**RATES), "PenaltyView"),
+        (BILEVEL, EFSOBA(**RATES, codec=rk.parts.TopK(1)), "error_feedback=True"),
+        (LOSSES, Scaffnew(lr=0.1, probability=0.5), "variates of Scaffnew"),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

@@ -53,6 +53,11 @@ def mean_of_encoded(
         key: of the exchange.
         salt: makes another key of it than those of the clients' samples.
     """
+    if isinstance(known, Feedback):
+        fed.refuse_robust(
+            "error_feedback=True",
+            "the server adds up changes, and so all that a Byzantine client moves the rule by",
+        )
     cohort = replies.cohort
     g_i = (fed.recall(cohort, known.own),) if isinstance(known, Feedback) else ()
     sent, g_i = fed.map(encoded, replies, *g_i, key=key, codec=codec, salt=salt)

@@ -213,6 +213,8 @@ def measured_blocks(
 ) -> Tree:
     """The states of the rules of all blocks, with sizes for this round where they are measured.
 
+    Every round on a view calls it first; it refuses views that no robust rule protects.
+
     Args:
         fed: the federation.
         problem: the problem.
@@ -227,6 +229,11 @@ def measured_blocks(
             by themselves need it. A step along the mean of a cohort meets the curvature of the
             mean, which is at most the mean of the clients' L.
     """
+    if isinstance(view, PenaltyView):
+        fed.refuse_robust(
+            "a penalty (PenaltyView)",
+            "it multiplies what a Byzantine client makes the two inner variables differ by",
+        )
     if not is_measured(rules):
         return opts
     if isinstance(opts, Sent):
