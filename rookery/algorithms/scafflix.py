@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rookery import check, tree
-from rookery.algorithms.scaffnew import geometric, refuse_robust_variates, steps_from_mean
+from rookery.algorithms.scaffnew import begun, steps_from_mean
 from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.step_rule import (
     StepRule,
@@ -47,7 +47,6 @@ from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import BatchedAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory
-from rookery.program.participation import Everyone
 from rookery.types import Count, Key, Tree
 
 Alpha = float | tuple[float, ...]
@@ -112,11 +111,8 @@ class Scafflix(BatchedAlgorithm):
         self, fed: AbstractFederation, problem: SingleLevel, state: ScafflixState, key: Key
     ) -> ScafflixState:
         """One exchange, after a random number of steps."""
-        refuse_robust_variates(fed)
-        count_key, local_key = jax.random.split(key)
-        cohort = fed.sample(Everyone(), local_key)
+        cohort, steps, local_key = begun(fed, key, self.probability)
         w, own = fed.broadcast(cohort, state.w), fed.recall(cohort, state.own)  # down  w
-        steps = geometric(count_key, self.probability)
         settings = {"problem": problem, "algorithm": self, "steps": steps, "round": fed.round}
         own = fed.map(personal_steps, w, own, key=local_key, **settings)
         mean = fed.mean(fed.map(common_model, own), around=w)  # ------------- up    w_i

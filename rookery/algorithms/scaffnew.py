@@ -38,7 +38,7 @@ from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import BatchedAlgorithm, with_settings_of
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory
-from rookery.program.participation import Everyone
+from rookery.program.participation import Cohort, Everyone
 from rookery.types import Count, Key, Number, Sample, Tree
 
 OneLoss = SingleLevel | Minimax
@@ -89,11 +89,8 @@ class Scaffnew(BatchedAlgorithm):
         self, fed: AbstractFederation, problem: OneLoss, state: ScaffnewState, key: Key
     ) -> ScaffnewState:
         """One exchange, after a random number of steps."""
-        refuse_robust_variates(fed)
-        count_key, local_key = jax.random.split(key)
-        cohort = fed.sample(Everyone(), local_key)
+        cohort, steps, local_key = begun(fed, key, self.probability)
         at = fed.broadcast(cohort, state.blocks), fed.recall(cohort, state.own)  # down  w
-        steps = geometric(count_key, self.probability)
         settings = {"problem": problem, "algorithm": self, "steps": steps}
         own = fed.map(controlled_steps, *at, key=local_key, **settings)
         blocks = fed.mean(fed.map(model_of, own), around=at[0])  # ----------- up    w_i
@@ -114,12 +111,14 @@ def ProxSkipVIP(**settings) -> Scaffnew:
     return Scaffnew(**settings, label="ProxSkipVIP")
 
 
-def refuse_robust_variates(fed: AbstractFederation) -> None:
-    """Raise if the variates meet a robust rule."""
+def begun(fed: AbstractFederation, key: Key, probability: Number) -> tuple[Cohort, Count, Key]:
+    """All clients, the number of steps of this round, and the key of these."""
     fed.refuse_robust(
         "the variates of Scaffnew",
         "clients add up their differences from the mean, which cancel for no other rule",
     )
+    count_key, local_key = jax.random.split(key)
+    return fed.sample(Everyone(), local_key), geometric(count_key, probability), local_key
 
 
 def geometric(key: Key, probability: Number) -> Count:
