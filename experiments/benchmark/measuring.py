@@ -139,7 +139,9 @@ class Measurement:
         self.entrant = entering(cell.algorithm, self.task)
         self.tried: list[dict[str, object]] = []
         probe = self._swept(self._settings_at_centre(), [size.tuning_seed], PROBE, PROBE)
-        per_round = np.mean([one.history["exchanges"][-1] for one in probe]) / PROBE
+        # a probe that diverges is shorter
+        ends = [(one.history["exchanges"][-1], one.history["round"][-1]) for one in probe]
+        per_round = np.mean([exchanges / rounds for exchanges, rounds in ends])
         self.rounds = max(1, int(size.exchanges / per_round))
 
     def _settings_at_centre(self) -> list[Setting]:
