@@ -17,8 +17,9 @@ POINTS = 60
 LABELS = {
     "exchanges": "exchanges",
     "megabytes": "megabytes, both ways",
-    "gradients": "gradient evaluations, in rows",
+    "gradients": "gradient evaluations, in thousands of rows",
 }
+UNITS = {"gradients": 1000.0}
 NAMES = {"iid": "iid clients", "sorted": "label-sorted clients", "dirichlet": "Dirichlet clients"}
 
 
@@ -45,8 +46,9 @@ def draw(lines: Sequence[Line], contests: Sequence[Contest], path: Path) -> None
         for panel, axis in zip(row, AXES, strict=True):
             for line in sorted(own, key=lambda line: line["algorithm"] in colours):
                 _draw(panel, line, axis, colours.get(line["algorithm"]))
-            panel.axvline(own[0]["budgets"][axis], color="#999999", lw=0.8, ls=":")
-            panel.set_xlim(0, 1.3 * own[0]["budgets"][axis])
+            budget = own[0]["budgets"][axis] / UNITS.get(axis, 1.0)
+            panel.axvline(budget, color="#999999", lw=0.8, ls=":")
+            panel.set_xlim(0, 1.25 * budget)
             panel.grid(alpha=0.3)
         best = scoring.target(own)
         row[0].set_ylabel(f"{where[0]}\n{NAMES.get(where[2], where[2])}\n{own[0]['metric']}")
@@ -66,6 +68,7 @@ def _draw(panel: Axes, line: Line, axis: str, colour: str | None) -> None:
         return
     at = np.linspace(0, min(spent[-1] for spent, _ in runs), POINTS)
     band = interval(np.array([np.interp(at, spent, value) for spent, value in runs]))
+    at = at / UNITS.get(axis, 1.0)
     if colour is None:
         panel.plot(at, band.mean, color="#BBBBBB", lw=0.7, label="others")
         return
