@@ -123,12 +123,12 @@ def make(zoo: Any, seed: int) -> Any:
     raise AssertionError(type(zoo))
 
 
-def start_of(zoo: Any) -> Any:
+def start_of(zoo: Any, algorithm: Any) -> Any:
     """Far from the solution, so that what a lie leaves behind on the way there can add up.
 
-    Cubes and exponentials allow no such start.
+    Cubes and exponentials, which are the weights of ComFedL, allow no such start.
     """
-    if type(zoo).__name__ in ("CubicMAML", "RobustQuadratic", "PairRisk"):
+    if isinstance(algorithm, rk.ComFedL) or type(zoo).__name__ in ("CubicMAML", "RobustQuadratic"):
         return zoo.start
     return jax.tree.map(lambda a: np.full_like(a, 10), zoo.start)
 
@@ -150,13 +150,24 @@ def gradient(zoo: Any, solution: Any) -> float:
     return norm if np.isfinite(norm) else np.inf
 
 
+def first_gradients(zoo, algorithm) -> np.ndarray:
+    """[problems]: the norm of the honest clients' gradient before the first round."""
+    zoos = [make(zoo, seed) for seed in range(PROBLEMS)]
+    return np.array(
+        [
+            gradient(without(z, who), start_of(z, algorithm))
+            for z, who in zip(zoos, LIARS, strict=True)
+        ]
+    )
+
+
 def gradients(zoo, algorithm, rounds, rule) -> np.ndarray:
     """[lies, problems]: the norm of the honest clients' gradient after the rounds."""
     zoos = [make(zoo, seed) for seed in range(PROBLEMS)]
     algorithm = alone(algorithm)
     algorithm.check(zoos[0].problem, CLIENTS)
     template = rk.Population.stacked(zoos[0].data)
-    state = first_state(algorithm, zoos[0].problem, CLIENTS, start_of(zoos[0]))
+    state = first_state(algorithm, zoos[0].problem, CLIENTS, start_of(zoos[0], algorithm))
 
     def data_of(problem: int, lie: int):
         def one(array):
