@@ -78,6 +78,7 @@ def soak(rounds: int) -> Iterator[dict]:
 
     def look(snapshot):
         seen.append({"at": snapshot.round, **present()})
+        print(seen[-1], file=sys.stderr, flush=True)  # a long run shows how far it is
 
     rk.run(
         rk.FedAvg(lr=0.01, local_steps=2, batch_size=2, clients=3),
