@@ -171,7 +171,7 @@ def test_a_batch_is_a_slice_of_the_harness():
 
     def f(z, x, start=0, batch_size=1):
         seen.append(batch_size)
-        return jnp.sum((z - start.astype(float)) ** 2) + jnp.sum(x**2)
+        return jnp.sum((z - jnp.asarray(start, float)) ** 2) + jnp.sum(x**2)
 
     solver = rounds.OneClient(rounds.soba(0.1, 1.0), f, f, 10, 7, batch_size=4, random_state=0)
     solver.start(np.zeros(1), np.zeros(1))

@@ -277,7 +277,9 @@ def joined(comparisons: Sequence[Comparison]) -> Comparison:
             curves.append(replace(curve, name=name))
             settings[name] = comparison.settings.get(curve.name, {})
     title = " / ".join(dict.fromkeys(c.title for c in comparisons))
-    goals = {metric: goal for c in comparisons for metric, goal in c.goals.items()}
+    goals: dict[str, Goal] = {}
+    for comparison in comparisons:
+        goals |= comparison.goals
     return Comparison(title, curves, settings, comparisons[0].versions, goals=goals)
 
 

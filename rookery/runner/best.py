@@ -99,7 +99,7 @@ def goal_by_name(metric: str) -> Goal | None:
     ('max', 'min', None)
     """
     words = re.split(r"[^a-z]+", metric.lower())
-    goals = {_WORDS[word] for word in words if word in _WORDS}
+    goals: set[Goal] = {_WORDS[word] for word in words if word in _WORDS}
     return goals.pop() if len(goals) == 1 and "variance" not in words else None
 
 

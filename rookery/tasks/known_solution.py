@@ -59,7 +59,7 @@ def _task(member: _Member, *evaluate: Callable[..., Mapping[str, jax.Array]]) ->
         problem=member.problem,
         population=Population.stacked(member.data),
         start=lambda seed: member.start,
-        evaluate=tuple(map(OfSolution, evaluate)),
+        evaluate=tuple(OfSolution(one) for one in evaluate),
     )
 
 

@@ -315,7 +315,7 @@ def test_the_papers_product_recovers_less_than_1_over_e_and_lands_elsewhere():
         def product(self, p, key):
             return 5.0 * s * p
 
-        def repeat(self, n, body, init):
+        def repeat(self, n, body, init, *, most):
             return jax.lax.fori_loop(0, n, body, init)
 
     for U in (1, 4, 18, 100):

@@ -1,6 +1,6 @@
 """Codecs: what they send, what arrives on average; and where compressed methods end."""
 
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -93,7 +93,9 @@ class Recorded(eqx.Module):
 
         def recorded(step, messages, wait_for):
             for client, arrival in exchange(step, messages, wait_for):
-                self.replies.append(wire.joined(arrival if type(arrival) is tuple else [arrival]))
+                self.replies.append(
+                    wire.joined(cast(wire.Parts, arrival if type(arrival) is tuple else [arrival]))
+                )
                 yield client, arrival
 
         port.exchange = recorded  # pyright: ignore[reportAttributeAccessIssue]

@@ -85,7 +85,7 @@ def test_the_lower_problem_needs_a_penalty_above_smoothness_over_convexity():
 def test_both_points_of_a_difference_share_their_rows(one_sample):
     """Where both are equal the estimate is f_x of the rows, however large the penalty is."""
     view = PenaltyView(1e9, one_sample=one_sample)
-    client = LocalClient(rk.Population.stacked(NOISY.data), 0, jax.random.key(1), python_loop)
+    client: Any = LocalClient(rk.Population.stacked(NOISY.data), 0, jax.random.key(1), python_loop)
     rows = draw_samples(client, NOISY.problem, view, 1, client.key)
     assert len(rows) == 2 - one_sample
     x, y = np.array([0.7, -0.4]), np.array([0.2, 0.5])

@@ -155,7 +155,7 @@ def first_gradients(zoo, algorithm) -> np.ndarray:
     zoos = [make(zoo, seed) for seed in range(PROBLEMS)]
     return np.array(
         [
-            gradient(without(z, who), start_of(z, algorithm))
+            gradient(without(z, int(who)), start_of(z, algorithm))
             for z, who in zip(zoos, LIARS, strict=True)
         ]
     )

@@ -9,6 +9,7 @@ from benchopt.stopping_criterion import (  # pyright: ignore[reportMissingImport
     SufficientProgressCriterion,
 )
 
+import rookery as rk
 from benchmark_utils.rookery_rounds import OneClient  # pyright: ignore[reportMissingImports]
 
 COMMON = {
@@ -39,7 +40,7 @@ class RookerySolver(BaseSolver, abc.ABC):
         return stop_val + 1
 
     @abc.abstractmethod
-    def algorithm(self) -> object:
+    def algorithm(self) -> rk.AbstractAlgorithm:
         """The algorithm of rookery with the solver's parameters."""
 
     def set_objective(

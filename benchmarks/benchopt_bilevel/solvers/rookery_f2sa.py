@@ -8,6 +8,8 @@ from benchmark_utils.rookery_solver import (  # pyright: ignore[reportMissingImp
     RookerySolver,
 )
 
+import rookery as rk
+
 
 class Solver(RookerySolver):
     """Gradients alone, with a penalty that grows."""
@@ -21,7 +23,7 @@ class Solver(RookerySolver):
     lmbda0: float
     delta_lmbda: float
 
-    def algorithm(self) -> object:
+    def algorithm(self) -> rk.AbstractAlgorithm:
         """F2SA with one-sided differences."""
         return rookery_rounds.f2sa(
             self.step_size, self.outer_ratio, self.n_inner_steps, self.lmbda0, self.delta_lmbda

@@ -8,6 +8,8 @@ from benchmark_utils.rookery_solver import (  # pyright: ignore[reportMissingImp
     RookerySolver,
 )
 
+import rookery as rk
+
 
 class Solver(RookerySolver):
     """Inner steps, a Neumann series, and one outer step."""
@@ -20,7 +22,7 @@ class Solver(RookerySolver):
     n_inner_steps: int
     n_shia_steps: int
 
-    def algorithm(self) -> object:
+    def algorithm(self) -> rk.AbstractAlgorithm:
         """StocBiO, with constant steps."""
         return rookery_rounds.stocbio(
             self.step_size, self.outer_ratio, self.n_inner_steps, self.n_shia_steps
