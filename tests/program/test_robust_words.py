@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.algorithms import EFSOBA, F2SA, BRFedBi, Scaffnew
+from rookery.algorithms import EFSOBA, F2SA, BRFedBi, FedDyn, Scaffnew
 from rookery.engines.engine import Program
 from rookery.engines.rounds import one_round
 from rookery.engines.traced import TracedFederation
@@ -131,3 +131,16 @@ def test_replies_of_a_stack_can_be_aggregated(rule):
     with pytest.raises(ValueError, match=r"fed\.stack.*Krum"):
         fed.stack(rows)
     assert fed.stack(rows, is_aggregated=True).shape == (7,)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [rk.Scaffold(lr=0.1), FedDyn(lr=0.1, alpha=0.5)], ids=["SCAFFOLD", "FedDyn"]
+)
+def test_a_variate_is_the_rules_value_and_no_sum_of_changes(algorithm):
+    """Medians of changes do not add up to the median of what has changed."""
+    population = rk.Population.stacked(LOSSES.data)
+    on = LOSSES.problem, population, LOSSES.start
+    state: Any = rk.run(algorithm, *on, rounds=3, aggregate=Median(), guard=None).state
+    server = state.c if isinstance(algorithm, rk.Scaffold) else state.h
+    middle = jax.tree.map(lambda rows: np.median(rows, axis=0), state.own.rows)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), server, middle)
