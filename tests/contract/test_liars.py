@@ -51,7 +51,7 @@ REFUSED = {
     "ADBO": POLL,
     "SDBO": POLL,
     "Prometheus": STACK,
-    "FedMSA": {"composition, random output": SUM},  # one client repeats its steps
+    "FedMSA": {"composition, random output": SUM, "penalty": PENALTY},  # one client repeats steps
     "ShroFBO": {"compressed, error feedback": FEEDBACK},
     "EFSOBA": FEEDBACK,
     "F2SA": PENALTY,
