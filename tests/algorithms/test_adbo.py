@@ -155,9 +155,8 @@ WORLDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if "nobody" in n else []) for n in WORLDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORLDS)
 def test_a_naive_simulation_gives_the_same_trajectory_and_the_same_clock(name):
     clock, algorithm = WORLDS[name]
     naive = NaiveADBO(ZOO, clock, algorithm)

@@ -57,7 +57,8 @@ def test_a_random_length_leaves_a_noise_floor_around_the_solution():
     assert np.linalg.norm(tail.mean(0) - x_star) < noise / 3
 
 
-@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_both_precisions(dtype):
     zoo = rk.zoo.quadratic_bilevel(n_clients=3, dtype=dtype)
     algorithm = rk.FedNest(

@@ -106,7 +106,8 @@ def test_without_an_outer_loss_there_is_no_direction():
     assert_close(y.solution[1], ZOO.inner_solution(np.array([0.3, 0.2])), atol=1e-10)
 
 
-@pytest.mark.parametrize("symmetric", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("symmetric", [True, False])
 def test_a_round_of_f2sa_by_hand(symmetric):
     algorithm = F2SA(
         outer_lr=0.1, inner_lr=(0.2, 0.3), inner_rounds=3, penalty=PenaltyView(5.0, symmetric)

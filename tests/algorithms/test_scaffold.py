@@ -66,6 +66,7 @@ def test_rounds_by_hand(option):
     assert not np.any(state.own.rows[0][2])  # who did not take part has written nothing
 
 
+@pytest.mark.slow
 def test_several_unequal_local_steps_end_at_the_saddle_point_where_fedavg_s_does_not():
     steps = (1, 5, 3, 2)
     scaffold = solve(

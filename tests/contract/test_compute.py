@@ -73,6 +73,7 @@ def test_times_are_the_same_in_float32():
     assert [a.seconds for a in half] == [a.seconds for a in whole]
 
 
+@pytest.mark.slow
 def test_a_product_takes_twice_the_time_of_a_gradient_unless_it_is_given():
     algorithm = rk.AFBO(outer_lr=0.1, inner_lr=0.1, inner_steps=3)
 

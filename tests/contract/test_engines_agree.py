@@ -33,7 +33,7 @@ LEFT_OUT = set(
     "BRFedBi BRFedBiM BRFedBiP AggITD PFedMe Ditto IMAML FedRep FedBiOLocal FedBiOAccLocal "
     "FedDyn Scafflix Scaffnew FedEx FedExP Mime MimeLite "
     "FedNormSGDA FedNormSGDAPlus FedSGDAM OptimisticGDA FedGDAGT FESSGDA ProxSkipVIP "
-    "FCSG FCSGM AccFCSGM CODASCA FeDXL QFedAvg FedMSA".split()
+    "FCSG FCSGM AccFCSGM CODASCA FeDXL QFedAvg FedMSA GDA SCGD".split()
 )
 CHEAPEST = {"FedNest": "one number"}  # where it is not the first
 ROUNDS = 3 if IS_WHOLE else 2

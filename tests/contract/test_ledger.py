@@ -63,6 +63,7 @@ def test_random_makes_2T_plus_drawn_hops_plus_3_exchanges(T, N):
     assert [ledger.hessian_vectors for ledger in made] == [3 * n + 3 for n in drawn]
 
 
+@pytest.mark.slow
 def test_an_estimate_of_lipschitz_is_one_more_exchange_when_it_is_due():
     power = rk.parts.PowerIteration(iterations=4, every=3)
     algorithm = rk.FedNest(

@@ -82,6 +82,7 @@ def test_descent_lowers_the_loss_after_adaptation(digits, parts, measure):
     assert after["adapted_loss/mean"] < 0.7 * before["adapted_loss/mean"]
 
 
+@pytest.mark.slow
 def test_comfedl_learns_to_adapt(digits, parts):
     task = rk.tasks.maml(digits, parts, adapt_lr=0.3, adapt_steps=1)
     result = rk.run(

@@ -68,6 +68,7 @@ def test_minus_the_solution_of_the_semideviation_is_one_too(measure):
     assert measure(task, (-x,))["distance_x"] < 1e-12
 
 
+@pytest.mark.slow
 def test_fednest_solves_the_quadratic(descend):
     task = rk.tasks.quadratic(n_clients=3, heterogeneity=0.5)
     result = descend(
