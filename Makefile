@@ -27,21 +27,23 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/basedpyright
 
-# three workers for two cores: some tests wait for clients that answer late
+# more workers than two cores: some tests wait for clients that answer late
+WORKERS ?= 3
+
 unit: $(READY)
-	$(BIN)/pytest -n 3 --dist worksteal --durations=40 -m "not slow" rookery tests
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=40 -m "not slow" rookery tests
 
 # limits that take many rounds, statistics over many seeds, comparisons of whole runs
 test-slow: $(READY)
-	$(BIN)/pytest -n 2 --dist worksteal -m slow rookery tests
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=40 -m slow rookery tests
 
 # every variant of every algorithm on all engines; `make test` has one variant of each, few on Remote
 test-contract: $(READY)
-	ROOKERY_CONTRACT=all $(BIN)/pytest -n 2 --dist worksteal tests/contract/test_engines_agree.py
+	ROOKERY_CONTRACT=all $(BIN)/pytest -n $(WORKERS) --dist worksteal tests/contract/test_engines_agree.py
 
 # every variant of every algorithm on one, two and four devices of this processor; programs for others
 test-devices: $(READY)
-	ROOKERY_CONTRACT=all $(BIN)/pytest -n 2 --dist worksteal tests/contract/test_on_devices.py tests/engines/test_devices.py
+	ROOKERY_CONTRACT=all $(BIN)/pytest -n $(WORKERS) --dist worksteal tests/contract/test_on_devices.py tests/engines/test_devices.py
 
 # a few tests of every layer with the oldest declared versions on Python 3.11, and with the newest
 # versions of everything on the newest Python

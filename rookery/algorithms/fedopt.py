@@ -193,9 +193,9 @@ def adaptive(
     """The paper's algorithm 2 as an Optax transformation; the module says which lines it has.
 
     >>> import jax.numpy as jnp
-    >>> rule = adaptive(0.1, 0.9, 0.99, 1e-3, "adam", False)
-    >>> rule.init(jnp.zeros(2)).v.tolist()
-    [1e-06, 1e-06]
+    >>> rule = adaptive(0.1, 0.9, 0.99, 0.5, "adam", False)
+    >>> rule.init(jnp.zeros(2)).v.tolist()  # tau squared
+    [0.25, 0.25]
     """
     is_mean = kind != "adagrad"  # of squares, where adagrad has their sum
 

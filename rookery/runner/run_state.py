@@ -118,9 +118,9 @@ class Result:
 
     >>> import rookery as rk
     >>> zoo = rk.zoo.scalar_bilevel()
-    >>> fednest = rk.FedNest(outer_lr=0.2, inner_lr=0.3)
+    >>> soba = rk.SOBA(outer_lr=0.2, inner_lr=0.3)
     >>> population = rk.Population.stacked(zoo.data)
-    >>> result = rk.run(fednest, zoo.problem, population, zoo.start, rounds=2)
+    >>> result = rk.run(soba, zoo.problem, population, zoo.start, rounds=2)
     >>> result.status, result.rounds, result.ledger.exchanges > 0
     ('finished', 2, True)
     """
@@ -193,7 +193,7 @@ class Snapshot:
     ...     seen.append((snapshot.round, snapshot.cohorts[0]))
     ...     return snapshot.round == 2  # True ends the run
     >>> result = rk.run(
-    ...     rk.FedNest(outer_lr=0.2, inner_lr=0.3, clients=rk.participation.Fixed([0])),
+    ...     rk.SOBA(outer_lr=0.2, inner_lr=0.3, clients=rk.participation.Fixed([0])),
     ...     zoo.problem,
     ...     rk.Population.stacked(zoo.data),
     ...     zoo.start,

@@ -83,7 +83,7 @@ def run(
     >>> import rookery as rk
     >>> zoo = rk.zoo.scalar_bilevel()
     >>> result = rk.run(
-    ...     rk.FedNest(outer_lr=0.2, inner_lr=0.3),
+    ...     rk.SOBA(outer_lr=0.2, inner_lr=0.3),
     ...     zoo.problem,
     ...     rk.Population.stacked(zoo.data),
     ...     zoo.start,
@@ -175,7 +175,7 @@ def sweep(
 
     >>> import rookery as rk
     >>> zoo = rk.zoo.scalar_bilevel()
-    >>> runs = [rk.Run(rk.FedNest(outer_lr=lr, inner_lr=0.3), zoo.start) for lr in (0.1, 0.2)]
+    >>> runs = [rk.Run(rk.SOBA(outer_lr=lr, inner_lr=0.3), zoo.start) for lr in (0.1, 0.2)]
     >>> results = rk.sweep(runs, zoo.problem, rk.Population.stacked(zoo.data), rounds=5)
     >>> [result.rounds for result in results]
     [5, 5]

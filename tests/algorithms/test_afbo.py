@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from naive_afbo import Naive
+from some_slow import some_slow
 
 import rookery as rk
 from rookery.algorithms.afbo import running
@@ -376,7 +377,7 @@ def one_round(K, U, hessians):
     return advance(algorithm, rounds=1, zoo=SCALAR, engine=rk.Eager()).ledgers[0]
 
 
-@pytest.mark.parametrize(("K", "U"), [(1, 1), (2, 1), (1, 3)])
+@pytest.mark.parametrize(("K", "U"), some_slow([(2, 1), (1, 1), (1, 3)]))
 def test_what_a_round_with_hops_costs(K, U):
     m, p, q = 2, 8, 8
     for hessians in (rk.parts.ActiveHessians(), rk.parts.StaleHessians())[: 2 if K == U else 1]:

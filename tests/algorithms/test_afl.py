@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from naive_single import Naive, gradients_along
+from some_slow import some_slow
 
 import rookery as rk
 from rookery.engines.engine import Program
@@ -37,7 +38,7 @@ def result(i, w, lr=0.05, steps=STEPS):
     return np.mean(gradients_along(ZOO, i, w, lr, steps[i]), axis=0)
 
 
-@pytest.mark.parametrize("weights", [None, WEIGHTS])
+@pytest.mark.parametrize("weights", [pytest.param(WEIGHTS), *some_slow([None], 0)])
 @pytest.mark.parametrize("method", [rk.AFACD, rk.AFACS])
 def test_without_delays_it_is_the_synchronous_step_by_hand(method, weights):
     algorithm = method(lr=0.05, server_lr=0.2, local_steps=STEPS)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arena import advance, assert_close, solve
+from some_slow import some_slow
 
 import rookery as rk
 from rookery.algorithms.comfedl.weighting import soft_maximum
@@ -79,7 +80,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", some_slow(PROBLEMS, 2))
 def test_a_round_with_one_local_step_is_a_gradient_step(name):
     """F.6 (b): on (6), (7) and (10), whole batches, everyone."""
     zoo, settings, gradient = PROBLEMS[name]
@@ -276,7 +277,7 @@ def test_the_two_batches_are_independent_and_from_their_splits(kind, splits):
     assert any(i != j for i, j in found)
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", some_slow(PROBLEMS, 2))
 def test_identical_clients_are_one_client(name):
     zoo, settings, _ = PROBLEMS[name]
     same = dataclasses.replace(zoo, **{k: np.repeat(a[:1], 3, axis=0) for k, a in zoo.data.items()})

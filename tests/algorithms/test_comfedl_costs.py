@@ -2,6 +2,7 @@
 
 import pytest
 from arena import advance
+from some_slow import some_slow
 
 import rookery as rk
 
@@ -55,12 +56,14 @@ def test_ledger_of_maml(settings, gradients, products):
 
 @pytest.mark.parametrize(
     ("weighting", "level"),
-    [
-        (rk.parts.ShiftedWeights(batch_size=3), 3),
-        (rk.parts.NormalisedWeights(batch_size=4), 4),
-        (rk.parts.NormalisedWeights(), 5),
-        (rk.parts.NormalisedWeights(stale_scalar=True, batch_size=3), 3 + 3),
-    ],
+    some_slow(
+        [
+            (rk.parts.NormalisedWeights(stale_scalar=True, batch_size=3), 3 + 3),
+            (rk.parts.ShiftedWeights(batch_size=3), 3),
+            (rk.parts.NormalisedWeights(batch_size=4), 4),
+            (rk.parts.NormalisedWeights(), 5),
+        ]
+    ),
 )
 def test_ledger_of_a_level_of_damaml(weighting, level):
     """A loss after adaptation costs a gradient per row."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arena import advance, assert_close, bilevel_maps, solve, trajectory
+from some_slow import some_slow
 
 import rookery as rk
 from rookery.algorithms import CMSOBA, CSOBA, EFSOBA, FedBiO, FedPAQ, ShroFBO, SimFBO
@@ -31,7 +32,7 @@ def through(codec, keys=64):
 
 
 @pytest.mark.parametrize(
-    "codec", [StochasticRounding(2), StochasticRounding(5), RandK(0.5), RandK(1)]
+    "codec", some_slow([StochasticRounding(2), RandK(0.5), StochasticRounding(5), RandK(1)], 2)
 )
 def test_unbiased_codecs_keep_the_mean(codec):
     many = through(codec, 4096)
@@ -43,7 +44,7 @@ def test_unbiased_codecs_keep_the_mean(codec):
     assert np.asarray(many["a"]).std(0).max() > 0
 
 
-@pytest.mark.parametrize("bits", [2, 3, 8])
+@pytest.mark.parametrize("bits", some_slow([3, 2, 8]))
 def test_rounding_stays_on_its_grid(bits):
     got, steps = through(StochasticRounding(bits)), 2 ** (bits - 1) - 1
     for name, leaf in TREE.items():

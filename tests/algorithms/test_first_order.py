@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arena import advance, assert_close, means, solve
+from some_slow import some_slow
 
 import rookery as rk
 from rookery.algorithms import BOME, F2SA, MemFBO, SimFBO
@@ -38,7 +39,7 @@ def mean_maps(zoo, view, blocks):
     return [np.mean([np.asarray(s[j]) for s in own], 0) for j in range(3)]
 
 
-@pytest.mark.parametrize(("symmetric", "slope"), [(True, -2), (False, -1)])
+@pytest.mark.parametrize(("symmetric", "slope"), some_slow([(True, -2), (False, -1)]))
 def test_the_bias_falls_with_the_penalty(symmetric, slope):
     x, errors, sigmas = np.array([0.7, -0.4]), [], (10.0, 100.0, 1000.0)
     for sigma in sigmas:

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 from arena import advance, assert_close, bilevel_maps, solve, trajectory
+from some_slow import some_slow
 
 import rookery as rk
 from rookery.algorithms import IMAML, FedBiOAccLocal, FedBiOLocal, FedRep, PFedMe, SimFBO
@@ -205,7 +206,7 @@ def test_the_drift_of_local_steps():
 # ---- what travels, and what stays
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", some_slow(METHODS, 2))
 def test_inner_variables_never_travel(name):
     """All bytes are those of x, or of x and the estimate of its direction."""
     zoo = rk.zoo.personal_quadratic(n_clients=3, x_size=2, y_size=7)

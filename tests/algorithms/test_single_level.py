@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arena import advance, pooled, solve
+from some_slow import some_slow
 
 import rookery as rk
 from rookery.algorithms.shared import simplex
@@ -72,7 +73,7 @@ RIVALS = {
 }
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", some_slow(RIVALS, 2))
 def test_one_local_step_of_everyone_is_gradient_descent(name):
     """Of which identical clients, and one client that holds all rows, are special cases."""
     algorithm, w = RIVALS[name], START
@@ -84,7 +85,7 @@ def test_one_local_step_of_everyone_is_gradient_descent(name):
     np.testing.assert_allclose(eager(pooled(ZOO), algorithm), w, rtol=1e-7)
 
 
-@pytest.mark.parametrize("name", [*RIVALS, "DRFA"])
+@pytest.mark.parametrize("name", some_slow(["DRFA", *RIVALS], 2))
 def test_identical_clients_are_one_client(name):
     algorithm = {**RIVALS, "DRFA": rk.DRFA(lr=0.1, ascent_lr=0.3, local_steps=2)}[name]
     same = dataclasses.replace(ZOO, **{k: np.repeat(a[:1], 3, axis=0) for k, a in ZOO.data.items()})
@@ -92,7 +93,7 @@ def test_identical_clients_are_one_client(name):
     np.testing.assert_allclose(eager(same, algorithm), eager(one, algorithm), rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", some_slow(RIVALS, 2))
 def test_the_order_of_the_clients_does_not_matter(name):
     turned = dataclasses.replace(ZOO, **{k: a[::-1] for k, a in ZOO.data.items()})
     algorithm = RIVALS[name]

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from some_slow import some_slow
 
 import rookery as rk
 from rookery.algorithms.fednest.accounting import paper_rounds
@@ -199,7 +200,7 @@ def test_work_and_bytes_of_the_light_family():
     assert (joint.bytes_down, joint.bytes_up, joint.messages) == (2 * (p + q), 2 * (p + q), 4)
 
 
-@pytest.mark.parametrize("iterations", [1, 2, 5])
+@pytest.mark.parametrize("iterations", some_slow([2, 1, 5]))
 def test_conjugate_gradients_cost_an_exchange_per_product(iterations):
     algorithm = rk.FedNest(
         outer_lr=0.01, inner_lr=0.1, ihgp=rk.parts.FederatedCG(iterations=iterations)
@@ -256,7 +257,7 @@ def test_fedmbo_goes_on_until_the_longest_chain_ends_and_ended_chains_send_nothi
         (rk.parts.FedInnSGD(lr=0.1), 1),
     ],
 )
-@pytest.mark.parametrize("estimator", [rk.parts.PHESum, rk.parts.FedIHGPSum])
+@pytest.mark.parametrize("estimator", some_slow([rk.parts.PHESum, rk.parts.FedIHGPSum]))
 def test_pairs_of_inner_solver_and_hypergradient(T, N, inner, per_call, estimator):
     nested = rk.Nested(
         inner=inner,

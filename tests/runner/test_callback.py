@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from some_slow import some_slow
 
 import rookery as rk
 from rookery.remote import Remote
@@ -124,7 +125,9 @@ def test_cohorts_of_a_sweep_and_of_polls_are_those_of_each_run():
     assert len(of_compiled) == 6 and len(set(of_compiled.values())) > 1
 
 
-@pytest.mark.parametrize("engine", [rk.Compiled(), rk.Eager(), Remote()], ids=lambda e: str(e)[:6])
+@pytest.mark.parametrize(
+    "engine", some_slow([rk.Compiled(), Remote(), rk.Eager()], 2), ids=lambda e: str(e)[:6]
+)
 def test_a_callback_sees_the_round_s_metrics_and_stops_with_a_reason(engine):
     seen = []
 
