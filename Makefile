@@ -28,7 +28,7 @@ types: $(READY)
 	$(BIN)/basedpyright
 
 # more workers than two cores: some tests wait for clients that answer late
-WORKERS ?= 3
+WORKERS ?= 4
 
 unit: $(READY)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=40 -m "not slow" rookery tests

@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 from arena import federation, pooled, round_by_round, saddle_fields, solve
+from some_slow import some_slow
 
 import rookery as rk
 from rookery.program.algorithm import numbers_to_arrays
@@ -25,7 +26,7 @@ def by_hand(kind, u, lr):
     return np.concatenate([(half - lr * (M @ half - k))[:1], half[1:]])
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", some_slow(ALL))
 def test_rounds_by_hand_with_all_clients_and_with_one_that_holds_everything(kind):
     lr = np.array([0.05, 0.1, 0.1])
     for zoo in (ZOO, pooled(ZOO)):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from some_slow import some_slow
 
 import rookery as rk
 from rookery.algorithms import FedNova
@@ -58,9 +59,14 @@ def check_kkt(kind, x, gradient):
     ("kind", "algorithm"),
     [
         ("box", rk.FedNest(outer_lr=0.2, inner_lr=0.3, inner_rounds=3, ihgp=EXACT)),
-        ("ball", rk.SOBA(outer_lr=0.1, inner_lr=0.3)),
         ("simplex", rk.SOBA(outer_lr=0.1, inner_lr=0.3)),
-        pytest.param("box", rk.FedMSA(outer_lr=0.1, inner_lr=0.3), marks=pytest.mark.slow),
+        *some_slow(
+            [
+                ("ball", rk.SOBA(outer_lr=0.1, inner_lr=0.3)),
+                ("box", rk.FedMSA(outer_lr=0.1, inner_lr=0.3)),
+            ],
+            0,
+        ),
     ],
     ids=lambda value: getattr(value, "name", value),
 )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
+from some_slow import some_slow
 
 from rookery.problem import oracles
 from rookery.problem.bilevel import Bilevel
@@ -311,7 +312,7 @@ def test_a_sample_may_come_in_blocks_and_is_billed_once(name):
     assert (sample.gradients, sample.hessian_vectors) == (gradients, products)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", some_slow([np.float32, np.float64]))
 @pytest.mark.parametrize("name", ORACLES)
 def test_types_of_the_inputs_are_kept(name, dtype):
     for sample in (Rows(data(dtype)), Recording(data(dtype))):  # the latter has float64 weights

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -252,8 +252,13 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
 ON_DISK = {"full disk": by_full_disk, "read-only disk": by_read_only_disk}
 
 
-def kill_many(stops: int, seed: int | None = None) -> dict[str, Row | None]:
-    """Stop runs ``stops`` times; by way, what was seen, or None if the way was left out."""
+def kill_many(
+    stops: int, seed: int | None = None, tell: Callable[[str], None] = lambda line: None
+) -> dict[str, Row | None]:
+    """Stop runs ``stops`` times; by way, what was seen, or None if the way was left out.
+
+    ``tell`` is given a line after every run.
+    """
     chance = random.Random(seed)
     ways = [*SIGNALS, "damaged directory", *ON_DISK]
     rows: dict[str, Row | None] = {way: Row() for way in ways}
@@ -270,13 +275,14 @@ def kill_many(stops: int, seed: int | None = None) -> dict[str, Row | None]:
                             rows[way] = None
                         else:
                             ON_DISK[way](arena, disk / "own", row)
-                    continue
-                own = folder / "own"
-                if way in SIGNALS:
-                    by_signal(way, arena, own, row)
                 else:
-                    by_damage(arena, own, row)
-                shutil.rmtree(own, ignore_errors=True)
+                    own = folder / "own"
+                    if way in SIGNALS:
+                        by_signal(way, arena, own, row)
+                    else:
+                        by_damage(arena, own, row)
+                    shutil.rmtree(own, ignore_errors=True)
+                tell(f"{way}: stopped {row.stops} times, {row.exact} of {row.runs} runs exact")
     return rows
 
 
@@ -298,7 +304,8 @@ def table(rows: dict[str, Row | None]) -> str:
 
 if __name__ == "__main__":
     count, *rest = (int(word) for word in sys.argv[1:] or ("100",))
-    seen = kill_many(count, *rest)
+    seed = rest[0] if rest else None
+    seen = kill_many(count, seed, lambda line: print(line, file=sys.stderr, flush=True))
     print(table(seen))
     mistakes = [what for row in seen.values() if row is not None for what in row.wrong]
     for what in mistakes:
