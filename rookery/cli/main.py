@@ -139,12 +139,11 @@ def tune(
     by successive halving; a grid is run whole. A file without [tune] needs --metric: every step
     size is then searched from 0.001 to 10, and further if the best one is at an end. All trials and
     the choice are written beside the file with a picture, and "rookery run" uses them. The same
-    command resumes an interrupted search of ranges. In Python, rookery.tune does the same for one
-    algorithm.
+    command resumes an interrupted search. In Python, rookery.tune does the same for one algorithm.
 
     Args:
         experiment: the file, or a folder with a config.toml.
-        out: folder for the runs of ranges; by default runs/EXPERIMENT-tuning.
+        out: folder for the runs; by default runs/EXPERIMENT-tuning.
         data: folder with data files; by default $ROOKERY_DATA, then the user's cache.
         metric: what decides, for a file without [tune].
         goal: max or min, for a metric that does not say it itself.

@@ -34,7 +34,7 @@ from rookery.runner.history import replace_file, to_json
 from rookery.runner.metrics import metric_goals, metric_names
 from rookery.runner.run_record import versions
 from rookery.runner.run_state import DivergenceWarning, Result, RollBackWarning, Run
-from rookery.runner.search import has_range, search
+from rookery.runner.search import search
 from rookery.runner.sweep import sweep
 from rookery.runner.tune import Tuning, last_values
 
@@ -240,7 +240,7 @@ def tune_experiment(
     Args:
         experiment: with a table [tune].
         loader: builds the tasks.
-        out: folder for the runs of ranges; a search that was interrupted goes on there.
+        out: folder for the runs; a search that was interrupted goes on there.
         console: where to show progress.
     """
     declared = experiment.tune
@@ -253,9 +253,14 @@ def tune_experiment(
     for curve in experiment.curves:
         space = tuning_grid(declared, curve.label)
         folder = None
-        if out is not None and has_range(space):
+        if out is not None:
             folder = out / digest({curve.label: curve.tables}, {**declared, "run": whole})
         memo = Memo(None if folder is None else folder / "measured.json")
+        if console is not None and len(memo):
+            console.print(
+                f"{curve.label}: {folder} holds {len(memo)} results; remove it to measure again.",
+                markup=False,
+            )
 
         def measure(settings, seeds, share, curve=curve, folder=folder, memo=memo):
             run = whole if share == 1 else _shortened(whole, share)
@@ -302,6 +307,10 @@ class Memo:
         if path is not None and path.exists():
             remedy = "Remove it; what is lost is measured again."
             self._values = read_document(path, dict[str, float | None], remedy)
+
+    def __len__(self) -> int:
+        """How many values there are."""
+        return len(self._values)
 
     def knows(self, number: int, seeds: Sequence[int], share: float) -> bool:
         """Whether a setting was measured with these seeds after a share of the rounds."""
