@@ -23,7 +23,13 @@ from rookery.experiment.config import (
 )
 from rookery.experiment.registry import make_stop_rules
 from rookery.experiment.task_loader import TaskLoader
-from rookery.experiment.tuning_file import digest, read_tuning, tuning_for_report, tuning_path
+from rookery.experiment.tuning_file import (
+    digest,
+    read_tuning,
+    trial_run,
+    tuning_for_report,
+    tuning_path,
+)
 from rookery.report.comparison import Comparison, Curve, Holdings, Trace
 from rookery.report.read import longest_run
 from rookery.report.write import FILES as REPORT_FILES
@@ -247,14 +253,15 @@ def tune_experiment(
     if declared is None:
         raise ValueError("the experiment declares no grid; add a table [tune].")
     metric, goal = declared["metric"], declared["goal"]
-    whole = {**experiment.run, **{k: declared[k] for k in ("rounds", "seconds") if k in declared}}
+    used = trial_run(experiment.run, declared)
+    whole = used | {k: v for k, v in experiment.run.items() if k == "checkpoint_every"}
     plan = tuning_plan(declared, experiment.seeds)
     tunings = {}
     for curve in experiment.curves:
         space = tuning_grid(declared, curve.label)
         folder = None
         if out is not None:
-            folder = out / digest({curve.label: curve.tables}, {**declared, "run": whole})
+            folder = out / digest({curve.label: curve.tables}, {**declared, "run": used})
         memo = Memo(None if folder is None else folder / "measured.json")
         if console is not None and len(memo):
             console.print(
