@@ -539,6 +539,18 @@ def test_a_grid_goes_on_after_an_interruption(tmp_path):
     assert (tmp_path / "grid.tuning.json").read_text() == content
 
 
+def test_a_choice_at_the_edge_of_a_grid_of_lists_is_told(tmp_path):
+    lists = '"algorithm.inner_lr" = [[0.1, 0.05], [0.2, 0.05]]'
+    algorithm = GRID.replace("SOBA", "FedMSA").replace("rounds = 4", "rounds = 1")
+    (tmp_path / "lists.toml").write_text(
+        algorithm[: algorithm.index('"algorithm.outer_lr"')] + lists
+    )
+    said = rookery("tune", "lists.toml", cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    warned = [line for line in said.stdout.splitlines() if line.startswith("Warning:")]
+    assert len(warned) == 1 and "at the edge" in warned[0] and "add lists by hand" in warned[0]
+
+
 RANGES = """
 [tune]
 metric = "holdout_accuracy"

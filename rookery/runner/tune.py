@@ -82,7 +82,7 @@ class Tuning:
     @property
     def at_edge(self) -> list[str]:
         """Settings chosen at the end of their range: a wider grid may do better."""
-        return [name for name, _ in at_ends(self.grid, self.setting)]
+        return list(dict(at_ends(self.grid, self.setting)))
 
 
 def tune(
@@ -148,7 +148,7 @@ def tune(
         confirm: further seeds, with which the three best settings run before one is chosen.
         trials: how many settings of a range are begun; None is 27.
         extend: how often a choice at the end of its range or grid widens it: a range by a decade, a
-            grid by the ratio of its last two values.
+            grid by the ratio of its last two values; a grid of lists is never widened.
         sampler: for ranges: ``halton`` spreads the settings evenly, ``optuna`` proposes them from
             the results so far (extra ``tune``).
         evaluate: evaluations, among them the one that measures ``metric``.
