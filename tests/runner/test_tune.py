@@ -76,6 +76,17 @@ def test_a_grid_of_lists_is_not_widened():
     assert found.widened == ["steps", "steps"] and found.space["lr"] == space["lr"]
 
 
+def test_a_budget_of_seconds_ends_the_runs_and_not_before_they_begin():
+    budget = {"seconds": 40.0, "clock": rk.delays.Clock(delay=rk.delays.ConstantDelay(1.0))}
+    tuning = go({"outer_lr": [0.01, 0.2], "inner_lr": [0.3]}, **budget, evaluate_every=2)
+    alone = rk.run(
+        rk.FedNest(**tuning.setting), ZOO.problem, rk.Population.stacked(ZOO.data), ZOO.start,
+        rounds=10, seed=1, evaluate=[rk.metrics.OfSolution(error)], evaluate_every=2, **budget,
+    )  # fmt: skip
+    assert 0 < alone.rounds < 10 and tuning.setting["outer_lr"] == 0.2
+    assert tuning.best.values[1] == pytest.approx(alone.history.last("error"), rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
