@@ -21,6 +21,7 @@ from rookery.experiment import config
 from rookery.report.comparison import Comparison, Curve
 from rookery.report.statistics import interval
 from rookery.report.tables import plus_minus
+from rookery.runner.batch_loop import BatchLoop
 from rookery.runner.history import History
 
 SMALL = """
@@ -493,6 +494,61 @@ def test_the_demo_says_when_a_claim_does_not_hold():
     assert "later: not waiting did not pay" in demo.waiting(Comparison("", [late, fast]))[0]
     assert "did not reach 0.8" in demo.waiting(Comparison("", [bad, fast]))[0]
     assert "no method that waits did" in demo.waiting(Comparison("", [fast, bad]))[0]
+
+
+GRID = """
+[task]
+name = "quadratic"
+n_clients = 2
+rows = 2
+[algorithm]
+name = "SOBA"
+outer_lr = 0.1
+inner_lr = 0.1
+[run]
+rounds = 4
+batch = 1
+[tune]
+metric = "distance_x"
+goal = "min"
+[tune.grid]
+"algorithm.outer_lr" = [0.01, 0.02, 0.04]
+"""
+
+
+def test_a_grid_goes_on_after_an_interruption(tmp_path):
+    (tmp_path / "grid.toml").write_text(GRID)
+    assert rookery("tune", "grid.toml", "--out", "whole", cwd=tmp_path).returncode == 0
+    content = (tmp_path / "grid.tuning.json").read_text()
+    begun, run = [], BatchLoop.run
+
+    def interrupted(loop):
+        begun.append(loop)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        run(loop)
+
+    with mock.patch.object(BatchLoop, "run", interrupted):
+        stopped = rookery("tune", "grid.toml", "--out", "parts", cwd=tmp_path)
+    assert stopped.returncode == 130
+    again = rookery("tune", "grid.toml", "--out", "parts", cwd=tmp_path)
+    assert again.stdout.count("Resuming from round 4") == 2  # the third has yet to begin
+    assert (tmp_path / "grid.tuning.json").read_text() == content
+    known = rookery("tune", "grid.toml", "--out", "parts", cwd=tmp_path)  # nothing is left to run
+    assert "holds 3 results" in known.stdout and "Resuming" not in known.stdout
+    assert (tmp_path / "grid.tuning.json").read_text() == content
+
+
+def test_a_choice_at_the_edge_of_a_grid_of_lists_is_told(tmp_path):
+    lists = '"algorithm.inner_lr" = [[0.1, 0.05], [0.2, 0.05]]'
+    algorithm = GRID.replace("SOBA", "FedMSA").replace("rounds = 4", "rounds = 1")
+    (tmp_path / "lists.toml").write_text(
+        algorithm[: algorithm.index('"algorithm.outer_lr"')] + lists
+    )
+    said = rookery("tune", "lists.toml", cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    warned = [line for line in said.stdout.splitlines() if line.startswith("Warning:")]
+    assert len(warned) == 1 and "at the edge" in warned[0] and "add lists by hand" in warned[0]
 
 
 RANGES = """

@@ -273,6 +273,32 @@ def test_an_override_goes_over_a_choice(tmp_path):
     assert changed.choices == {"FedNest": {"algorithm.outer_lr": 0.3}}
 
 
+@pytest.mark.parametrize(
+    ("own", "before", "after", "is_valid"),
+    [
+        ("seeds = [5]", "seeds = [0, 1]", "seeds = [0, 1, 2]", True),
+        ("seeds = [5]", "seeds = [0, 1]", "", True),
+        ("", "seeds = [0, 1]", "seeds = [0, 1, 2]", False),
+        ("rounds = 2", "rounds = 3", "rounds = 4", True),
+        ("", "rounds = 3", "rounds = 4", False),
+        ("", "rounds = 3", 'rounds = 3\nkeep = "best:accuracy:max"\ncheckpoint_every = 1', True),
+        ("seeds = [5]", "rounds = 3", "rounds = 3\nevaluate_every = 1", False),  # may end a run
+    ],
+)
+def test_a_choice_depends_on_what_its_trials_used(tmp_path, own, before, after, is_valid):
+    text = BASE + TUNE.replace("[tune]", f"[tune]\n{own}")
+    path, trial = write(tmp_path, text), {"algorithm.outer_lr": 0.3, "algorithm.inner_lr": 0.6}
+    plain, grid = config.load(path), {"algorithm.outer_lr": [0.3], "algorithm.inner_lr": [0.6]}
+    tuning = Tuning(grid, "accuracy", "max", [Trial(trial, [1.0])])
+    write_tuning(path, tuning_content(plain.tune or {}, plain.digest, {"FedNest": tuning}))
+    write(tmp_path, text.replace(before, after))
+    if is_valid:
+        assert config.load(path, (), "required").choices == {"FedNest": trial}
+    else:
+        with pytest.raises(ValueError, match="made for other settings"):
+            config.load(path, (), "required")
+
+
 TUNE = """
 [tune]
 metric = "accuracy"

@@ -42,6 +42,7 @@ from rookery.report.write import (
     write_tables,
 )
 from rookery.runner.interrupt import Terminated
+from rookery.runner.search import is_list
 from rookery.runner.tune import Tuning
 
 app = tyro.extras.SubcommandApp()
@@ -139,12 +140,11 @@ def tune(
     by successive halving; a grid is run whole. A file without [tune] needs --metric: every step
     size is then searched from 0.001 to 10, and further if the best one is at an end. All trials and
     the choice are written beside the file with a picture, and "rookery run" uses them. The same
-    command resumes an interrupted search of ranges. In Python, rookery.tune does the same for one
-    algorithm.
+    command resumes an interrupted search. In Python, rookery.tune does the same for one algorithm.
 
     Args:
         experiment: the file, or a folder with a config.toml.
-        out: folder for the runs of ranges; by default runs/EXPERIMENT-tuning.
+        out: folder for the runs; by default runs/EXPERIMENT-tuning.
         data: folder with data files; by default $ROOKERY_DATA, then the user's cache.
         metric: what decides, for a file without [tune].
         goal: max or min, for a metric that does not say it itself.
@@ -173,7 +173,7 @@ def tune(
         for key in tuning.at_edge:
             console.print(
                 f"Warning: {label}: {key} = {tuning.setting[key]} is at the edge of its grid "
-                f"{tuning.grid[key]}. A wider grid may do better.",
+                f"{tuning.grid[key]}. A wider grid may do better.{_not_extended(tuning, key)}",
                 markup=False,
             )
     path = write_tuning(loaded.path, content)
@@ -187,6 +187,11 @@ def tune(
     if not is_declared:
         console.print('To use the choice in "rookery run", add this table to the file:\n')
         console.print(config.tune_as_toml(loaded.tune or {}), markup=False, highlight=False)
+
+
+def _not_extended(tuning: Tuning, key: str) -> str:
+    is_grid_of_lists = is_list(tuning.setting[key])
+    return " A grid of lists is never widened: add lists by hand." if is_grid_of_lists else ""
 
 
 def _tuning_table(title: str, tunings: Mapping[str, Tuning]) -> Table:

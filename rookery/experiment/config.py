@@ -40,7 +40,7 @@ from rookery.experiment.registry import (
     name_of,
     needs_data,
 )
-from rookery.experiment.tuning_file import Choices, digest, read_choices, tuning_path
+from rookery.experiment.tuning_file import Choices, digest, read_choices, trial_run, tuning_path
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.delays import Clock
 from rookery.report.comparison import AXES
@@ -152,8 +152,9 @@ class Experiment:
 
     @property
     def digest(self) -> str:
-        """A digest of the curves and the run."""
-        return digest({curve.label: curve.tables for curve in self.curves}, self.run)
+        """A digest of the curves and of the runs of trials."""
+        curves = {curve.label: curve.tables for curve in self.curves}
+        return digest(curves, trial_run(self.run, self.tune or {}))
 
     def in_precision(self) -> AbstractContextManager:
         """A context in which floating-point numbers are as the experiment wants them."""
@@ -242,7 +243,7 @@ def build(
     if tune is not None and (
         choices == "required" or (choices == "if made" and tuning_path(path).exists())
     ):
-        made_for = digest(declared, tables["run"])
+        made_for = digest(declared, trial_run(tables["run"], tune))
         chosen = read_choices(path, tune, made_for, list(declared))
     said = {".".join(keys): value for keys, value in changes if keys[0] in CURVE_TABLES}
     chosen = {

@@ -23,7 +23,13 @@ from rookery.experiment.config import (
 )
 from rookery.experiment.registry import make_stop_rules
 from rookery.experiment.task_loader import TaskLoader
-from rookery.experiment.tuning_file import digest, read_tuning, tuning_for_report, tuning_path
+from rookery.experiment.tuning_file import (
+    digest,
+    read_tuning,
+    trial_run,
+    tuning_for_report,
+    tuning_path,
+)
 from rookery.report.comparison import Comparison, Curve, Holdings, Trace
 from rookery.report.read import longest_run
 from rookery.report.write import FILES as REPORT_FILES
@@ -34,7 +40,7 @@ from rookery.runner.history import replace_file, to_json
 from rookery.runner.metrics import metric_goals, metric_names
 from rookery.runner.run_record import versions
 from rookery.runner.run_state import DivergenceWarning, Result, RollBackWarning, Run
-from rookery.runner.search import has_range, search
+from rookery.runner.search import search
 from rookery.runner.sweep import sweep
 from rookery.runner.tune import Tuning, last_values
 
@@ -240,22 +246,28 @@ def tune_experiment(
     Args:
         experiment: with a table [tune].
         loader: builds the tasks.
-        out: folder for the runs of ranges; a search that was interrupted goes on there.
+        out: folder for the runs; a search that was interrupted goes on there.
         console: where to show progress.
     """
     declared = experiment.tune
     if declared is None:
         raise ValueError("the experiment declares no grid; add a table [tune].")
     metric, goal = declared["metric"], declared["goal"]
-    whole = {**experiment.run, **{k: declared[k] for k in ("rounds", "seconds") if k in declared}}
+    used = trial_run(experiment.run, declared)
+    whole = used | {k: v for k, v in experiment.run.items() if k == "checkpoint_every"}
     plan = tuning_plan(declared, experiment.seeds)
     tunings = {}
     for curve in experiment.curves:
         space = tuning_grid(declared, curve.label)
         folder = None
-        if out is not None and has_range(space):
-            folder = out / digest({curve.label: curve.tables}, {**declared, "run": whole})
+        if out is not None:
+            folder = out / digest({curve.label: curve.tables}, {**declared, "run": used})
         memo = Memo(None if folder is None else folder / "measured.json")
+        if console is not None and len(memo):
+            console.print(
+                f"{curve.label}: {folder} holds {len(memo)} results; remove it to measure again.",
+                markup=False,
+            )
 
         def measure(settings, seeds, share, curve=curve, folder=folder, memo=memo):
             run = whole if share == 1 else _shortened(whole, share)
@@ -302,6 +314,10 @@ class Memo:
         if path is not None and path.exists():
             remedy = "Remove it; what is lost is measured again."
             self._values = read_document(path, dict[str, float | None], remedy)
+
+    def __len__(self) -> int:
+        """How many values there are."""
+        return len(self._values)
 
     def knows(self, number: int, seeds: Sequence[int], share: float) -> bool:
         """Whether a setting was measured with these seeds after a share of the rounds."""

@@ -29,6 +29,11 @@ class _Declared(TypedDict):
 
 _Tuning = TypedDict("_Tuning", {"declared": _Declared, "for": str, "curves": dict[str, _Tried]})
 
+OWN = ("rounds", "seconds", "seeds")
+"""What the table [tune] may say in place of the table [run]."""
+UNUSED = ("keep", "checkpoint_every")
+"""Keys of the table [run] that no trial's last value depends on."""
+
 Choices = dict[str, Setting]
 """For each curve the chosen settings, as ``{"algorithm.outer_lr": 0.1}``."""
 
@@ -103,7 +108,7 @@ def read_choices(
     Args:
         path: the experiment file.
         declared: its table [tune].
-        made_for: the digest of its curves and its table [run].
+        made_for: the digest of its curves and of the runs of its trials.
         labels: its curves.
     """
     source, again = tuning_path(path), f"Run: rookery tune {path}"
@@ -120,6 +125,16 @@ def read_choices(
     if missing := [label for label in labels if label not in content["curves"]]:
         raise ValueError(f"{source} has no curve {missing[0]!r}. {again}")
     return {label: content["curves"][label]["choice"] for label in labels}
+
+
+def trial_run(run: Mapping[str, Any], tune: Mapping[str, Any]) -> dict[str, Any]:
+    """The table [run] of the trials: only what a choice depends on.
+
+    >>> trial_run({"rounds": 9, "seeds": [0, 1], "keep": "best:loss:min"}, {"seeds": [5]})
+    {'rounds': 9, 'seeds': [5]}
+    """
+    used = {key: value for key, value in run.items() if key not in UNUSED}
+    return used | {key: tune[key] for key in OWN if key in tune}
 
 
 def digest(curves: Mapping[str, object], run: Mapping[str, object]) -> str:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeGuard
 
 from scipy.stats import qmc
 
@@ -78,7 +78,8 @@ class Plan:
         seeds: of the search; a setting counts by its mean over them.
         confirm: further seeds, of the best few settings alone.
         trials: how many settings of a range are begun; None is 27. A grid is run whole.
-        extend: how often a choice at the end of its range or grid widens it.
+        extend: how often a choice at the end of its range or grid widens it; a grid of lists is
+            never widened.
         sampler: which settings of a range are tried: ``halton`` spreads them evenly, ``optuna``
             proposes them from the results so far.
     """
@@ -286,10 +287,13 @@ def chosen(trials: Sequence[Trial], goal: str) -> Trial | None:
 def at_ends(space: Space, setting: Setting) -> list[tuple[str, str]]:
     """The settings chosen at the end of their range or grid, with the side: low or high.
 
-    The outer tenth of a range is its end.
+    The outer tenth of a range is its end. In a grid of lists of one length, each place has ends of
+    its own, and a list is at an end if one of its numbers is.
 
     >>> at_ends({"lr": [0.1, 1.0, 10.0], "steps": [1, 5]}, {"lr": 10.0, "steps": 1})
     [('lr', 'high'), ('steps', 'low')]
+    >>> at_ends({"lr": [[0.1, 0.5], [0.2, 0.5], [0.3, 0.5]]}, {"lr": [0.3, 0.5]})
+    [('lr', 'high')]
     """
     found = []
     for name, values in space.items():
@@ -298,21 +302,42 @@ def at_ends(space: Space, setting: Setting) -> list[tuple[str, str]]:
             low, high = values["low"], values["high"]
             place = math.log(value / low) / math.log(high / low)
             is_low, is_high = place < 0.1, place > 0.9
-        elif len(numbers := _numbers(values)) == len(values) > 1:
-            is_low, is_high = value == min(numbers), value == max(numbers)
         else:
-            continue
-        if is_low or is_high:
-            found.append((name, "low" if is_low else "high"))
+            own = value if is_list(value) else [value]
+            tried = [(v, n) for v, n in zip(own, _places(values), strict=False) if len(set(n)) > 1]
+            is_low = any(v == min(numbers) for v, numbers in tried)
+            is_high = any(v == max(numbers) for v, numbers in tried)
+        found += [(name, side) for side, is_it in (("low", is_low), ("high", is_high)) if is_it]
     return found
 
 
+def is_list(value: object) -> TypeGuard[Sequence[object]]:
+    """Whether a value of a setting is itself a list, as the steps of two levels."""
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _places(values: Sequence[object]) -> list[tuple[int | float, ...]]:
+    """The numbers at each place of lists of one length; none if some value is no such list.
+
+    >>> _places([1, 2]), _places([[1, 2], [3, 4]]), _places([1, [2]]), _places(["a", "b"])
+    ([(1, 2)], [(1, 3), (2, 4)], [], [])
+    """
+    lists = [list(v) if is_list(v) else [v] for v in values]
+    has_one_shape = len({len(v) if is_list(v) else None for v in values}) == 1
+    has_numbers = all(len(_numbers(row)) == len(row) for row in lists)
+    if not (has_one_shape and has_numbers):
+        return []
+    return list(zip(*(_numbers(row) for row in lists), strict=True))
+
+
 def _beyond(values: Values, side: str) -> Values | None:
-    """What comes after the end of a range or of a grid; None if nothing does."""
+    """What comes after the end of a range or of a grid; None if nothing does, or for lists."""
     if isinstance(values, Mapping):
         low, high = values["low"], values["high"]
         low, high = (low / DECADE, low) if side == "low" else (high, high * DECADE)
         return {"low": low, "high": high}
+    if is_list(values[0]):
+        return None
     end, beside = sorted(_numbers(values), reverse=side == "high")[:2]
     value = end * end / beside if beside else end
     if isinstance(end, int):

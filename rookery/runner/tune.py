@@ -82,7 +82,7 @@ class Tuning:
     @property
     def at_edge(self) -> list[str]:
         """Settings chosen at the end of their range: a wider grid may do better."""
-        return [name for name, _ in at_ends(self.grid, self.setting)]
+        return list(dict(at_ends(self.grid, self.setting)))
 
 
 def tune(
@@ -101,6 +101,7 @@ def tune(
     extend: int = 0,
     sampler: str = "halton",
     evaluate: Sequence[AbstractEvaluation],
+    evaluate_every: int = 10,
     seconds: float | None = None,
     engine: AbstractEngine | None = None,
     clock: Clock | None = None,
@@ -148,10 +149,12 @@ def tune(
         confirm: further seeds, with which the three best settings run before one is chosen.
         trials: how many settings of a range are begun; None is 27.
         extend: how often a choice at the end of its range or grid widens it: a range by a decade, a
-            grid by the ratio of its last two values.
+            grid by the ratio of its last two values; a grid of lists is never widened.
         sampler: for ranges: ``halton`` spreads the settings evenly, ``optuna`` proposes them from
             the results so far (extra ``tune``).
         evaluate: evaluations, among them the one that measures ``metric``.
+        evaluate_every: rounds between evaluations of a run with a budget of ``seconds``, which ends
+            at the last one within it; other runs are measured at the end.
         seconds: budget of virtual seconds of each run, as in :func:`rookery.run`.
         engine: where to run; :class:`Compiled` if None.
         clock: the clients' delays; none if None.
@@ -193,10 +196,10 @@ def tune(
         return [last_values(results[i : i + n], metric) for i in range(0, len(results), n)]
 
     if not has_range(grid):
-        directory, every, width = None, rounds, batch
+        directory, every, width = None, rounds if seconds is None else evaluate_every, batch
         found = search(grid, goal, measure, plan)
     else:  # in directories, a run of one rung goes on in the next
-        every = math.ceil(rounds / KEEP ** (RUNGS - 1))
+        every = math.ceil(rounds / KEEP ** (RUNGS - 1)) if seconds is None else evaluate_every
         width = min(batch, math.ceil((trials or TRIALS) / KEEP))  # of the first two rungs
         with tempfile.TemporaryDirectory() as directory:
             found = search(grid, goal, measure, plan)

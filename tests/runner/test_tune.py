@@ -47,6 +47,46 @@ def test_a_choice_at_the_edge_is_told():
     assert Tuning({**grid, "lr": [0, 1, 2, 3, 4]}, "m", "max", trials).at_edge == []
 
 
+PAIRS = [[0.1, 0.5], [0.1, 0.6], [0.2, 0.6], [0.3, 0.7]]
+
+
+@pytest.mark.parametrize(
+    ("grid", "value", "sides"),
+    [
+        (PAIRS, [0.2, 0.6], []),
+        (PAIRS, [0.1, 0.6], ["low"]),
+        (PAIRS, [0.3, 0.7], ["high"]),
+        ([[1, 9], [2, 5], [3, 1]], [1, 9], ["low", "high"]),
+        ([[1, 2], [2, 2], [3, 2]], [2, 2], []),  # one place has one value
+        ([(1, 2), (3, 2)], (3, 2), ["high"]),
+        ([[1, 2], [3]], [3], []),
+        ([1, [3]], [3], []),
+        ([["a", 1], ["b", 2]], ["b", 2], []),
+    ],
+)
+def test_lists_have_ends_at_each_place(grid, value, sides):
+    assert at_ends({"lr": grid}, {"lr": value}) == [("lr", side) for side in sides]
+    at_edge = Tuning({"lr": grid}, "m", "max", [Trial({"lr": value}, [1.0])]).at_edge
+    assert at_edge == ["lr"][: len(sides)]
+
+
+def test_a_grid_of_lists_is_not_widened():
+    space = {"lr": [[0.01, 1], [0.1, 1]], "steps": [1, 2]}
+    found, _ = halved(space, Plan(extend=2), lambda one, share: one["lr"][0] + one["steps"])
+    assert found.widened == ["steps", "steps"] and found.space["lr"] == space["lr"]
+
+
+def test_a_budget_of_seconds_ends_the_runs_and_not_before_they_begin():
+    budget = {"seconds": 40.0, "clock": rk.delays.Clock(delay=rk.delays.ConstantDelay(1.0))}
+    tuning = go({"outer_lr": [0.01, 0.2], "inner_lr": [0.3]}, **budget, evaluate_every=2)
+    alone = rk.run(
+        rk.FedNest(**tuning.setting), ZOO.problem, rk.Population.stacked(ZOO.data), ZOO.start,
+        rounds=10, seed=1, evaluate=[rk.metrics.OfSolution(error)], evaluate_every=2, **budget,
+    )  # fmt: skip
+    assert 0 < alone.rounds < 10 and tuning.setting["outer_lr"] == 0.2
+    assert tuning.best.values[1] == pytest.approx(alone.history.last("error"), rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
