@@ -85,7 +85,8 @@ test-flare: $(VENV)-flare/.ready
 
 # PyTorch, Flax and Equinox modules, and dataframes, with the real packages. The environment takes 6 GB.
 test-models: $(VENV)-models/.ready
-	$(VENV)-models/bin/pytest -rs tests/test_models_adapters.py tests/clients/test_table.py rookery/models
+	$(VENV)-models/bin/pytest -rs tests/test_models_adapters.py tests/clients/test_table.py
+	$(VENV)-models/bin/pytest -rs rookery/models  # examples as a user runs them: JAX's own rules of ranks
 	$(VENV)-models/bin/pytest -rs tests/test_examples.py -k "torch or nnx"
 
 # data sets with natural clients inside packages, one of which has many dependencies

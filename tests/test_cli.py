@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from unittest import mock
 
 import pytest
@@ -49,6 +50,7 @@ evaluate_every = 2
 [tune]
 metric = "holdout_accuracy"
 goal = "max"
+unseen = "accuracy"
 rounds = 2
 [tune.grid]
 "algorithm.outer_lr" = [0.01, 0.05]
@@ -246,6 +248,23 @@ def test_run_says_which_tuned_values_it_uses_and_tune_warns_of_an_edge(tuned_and
     warnings = [line for line in tuned.splitlines() if line.startswith("Warning:")]
     assert len(warnings) == 1  # a grid of one value has no edge
     assert "algorithm.outer_lr" in warnings[0] and "[0.01, 0.05]" in warnings[0]
+
+
+def test_tune_records_an_unseen_metric_and_gives_the_regret(tuned_and_run):
+    folder, tuned, _ = tuned_and_run
+    kept = json.loads((folder / "small.tuning.json").read_text())["curves"]["FedNest"]
+    means = {str(one["setting"]): fmean(one["unseen"]) for one in kept["tried"]}
+    assert all(len(one["unseen"]) == 2 for one in kept["tried"])  # one per seed
+    regret = max(means.values()) - means[str(kept["choice"])]
+    assert kept["regret"] == pytest.approx(regret, abs=1e-12)
+    assert f"FedNest: regret {regret:.3g}," in tuned
+
+
+def test_the_unseen_metric_cannot_be_the_one_that_chooses(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL.replace('unseen = "accuracy"', 'unseen = "holdout_accuracy"'))
+    with pytest.raises(ValueError, match="unseen in"):
+        config.load(path)
 
 
 OWN = '''

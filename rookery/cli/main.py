@@ -176,6 +176,13 @@ def tune(
                 f"{tuning.grid[key]}. A wider grid may do better.{_not_extended(tuning, key)}",
                 markup=False,
             )
+        if tuning.regret is not None:
+            unseen = (loaded.tune or {})["unseen"]
+            console.print(
+                f"{label}: regret {tuning.regret:.3g}, by which the best setting for {unseen} "
+                "beats the chosen one.",
+                markup=False,
+            )
     path = write_tuning(loaded.path, content)
     shown = tuning_for_report(content)
     for sentence in sensitivity.sentences(shown):

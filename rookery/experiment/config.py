@@ -63,7 +63,7 @@ RUN_KEYS = (
 )
 PRECISIONS = ("float32", "float64")
 PLAN_KEYS = ("seeds", "confirm", "trials", "extend", "sampler")
-TUNE_KEYS = ("grid", "without", "metric", "goal", "rounds", "seconds", *PLAN_KEYS)
+TUNE_KEYS = ("grid", "without", "metric", "goal", "unseen", "rounds", "seconds", *PLAN_KEYS)
 STEP_RANGE = {"low": 0.001, "high": 10.0}
 """Where step sizes are searched if a file has no table [tune]."""
 PLOT_KEYS = ("metrics", "axes", "log_x", "log_y", "target", "higher_is_better")
@@ -77,6 +77,7 @@ class _Tune(TypedDict, total=False):
     without: dict[str, list[str]]
     metric: str
     goal: str
+    unseen: str
     rounds: int
     seconds: float
     seeds: list[int]
@@ -499,6 +500,11 @@ def _checked_tune(table: Table | None, labels: Sequence[str], seeds: Sequence[in
         if key not in table:
             raise ValueError(f"[tune] needs the key {key}.")
     check.one_of("goal in [tune]", table["goal"], GOALS)
+    if table.get("unseen") == table["metric"]:
+        raise ValueError(
+            f"unseen in [tune] must differ from metric, which chooses, got {table['metric']!r}. "
+            "Name a metric of other rows, or leave it out."
+        )
     tuning_plan(table, seeds).check(table["grid"])
     for label, keys in table.get("without", {}).items():
         check.one_of("curve in [tune.without]", label, labels)

@@ -252,7 +252,8 @@ def tune_experiment(
     declared = experiment.tune
     if declared is None:
         raise ValueError("the experiment declares no grid; add a table [tune].")
-    metric, goal = declared["metric"], declared["goal"]
+    metric, goal, unseen = declared["metric"], declared["goal"], declared.get("unseen")
+    metrics = [metric] if unseen is None else [metric, unseen]
     used = trial_run(experiment.run, declared)
     whole = used | {k: v for k, v in experiment.run.items() if k == "checkpoint_every"}
     plan = tuning_plan(declared, experiment.seeds)
@@ -278,16 +279,25 @@ def tune_experiment(
             }
             if tried:
                 results = run_curves(
-                    list(tried.values()), run, seeds, loader, metrics=[metric], out=folder,
+                    list(tried.values()), run, seeds, loader, metrics=metrics, out=folder,
                     console=console,
                 )  # fmt: skip
                 for number, one in tried.items():
-                    memo.add(number, seeds, share, last_values(results[one.label], metric))
+                    for name in reversed(metrics):  # the one that Memo.knows of comes last
+                        values = last_values(results[one.label], name)
+                        memo.add(number, seeds, share, values, name if name == unseen else "")
             return [memo.get(number, seeds, share) for number in settings]
 
         with experiment.in_precision():
             found = search(space, goal, measure, plan)
-        tunings[curve.label] = Tuning(found.space, metric, goal, found.trials, found.widened)
+        trials = found.trials
+        if unseen is not None:
+            seeds = [*plan.seeds, *plan.confirm]
+            trials = [
+                replace(t, unseen=memo.get(number, seeds[: len(t.values)], t.share, unseen))
+                for number, t in enumerate(trials)
+            ]
+        tunings[curve.label] = Tuning(found.space, metric, goal, trials, found.widened)
         if all(one.mean is None for one in found.trials):
             raise ValueError(
                 f"{curve.label!r}: every setting of the grid diverged. Add smaller step sizes to "
@@ -324,21 +334,29 @@ class Memo:
         return all(self._key(number, seed, share) in self._values for seed in seeds)
 
     def add(
-        self, number: int, seeds: Sequence[int], share: float, values: Sequence[float | None]
+        self,
+        number: int,
+        seeds: Sequence[int],
+        share: float,
+        values: Sequence[float | None],
+        metric: str = "",
     ) -> None:
-        """Keep the values of a setting, one per seed."""
+        """Keep the values of a setting, one per seed; of another metric by its name."""
         for seed, value in zip(seeds, values, strict=True):
-            self._values[self._key(number, seed, share)] = value
+            self._values[self._key(number, seed, share, metric)] = value
         if self._path is not None:
             replace_file(self._path, json.dumps(to_json(self._values)).encode())
 
-    def get(self, number: int, seeds: Sequence[int], share: float) -> list[float | None]:
-        """The values of a setting, one per seed."""
-        return [self._values[self._key(number, seed, share)] for seed in seeds]
+    def get(
+        self, number: int, seeds: Sequence[int], share: float, metric: str = ""
+    ) -> list[float | None]:
+        """The values of a setting, one per seed; of another metric by its name."""
+        return [self._values[self._key(number, seed, share, metric)] for seed in seeds]
 
     @staticmethod
-    def _key(number: int, seed: int, share: float) -> str:
-        return f"setting {number}, seed {seed}, share {share:.4g}"
+    def _key(number: int, seed: int, share: float, metric: str = "") -> str:
+        other = f", {metric}" if metric else ""
+        return f"setting {number}, seed {seed}, share {share:.4g}{other}"
 
 
 def _shortened(run: Table, share: float) -> Table:

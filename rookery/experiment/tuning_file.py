@@ -65,10 +65,12 @@ def tuning_content(
                         "values": t.values,
                         "mean": t.mean,
                         **({"share": t.share, "early": t.early} if is_range else {}),
+                        **({"unseen": t.unseen} if t.unseen else {}),
                     }
                     for t in tuning.trials
                 ],
                 **({"widened": tuning.widened} if tuning.widened else {}),
+                **({} if tuning.regret is None else {"regret": tuning.regret}),
             }
             for label, tuning in tunings.items()
             for is_range in [has_range(tuning.grid)]

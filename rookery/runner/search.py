@@ -11,7 +11,7 @@ AISTATS 2016.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, TypeGuard
 
@@ -53,18 +53,30 @@ class Trial:
         share: of the rounds that were run.
         early: the mean after the first rung, which all settings of a search have in common; None if
             a run had diverged, or if there was one rung alone.
+        unseen: the last value, for each seed, of a metric that no choice depends on; empty if none
+            is recorded.
     """
 
     setting: Setting
     values: list[float | None]
     share: float = 1.0
     early: float | None = None
+    unseen: list[float | None] = field(default_factory=list)
 
     @property
     def mean(self) -> float | None:
         """The mean over the seeds; None if a run diverged."""
-        finite = [v for v in self.values if v is not None and math.isfinite(v)]
-        return fmean(finite) if len(finite) == len(self.values) else None
+        return _mean(self.values)
+
+    @property
+    def mean_unseen(self) -> float | None:
+        """The mean of the metric that no choice depends on; None without it."""
+        return _mean(self.unseen)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    finite = [v for v in values if v is not None and math.isfinite(v)]
+    return fmean(finite) if values and len(finite) == len(values) else None
 
 
 @dataclass(frozen=True)
@@ -275,13 +287,14 @@ def _suggested(trial: Any, name: str, values: Values) -> object:
 
 def chosen(trials: Sequence[Trial], goal: str) -> Trial | None:
     """The best of the trials that ran to the end with the most seeds; None if all diverged."""
-    most = max((len(one.values) for one in trials if one.share == 1), default=0)
-    good = [
-        (one.mean, one)
-        for one in trials
-        if one.mean is not None and one.share == 1 and len(one.values) == most
-    ]
+    good = [(one.mean, one) for one in finalists(trials) if one.mean is not None]
     return (max if goal == "max" else min)(good, key=lambda pair: pair[0])[1] if good else None
+
+
+def finalists(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials that ran to the end with the most seeds: a choice is one of them."""
+    most = max((len(one.values) for one in trials if one.share == 1), default=0)
+    return [one for one in trials if one.share == 1 and len(one.values) == most]
 
 
 def at_ends(space: Space, setting: Setting) -> list[tuple[str, str]]:

@@ -30,6 +30,7 @@ from rookery.runner.search import (
     Trial,
     at_ends,
     chosen,
+    finalists,
     has_range,
     search,
 )
@@ -78,6 +79,24 @@ class Tuning:
     def setting(self) -> Setting:
         """The chosen values, by name."""
         return self.best.setting
+
+    @property
+    def regret(self) -> float | None:
+        """By how much the choice is worse than the best trial on the unseen metric.
+
+        None if no such metric was recorded, or if the choice diverged on it.
+
+        >>> chosen = Trial({"lr": 0.1}, [0.75], unseen=[0.5])
+        >>> other = Trial({"lr": 1.0}, [0.7], unseen=[0.75])
+        >>> Tuning({"lr": [0.1, 1.0]}, "holdout", "max", [chosen, other]).regret
+        0.25
+        """
+        here = self.best.mean_unseen
+        all_means = [one.mean_unseen for one in finalists(self.trials)]
+        means = [mean for mean in all_means if mean is not None]
+        if here is None:
+            return None
+        return max(means) - here if self.goal == "max" else here - min(means)
 
     @property
     def at_edge(self) -> list[str]:
