@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, TypeGuard
 
-from scipy.stats import qmc
-
 from rookery import check
 
 TRIALS = 27
@@ -157,6 +155,8 @@ def spread(space: Space, n: int) -> list[Setting]:
     >>> spread({"lr": {"low": 0.01, "high": 1.0}, "steps": [1, 5]}, 2)
     [{'lr': 0.1, 'steps': 1}, {'lr': 0.032, 'steps': 5}]
     """
+    from scipy.stats import qmc  # slow to import, and only a search of ranges needs it
+
     points = qmc.Halton(len(space), scramble=False).fast_forward(1).random(n)
     return [
         {name: _value(space[name], u) for name, u in zip(space, point, strict=True)}
