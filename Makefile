@@ -24,8 +24,14 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)
+# files that have not changed since they were found right are not checked again
+CHECKED := $(shell find rookery tests benchmarks examples -name '*.py')
+
+types: $(VENV)/.types
+
+$(VENV)/.types: $(READY) pyproject.toml $(CHECKED)
 	$(BIN)/basedpyright
+	@touch $@
 
 # more workers than two cores: some tests wait for clients that answer late
 WORKERS ?= 4

@@ -57,6 +57,12 @@ def pytest_configure(config):
             entry.unlink()
 
 
+def pytest_collection_finish():
+    """Collect garbage less often: modules and tests stay, and passes over them took a tenth."""
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+
+
 def pytest_runtest_teardown():
     """Forget compiled programs when there are many.
 

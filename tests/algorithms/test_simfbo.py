@@ -219,7 +219,8 @@ def test_the_drift_of_fedbioacc_does_not_depend_on_its_renewal():
     assert min(errors) == pytest.approx(ends(FedBiO(**settings), 1500), rel=0.1)
 
 
-@pytest.mark.parametrize("c", [0.3, pytest.param(1e-12, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("c", [0.3, 1e-12])
 def test_an_error_of_the_first_estimate_fades_with_the_renewal(c):
     """Without renewal it would never be forgotten; c = 0 is refused."""
     storm = FedBiOAcc(**SIZES, estimator=rk.parts.STORM(c), first_batch=1)

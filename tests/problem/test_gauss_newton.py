@@ -113,6 +113,7 @@ def test_linear_outputs_have_no_bias():
     np.testing.assert_allclose(got, wanted, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_adjoint_of_a_network_is_that_of_the_dense_system():
     rows = [np.arange(6)]
     population = rk.Population.from_parts(ROWS, {"train": rows, "validation": rows})
