@@ -40,12 +40,12 @@ class Deal(NamedTuple):
     Attributes:
         batches: how many; the same number for all clients.
         sample: a handle of batch b.
-        share: how much of all rows batch b has; all shares sum to one.
+        fraction: of all rows that batch b has; all fractions sum to one.
     """
 
     batches: int
     sample: Callable[[Count], Sample]
-    share: Callable[[Count], Float[Array, ""]]
+    fraction: Callable[[Count], Float[Array, ""]]
 
 
 class Charge(Protocol):

@@ -155,12 +155,12 @@ class AbstractScaffold(SampledAlgorithm):
             changes = Placed(cohort, (first.value, c_i.value), is_stacked=True)
         moved, turned = fed.mean(changes)  # --------------------------------- up    changes of both
         turned = tree.sub(turned, state.c) if fed.is_robust else turned
-        share = fed.weight_of(cohort)
+        weight = fed.weight_of(cohort)
         back = tree.scale(-1, moved)
         blocks, opt = move(self.server_lr, back, state.opt, state.blocks, fed.round)
         return state._replace(
             blocks=blocks,
-            c=tree.axpy(share, turned, state.c),
+            c=tree.axpy(weight, turned, state.c),
             own=fed.keep(state.own, c_i),
             opt=opt,
         )

@@ -188,11 +188,11 @@ class LocalClient:
             rows = self._rows_of(split, prepared)(jnp.minimum(position, count - 1))
             return _Dealt(charge, rows, place < count, jax.random.fold_in(key, b))
 
-        def share(b: Count) -> Float[Array, ""]:
+        def fraction(b: Count) -> Float[Array, ""]:
             size = jnp.sum(places(b) < count, dtype=jnp.int32)
             return size.astype(float) / count.astype(float)
 
-        return Deal(n, sample, share)
+        return Deal(n, sample, fraction)
 
     def most_rows(self, split: str) -> int:
         """The number of rows of the largest client, of which this one has no more."""

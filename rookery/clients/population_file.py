@@ -119,15 +119,17 @@ def open_stored(path: Path, *, verify: bool) -> Stored:
     return Stored(data, arrays, {k: v for k, v in content.items() if k not in known}, digest)
 
 
-def read_rows(field: np.ndarray, begins: np.ndarray, sizes: np.ndarray, room: int) -> np.ndarray:
-    """Pieces of a field, one after another in memory, followed by zeros up to ``room`` rows.
+def read_rows(
+    field: np.ndarray, begins: np.ndarray, sizes: np.ndarray, capacity: int
+) -> np.ndarray:
+    """Pieces of a field, one after another in memory, followed by zeros up to ``capacity`` rows.
 
     Pieces of a mapped field are read from its file: pages that are mapped once would stay.
 
     >>> read_rows(np.arange(5) * 10, np.array([3, 0]), np.array([1, 2]), 4).tolist()
     [30, 0, 10, 0]
     """
-    rows = np.empty((room, *field.shape[1:]), field.dtype)
+    rows = np.empty((capacity, *field.shape[1:]), field.dtype)
     n_rows = int(sizes.sum())
     rows[n_rows:] = 0
     if not isinstance(field, np.memmap) or not isinstance(field.base, mmap.mmap):

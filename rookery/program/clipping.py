@@ -142,8 +142,8 @@ def as_clip(given: Clip | QuantileClip | float) -> Clip | QuantileClip | None:
 class AbstractNoise(eqx.Module):
     """Gaussian noise of every release; a number is :class:`Central`.
 
-    >>> [rule.multiplier for rule in (Central(1.1), Shares(1.1)) if isinstance(rule, AbstractNoise)]
-    [1.1, 1.1]
+    >>> [isinstance(noise, AbstractNoise) for noise in (Central(1.1), Distributed(1.1))]
+    [True, True]
     """
 
     multiplier: eqx.AbstractVar[float]
@@ -165,14 +165,14 @@ class Central(AbstractNoise):
     multiplier: float
 
 
-class Shares(AbstractNoise):
-    """Every client of a cohort adds its share, before it uploads.
+class Distributed(AbstractNoise):
+    """Every client of a cohort adds a part of it, before it uploads.
 
-    The shares of n slots with weights s_i sum to one, so Σ s_i² is at least 1/n: a share of √n
-    times the noise of the mean suffices for all weights, and is exact for equal ones. Two numbers
-    are sent down with every exchange, the bound and the size of the share.
+    The weights s_i of n slots sum to one, so Σ s_i² is at least 1/n: noise of √n
+    times that of the mean suffices for all weights, and is exact for equal ones. Two numbers
+    are sent down with every exchange, the bound and the size of the noise.
 
-    >>> Shares(1.1).multiplier
+    >>> Distributed(1.1).multiplier
     1.1
 
     Args:

@@ -40,7 +40,7 @@ NOT_COVERED = (
 )
 
 
-class Target(Protocol):
+class PrivacyTarget(Protocol):
     """What a private program promises."""
 
     @property
@@ -66,7 +66,7 @@ class AbstractSpending(abc.ABC):
         target: the private program.
     """
 
-    def __init__(self, target: Target):
+    def __init__(self, target: PrivacyTarget):
         self._target = target
         self._known: dict[int, float] = {}
 

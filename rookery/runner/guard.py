@@ -122,7 +122,7 @@ class Guard:
             )
         return replace(self, metric=f"{name}:{goal}")
 
-    def watched(
+    def deciding_metric(
         self, known: Mapping[str, Goal], row: Mapping[str, object]
     ) -> tuple[str, Goal] | None:
         """The metric that decides and its goal; None if a row has no such number.
@@ -139,7 +139,7 @@ class Guard:
 
     def losses(self, known: Mapping[str, Goal], row: Mapping[str, float]) -> dict[str, float]:
         """All numbers of a row of which less is better."""
-        chosen = None if self.metric is None else self.watched(known, row)
+        chosen = None if self.metric is None else self.deciding_metric(known, row)
         goals = {} if chosen is None else dict([chosen])
         return {
             name: value
@@ -184,7 +184,7 @@ class Good:
 
 
 @dataclass
-class Watch:
+class GuardState:
     """What a guard has seen of one run; part of its checkpoints.
 
     Attributes:
@@ -239,8 +239,8 @@ class Watch:
         }
 
     @classmethod
-    def of_note(cls, note: Mapping[str, Any], good: Tree, before: Tree, top: Tree) -> "Watch":
-        """The watch that a note was made of, with its arrays."""
+    def of_note(cls, note: Mapping[str, Any], good: Tree, before: Tree, top: Tree) -> "GuardState":
+        """The state that a note was made of, with its arrays."""
         place = note["top"]
         return cls(
             Good(note["good"][0], good, note["good"][1]),
@@ -363,7 +363,7 @@ class Watch:
         return one
 
     def forget(self, round: int, solution: tuple[Tree, ...]) -> None:
-        """Start to watch anew from the good state."""
+        """Start again to watch, from the good state."""
         self.steps, self.bases, self.longest, self.bad = [], [], [], 0
         self.before = Good(round, solution)
 

@@ -18,7 +18,7 @@ from rookery.program.ledger import Ledger, total
 from rookery.runner.best import Best, Goal
 from rookery.runner.checkpoint import Checkpoint, has_checkpoints, load_all, remove_after, save
 from rookery.runner.documents import read_document, require_no_links
-from rookery.runner.guard import Watch
+from rookery.runner.guard import GuardState
 from rookery.runner.history import (
     ClientHistory,
     History,
@@ -319,11 +319,13 @@ class RunRecord:
         who = "" if client is None else f", {client}"
         self.say(f"Round {event.round}, {event.step}{who}: {event.reason}")
 
-    def save(self, done: int, state: Tree, best: Best | None, watched: Watch | None) -> None:
+    def save(
+        self, done: int, state: Tree, best: Best | None, guard_state: GuardState | None
+    ) -> None:
         """Write a checkpoint."""
         if self.directory is not None:
             history, per_client = (self._digest(name).extent for name in MEASURED)
-            now = Checkpoint(done, state, self.ledger, history, per_client, best, watched)
+            now = Checkpoint(done, state, self.ledger, history, per_client, best, guard_state)
             save(self.directory / "checkpoints", now)
 
     def close(

@@ -78,10 +78,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """What a search may spend; the same for every algorithm that is compared.
 
-    >>> Plan(seeds=(0,), confirm=(1, 2)).runs({"lr": {"low": 0.1, "high": 10.0}})
+    >>> SearchPlan(seeds=(0,), confirm=(1, 2)).runs({"lr": {"low": 0.1, "high": 10.0}})
     33
 
     Attributes:
@@ -186,7 +186,7 @@ class Found:
     widened: list[str]
 
 
-def search(space: Space, goal: str, measure: Measure, plan: Plan) -> Found:
+def search(space: Space, goal: str, measure: Measure, plan: SearchPlan) -> Found:
     """Try settings of a space.
 
     Args:
@@ -212,7 +212,7 @@ def search(space: Space, goal: str, measure: Measure, plan: Plan) -> Found:
 
 
 def _tried(
-    space: Space, n: int, goal: str, measure: Measure, plan: Plan, first: int
+    space: Space, n: int, goal: str, measure: Measure, plan: SearchPlan, first: int
 ) -> list[Trial]:
     """The trials of new settings, numbered from ``first``, after all rungs and with all seeds."""
     trials: dict[int, Trial] = {}
@@ -248,7 +248,7 @@ def _tried(
 
 
 def _proposals(
-    space: Space, n: int, goal: str, plan: Plan, first: int, trials: Mapping[int, Trial]
+    space: Space, n: int, goal: str, plan: SearchPlan, first: int, trials: Mapping[int, Trial]
 ) -> Iterator[dict[int, Setting]]:
     """Settings for the first rung: at once, or some at a time with a look at the results."""
     if plan.sampler == "halton":

@@ -26,11 +26,11 @@ from rookery.program.participation import AbstractParticipation, Uniform, WithRe
 from rookery.program.privacy import Private
 from rookery.program.row_privacy import RowPrivate
 from rookery.runner.batch_loop import BatchLoop, exclusive
+from rookery.runner.batch_runner import structure
 from rookery.runner.best import KeepBest
 from rookery.runner.describe import data_fingerprint
 from rookery.runner.finite import GROWTH_LIMIT
 from rookery.runner.guard import GUARD, Guard
-from rookery.runner.lanes import structure
 from rookery.runner.metrics import AbstractEvaluation, check_blocks, metric_goals
 from rookery.runner.progress import SILENT, RunProgress
 from rookery.runner.results import Results
@@ -301,14 +301,15 @@ def _sweep(
             with exclusive(settings, some):
                 BatchLoop(settings, some, done, width, bar).run()
     for one in opened:
-        is_given_up = one.watched is not None and bool(one.watched.ended)
+        is_given_up = one.guard_state is not None and bool(one.guard_state.ended)
         if one.status == "diverged" or is_given_up:  # at the line that called run or sweep
             warnings.warn(one.message, DivergenceWarning, stacklevel=3)
-        elif one.watched is not None and one.watched.rollbacks:
-            last = one.watched.rollbacks[-1]
+        elif one.guard_state is not None and one.guard_state.rollbacks:
+            last = one.guard_state.rollbacks[-1]
             warnings.warn(
                 f"{one.run.name} (seed {one.run.seed}) was rolled back "
-                f"{len(one.watched.rollbacks)} times, last in round {last.round}: {last.reason}. "
+                f"{len(one.guard_state.rollbacks)} times, last in round {last.round}: "
+                f"{last.reason}. "
                 f"All step sizes were multiplied by {last.factor:.3g}. Choose smaller ones, or "
                 "pass guard=None to let the run diverge.",
                 RollBackWarning,

@@ -24,7 +24,7 @@ from rookery.runner.search import (
     KEEP,
     RUNGS,
     TRIALS,
-    Plan,
+    SearchPlan,
     Setting,
     Space,
     Trial,
@@ -182,7 +182,7 @@ def tune(
         console: where to show progress; None shows nothing.
     """
     check.one_of("goal", goal, GOALS)
-    plan = Plan(seeds, confirm, trials, extend, sampler)
+    plan = SearchPlan(seeds, confirm, trials, extend, sampler)
     start_of = start if callable(start) else lambda _: start
     first = start_of(seeds[0])
     problem.check(first, population.example)

@@ -287,14 +287,14 @@ class NormalisedWeights(AbstractWeighting):
         )
 
 
-def soft_maximum(losses: jax.Array, shares: jax.Array, gamma: Number) -> jax.Array:
-    """γ log Σ share_i exp(f_i / γ), without overflow; for γ = inf the mean."""
-    gamma, takes_part = _like(losses, gamma), shares > 0
+def soft_maximum(losses: jax.Array, weights: jax.Array, gamma: Number) -> jax.Array:
+    """γ log Σ w_i exp(f_i / γ), without overflow; for γ = inf the mean."""
+    gamma, takes_part = _like(losses, gamma), weights > 0
     greatest = jnp.max(jnp.where(takes_part, losses, -jnp.inf))
     each = jnp.exp(jnp.where(takes_part, losses - greatest, 0) / gamma)
-    shares = shares.astype(losses.dtype)
-    mean = jnp.dot(shares, jnp.where(takes_part, losses, 0))
-    return jnp.where(jnp.isinf(gamma), mean, greatest + gamma * jnp.log(jnp.dot(shares, each)))
+    weights = weights.astype(losses.dtype)
+    mean = jnp.dot(weights, jnp.where(takes_part, losses, 0))
+    return jnp.where(jnp.isinf(gamma), mean, greatest + gamma * jnp.log(jnp.dot(weights, each)))
 
 
 def _like(loss: jax.Array, value: Number) -> jax.Array:

@@ -42,7 +42,7 @@ import jax.numpy as jnp
 from rookery import check, tree
 from rookery.algorithms.fedmsa.output import AbstractOutput, Kept, LastIterate
 from rookery.algorithms.fedmsa.warmup import AbstractWarmUp
-from rookery.algorithms.shared.auto import Curvature, DoG, Sent
+from rookery.algorithms.shared.auto import Curvature, DoG, ServerOpts
 from rookery.algorithms.shared.blocks import (
     Radius,
     check_radius,
@@ -217,7 +217,7 @@ class FedMSA(AbstractOnView):
             """The k-th iterate of one client, which repeats its steps up to k."""
             alone = cohort.where(jnp.arange(len(cohort), dtype=jnp.int32) == slot)
             start = fed.broadcast(alone, at_u, along_h)  # ------------------ down  nothing new
-            again = own if isinstance(own, Sent) else ()
+            again = own if isinstance(own, ServerOpts) else ()
             how = {**settings, "steps": k - 1}
             w_i, _ = map_steps(fed, alone, again, local_steps, *start, **how)
             with fed.outer():

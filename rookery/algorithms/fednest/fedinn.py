@@ -102,7 +102,7 @@ def dealt_gradients(
         total, each = carry
         g = levels.inner_gradient(at.problem, x, y, deal.sample(b))
         each = jax.tree.map(lambda rows, new: rows.at[b].set(new), each, g)
-        return tree.axpy(deal.share(b), g, total), each
+        return tree.axpy(deal.fraction(b), g, total), each
 
     n = deal.batches
     each = jax.tree.map(lambda leaf: jnp.zeros((n, *leaf.shape), leaf.dtype), y)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.shared.auto import Sent
+from rookery.algorithms.shared.auto import ServerOpts
 from rookery.algorithms.shared.step_rule import (
     Place,
     StepRule,
@@ -181,7 +181,7 @@ def map_steps(
     Returns:
         the replies, and what the clients keep.
     """
-    if isinstance(kept, Sent):
+    if isinstance(kept, ServerOpts):
         sizes = fed.broadcast(cohort, kept.message())  # -------------------- down  sizes
         replies, _ = fed.map(step, *values, sizes, key=key, round=fed.round, **settings)
         return replies, kept

@@ -27,7 +27,13 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.shared.auto import AbstractAuto, Curvature, Sent, inner_auto, outer_auto
+from rookery.algorithms.shared.auto import (
+    AbstractAuto,
+    Curvature,
+    ServerOpts,
+    inner_auto,
+    outer_auto,
+)
 from rookery.algorithms.shared.schedule import AbstractSchedule, number
 from rookery.program.memory import Memory, check_rule
 from rookery.program.participation import AbstractParticipation
@@ -438,10 +444,10 @@ def first_opt(rule: StepRule | None, w: Tree) -> Tree:
 def kept_opt(rule: StepRule, w: Tree) -> Tree:
     """A memory for the states of a local rule, if the clients keep them; otherwise empty.
 
-    The state of a rule that finds its size is :class:`Sent`.
+    The state of a rule that finds its size is :class:`ServerOpts`.
     """
     if is_auto(rule):
-        return Sent(first_opt(rule, w))
+        return ServerOpts(first_opt(rule, w))
     return Memory.of(first_opt(rule, w)) if is_keeping(rule) else ()
 
 
@@ -449,7 +455,7 @@ def kept_opts(rules: tuple[StepRule, ...], blocks: tuple[Tree, ...]) -> Tree:
     """:func:`kept_opt` of several rules together, one for each variable."""
     if is_auto(rules):
         each = zip(rules, blocks, strict=True)
-        return Sent(tuple(first_opt(rule, w) if is_auto(rule) else () for rule, w in each))
+        return ServerOpts(tuple(first_opt(rule, w) if is_auto(rule) else () for rule, w in each))
     if not any(map(is_keeping, rules)):
         return ()
     return Memory.of(opts_to_keep(rules, tuple(map(first_opt, rules, blocks))))
@@ -504,8 +510,8 @@ def observed(rule: StepRule, direction: Tree, opt: Tree, w: Tree) -> Tree:
     """The state of a rule with the size for a step along a direction; others stay as they are."""
     if not isinstance(rule, AbstractAuto):
         return opt
-    if isinstance(opt, Sent):
-        return Sent(rule.observed(direction, opt.opts, w))
+    if isinstance(opt, ServerOpts):
+        return ServerOpts(rule.observed(direction, opt.opts, w))
     return rule.observed(direction, opt, w)
 
 
@@ -513,9 +519,9 @@ def all_observed(
     rules: tuple[StepRule, ...], directions: Tree, opts: Tree, blocks: tuple[Tree, ...]
 ) -> Tree:
     """:func:`observed` of several rules together, whose states are sent with one call."""
-    if not isinstance(opts, Sent):
+    if not isinstance(opts, ServerOpts):
         return opts
-    return Sent(tuple(map(observed, rules, directions, opts.opts, blocks)))
+    return ServerOpts(tuple(map(observed, rules, directions, opts.opts, blocks)))
 
 
 def direction_of(rule: StepRule, opt: Tree, old: Tree, new: Tree) -> Tree:
