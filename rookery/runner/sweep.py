@@ -248,6 +248,7 @@ def _sweep(
             "callback must be a function of a rookery.stop.Snapshot, or None; "
             f"got {callback!r} of type {type(callback).__name__}."
         )
+    _check_kinds(runs, population)
     clock = clock if clock is not None else Clock()
     clock.check(population.n_clients)
     if isinstance(aggregate, AbstractRobust):
@@ -333,6 +334,30 @@ def _check_evaluations(evaluate: object) -> None:
             )
 
 
+def _check_kinds(runs: Sequence[Run], population: Population) -> None:
+    for one in runs:
+        if not isinstance(one.algorithm, AbstractAlgorithm):
+            raise TypeError(
+                f"algorithm must be an object of an algorithm's class, as rk.FedNest(), got "
+                f"{one.algorithm!r}."
+            )
+    if not isinstance(population, Population):
+        raise TypeError(
+            f"population must be a rk.Population, got {type(population).__name__}. Make one of "
+            "your rows with rk.Population.stacked, from_parts or from_table."
+        )
+
+
+def _check_splits(problem: Problem, population: Population) -> None:
+    for split in problem.splits:
+        if split not in population.splits:
+            raise ValueError(
+                f"the {type(problem).__name__} problem reads the split {split!r}, and the clients' "
+                f"splits are: {', '.join(population.splits)}. Give the population this split, or "
+                "have the problem read another one (outer_split=, inner_split= or split=)."
+            )
+
+
 def _period(name: str, value: int | None, default: int) -> int:
     return default if value is None else check.count(name, value)
 
@@ -342,6 +367,7 @@ def _checked(one: Run, problem: Problem, population: Population) -> Run:
     check.count("seed", one.seed, least=0)
     one.algorithm.check(problem, population.n_clients)
     check_constraints(one.algorithm, problem)
+    _check_splits(problem, population)
     problem.check(one.start, population.example)
     start = jax.tree.map(jnp.asarray, tuple(one.start))
     one.algorithm.check_start(problem, start, population.example)

@@ -133,6 +133,8 @@ def test_parts_without_a_split_and_data_that_are_not_numbers():
     lists: Any = [np.array([0])]
     with pytest.raises(TypeError, match=r"parts must map .* got list.*'train': parts"):
         rk.Population.from_parts(np.arange(3.0), lists)
+    with pytest.raises(TypeError, match=r"one row per sample, got the number 1 in field \[0\]"):
+        rk.Population.from_parts([1, 2, 3], {"train": [np.array([0])]})
     with pytest.raises(TypeError, match=r"arrays of numbers, got <U1 in field \['b'\]"):
         rk.Population.from_parts(
             {"a": np.arange(2.0), "b": np.array(["x", "y"])}, {"train": [np.array([0])]}
