@@ -31,7 +31,7 @@ from rookery.runner.best import KeepBest
 from rookery.runner.describe import data_fingerprint
 from rookery.runner.finite import GROWTH_LIMIT
 from rookery.runner.guard import GUARD, Guard
-from rookery.runner.metrics import AbstractEvaluation, check_blocks, metric_goals
+from rookery.runner.metrics import AbstractEvaluation, OnClients, check_blocks, metric_goals
 from rookery.runner.progress import SILENT, RunProgress
 from rookery.runner.results import Results
 from rookery.runner.run_state import (
@@ -259,6 +259,9 @@ def _sweep(
     checked = [_checked(one, problem, population) for one in runs]
     _check_not_shared(runs)
     _warn_of_bias(checked, population)
+    for one in evaluate:
+        if isinstance(one, OnClients):
+            one.check_split(population.splits)
     if checked:
         check_blocks(evaluate, checked[0].start, population)
     if any(isinstance(one.algorithm, Private | RowPrivate) for one in runs):
