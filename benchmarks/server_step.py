@@ -99,7 +99,7 @@ def make_population(n_clients: int) -> rk.Population:
 
 
 def make_ready(n_clients: int):
-    """A compiled call that goes on from a state by so many server steps, and a state under way."""
+    """A compiled call that takes a number of server steps from a state, and such a state."""
     population, algorithm = make_population(n_clients), Anarchic()
     clock = rk.delays.Clock(rk.delays.LogNormalDelay(0.03))
 

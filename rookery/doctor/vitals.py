@@ -244,7 +244,7 @@ def measure(
             given = settings.series.lipschitz
             used = float(given) if isinstance(given, float) else SAFETY * L
             found = _series(at.hvp, f_y, v, used, settings.series.terms)
-            if settings.is_warm:  # it goes on where it ended, so its length truncates nothing
+            if settings.is_warm:  # it continues where it ended, so its length truncates nothing
                 del found["series_error"]
             own |= found
     signal, noise = _noise(at, v, settings)

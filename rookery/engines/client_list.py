@@ -101,8 +101,8 @@ def width(n_clients: int, clients_at_once: int | None, usual: int | None = None)
     Args:
         n_clients: how many clients there are.
         clients_at_once: what the engine was told, or None.
-        usual: how many clients a list usually has, or None if nobody knows. A wider vmap would
-            compute results that nobody uses.
+        usual: how many clients a list usually has, or None if unknown. A wider vmap would
+            compute results that are not used.
     """
     return min(usual or WIDTH, clients_at_once or WIDTH, n_clients)
 

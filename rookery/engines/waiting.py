@@ -1,4 +1,4 @@
-"""When a server that polls stops waiting, and who has begun and arrived by then.
+"""When a server that polls stops waiting, and which clients have begun and arrived by then.
 
 The rule itself is :func:`rookery.program.polling.timetable`: from one event to the next, until
 enough results are there and no job at work is too old. Results closer than a few rounding errors

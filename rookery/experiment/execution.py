@@ -246,7 +246,7 @@ def tune_experiment(
     Args:
         experiment: with a table [tune].
         loader: builds the tasks.
-        out: folder for the runs; a search that was interrupted goes on there.
+        out: folder for the runs; an interrupted search resumes there.
         console: where to show progress.
     """
     declared = experiment.tune
@@ -307,7 +307,7 @@ def tune_experiment(
 
 
 class Memo:
-    """What a search has measured, in a file, so that an interrupted search can go on.
+    """What a search has measured, in a file, so that an interrupted search can resume.
 
     >>> memo = Memo(None)
     >>> memo.add(7, [0, 1], 1.0, [0.5, None])

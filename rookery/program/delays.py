@@ -234,7 +234,7 @@ class Compute(eqx.Module):
 
 
 def _counted(compute: Compute | None) -> Compute | None:
-    """None in place of work that takes no time: nobody has to count it."""
+    """None in place of work that takes no time and need not be counted."""
     return None if compute is None or compute.is_free else compute
 
 

@@ -5,7 +5,7 @@ all releases of a run are known before it begins, and so is the round in which i
 program whose number of exchanges depends on what clients reply is refused.
 
 The exchanges of one cohort are composed first, and drawing the cohort amplifies the privacy of all
-of them together. Rounds draw anew, and their Rényi divergences add up.
+of them together. Every round draws a new cohort, and their Rényi divergences add up.
 """
 
 import abc

@@ -227,7 +227,7 @@ class BatchLoop:
                 one.save()
 
     def _mark_spent(self, runs: Sequence[RunState]) -> None:
-        """Give private runs that may not go on a reason to stop."""
+        """Stop private runs that have reached their target, with a reason."""
         for one in runs:
             if one.is_running and one.is_spent(self._done):
                 one.reason = one.reason or one.spent_reason
@@ -387,14 +387,14 @@ class BatchLoop:
 
 
 def _is_stop(answer: object) -> bool:
-    """Whether a callback's answer ends the run; None and False let it go on."""
+    """Whether a callback's answer ends the run; None and False let it continue."""
     if answer is None or isinstance(answer, bool):
         return bool(answer)
     is_array = isinstance(answer, np.bool_ | np.ndarray | jax.Array)
     if is_array and answer.shape == () and answer.dtype == bool:
         return bool(answer)
     raise TypeError(
-        "callback must return True to end the run, and False or None to go on; "
+        "callback must return True to end the run, and False or None to continue; "
         f"got {answer!r} of type {type(answer).__name__}."
     )
 

@@ -4,8 +4,8 @@ A guard only watches: as long as nothing breaks down, every number of the run is
 looks after a fixed number of rounds, so what it does depends on neither speed nor engine.
 
 A roll-back restores the state and keeps the round of the run: the rounds that were lost have been
-paid for, and stay in the ledger. The algorithm goes on with the round of its state, so that what it
-does in its first round, or in every tenth, fits the state.
+paid for, and stay in the ledger. The algorithm continues with the round of its state, so that what
+it does in its first round, or in every tenth, fits the state.
 """
 
 import math
@@ -49,7 +49,7 @@ class Guard:
 
     It then returns to the state with the best value of the metric, or to the start if that is no
     headway; without a metric, to the last state whose step was not growing. All step sizes are
-    multiplied by ``factor``. The run's rounds go on counting, and the ledger keeps the costs.
+    multiplied by ``factor``. The count of rounds continues, and the ledger keeps the costs.
 
     >>> import rookery as rk
     >>> zoo = rk.zoo.quadratic_losses(n_clients=2, size=2, rows=3)
@@ -102,7 +102,7 @@ class Guard:
 
         Args:
             goals: for every number that the run measures, which way is better, None if unknown;
-                None if nobody has asked.
+                None if they were not looked up.
         """
         if goals is None:
             return self

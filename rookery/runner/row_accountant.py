@@ -130,7 +130,7 @@ class RowSpending(AbstractSpending):
 
 
 def rounded_down(numbers: np.ndarray, most: int) -> np.ndarray:
-    """The numbers, of which there are at most so many different ones; none becomes larger.
+    """The numbers, rounded down to at most ``most`` different ones.
 
     >>> rounded_down(np.array([7, 2, 5, 3]), 2).tolist()
     [5, 2, 5, 2]

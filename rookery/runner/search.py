@@ -1,7 +1,7 @@
 """Search settings: every point of a grid, or ranges by successive halving.
 
 A range is searched without a grid made by hand. Many settings run for a ninth of the rounds, one in
-three of them goes on for a third, and one in three of those to the end. The few that are left are
+three of them continues for a third, and one in three of those to the end. The few that are left are
 confirmed with further seeds. A choice at the end of its range can widen the range.
 
 K. Jamieson, A. Talwalkar. Non-stochastic best arm identification and hyperparameter optimization.
@@ -20,12 +20,12 @@ from rookery import check
 TRIALS = 27
 """Settings that are begun if a range is searched."""
 KEEP = 3
-"""One in so many goes on to the next rung, for as many times the rounds."""
+"""One in this many settings continues to the next rung, for this many times the rounds."""
 RUNGS = 3
 FINALISTS = 3
 """Settings that are confirmed with further seeds."""
 DECADE = 10.0
-"""How much a range is widened by; a grid goes on with the ratio of its last two values."""
+"""How much a range is widened by; a grid continues with the ratio of its last two values."""
 SAMPLERS = ("halton", "optuna")
 
 Setting = dict[str, Any]  # keywords of an algorithm, each of its own type
@@ -192,7 +192,7 @@ def search(space: Space, goal: str, measure: Measure, plan: SearchPlan) -> Found
     Args:
         space: the settings to search.
         goal: ``max`` or ``min``.
-        measure: runs settings. One that has run for a smaller share goes on.
+        measure: runs settings. One that has run for a smaller share continues.
         plan: what may be spent.
     """
     plan.check(space)

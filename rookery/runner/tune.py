@@ -217,7 +217,7 @@ def tune(
     if not has_range(grid):
         directory, every, width = None, rounds if seconds is None else evaluate_every, batch
         found = search(grid, goal, measure, plan)
-    else:  # in directories, a run of one rung goes on in the next
+    else:  # in directories, a run of one rung continues in the next
         every = math.ceil(rounds / KEEP ** (RUNGS - 1)) if seconds is None else evaluate_every
         width = min(batch, math.ceil((trials or TRIALS) / KEEP))  # of the first two rungs
         with tempfile.TemporaryDirectory() as directory:

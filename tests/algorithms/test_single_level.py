@@ -161,7 +161,7 @@ def test_drfa_stays_in_the_simplex():
 
 
 def test_a_round_of_drfa_by_hand():
-    """Who was drawn tells from w; who was asked, and t', from λ.
+    """w tells which clients were drawn; λ tells which were asked for losses, and t'.
 
     E[u_i] = f_i(w') follows if all clients are asked equally often, which is ``Uniform``'s to keep.
     """

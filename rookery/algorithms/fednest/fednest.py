@@ -69,7 +69,7 @@ class FedNest(TwoLevelAlgorithm):
             it is FedIHGPSum, or WarmSeries if L is measured for the inner steps anyway.
         anchor_batch: rows for FedInn's global gradient; None is all.
         dealt: whether FedInn's local steps take batches in turn that were dealt once a call, which
-            saves about half of their work, instead of drawing rows anew; see :class:`FedInn`.
+            saves about half of their work, instead of drawing new rows; see :class:`FedInn`.
 
     >>> FedNest(outer_lr=0.05, inner_lr=0.1, inner_rounds=2, clients=10, batch_size=32).inner_rounds
     2

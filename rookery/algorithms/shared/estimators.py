@@ -205,7 +205,7 @@ class STORM(AbstractEstimator):
 
 
 class PAGE(AbstractEstimator):
-    """The estimate follows differences, and is replaced now and then by that of a large batch.
+    """The estimate follows differences, and is replaced at random by that of a large batch.
 
     Z. Li, H. Bao, X. Zhang, P. Richtárik. PAGE: a simple and optimal probabilistic gradient
     estimator for nonconvex optimization. ICML 2021, arXiv:2008.10898.

@@ -91,7 +91,7 @@ class Call:
         return [leaf for leaf in self.settings if isinstance(leaf, TracedSetting)]
 
     def work(self, rows: Mapping[str, Bounds]) -> tuple[Bounds, Bounds]:
-        """Gradients and Hessian-vector products of a run by a client with so many rows by split."""
+        """Gradients and Hessian-vector products for a client, from its numbers of rows by split."""
         parts = [one.work(rows[one.split]) for one in self.evaluations]
         gradients, products = zip(*parts, strict=True) if parts else ((), ())
         return _total(gradients), _total(products)
