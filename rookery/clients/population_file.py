@@ -10,7 +10,7 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +21,9 @@ from numpy.lib import format as npy
 
 from rookery.clients.pieces import ranges
 from rookery.types import Tree
+
+Json = Any
+"""Decoded JSON, whose digest was checked."""
 
 FORMAT = "rookery population, version 1"
 _DESCRIPTION = "population.json"
@@ -40,7 +43,7 @@ class Stored:
 
     data: Tree
     arrays: dict[str, np.ndarray]
-    notes: dict[str, Any]  # JSON out
+    notes: dict[str, Json]
     digest: str
 
 
@@ -200,7 +203,7 @@ class _RowFile:
         )
 
 
-def _description(path: Path) -> tuple[dict[str, Any], str]:  # JSON out
+def _description(path: Path) -> tuple[dict[str, Json], str]:
     file = path / _DESCRIPTION
     if not file.is_file():
         raise ValueError(
@@ -219,7 +222,7 @@ def _description(path: Path) -> tuple[dict[str, Any], str]:  # JSON out
     return content, digest
 
 
-def _check_file(path: Path, entry: Mapping[str, Any], *, read: bool) -> None:
+def _check_file(path: Path, entry: Mapping[str, Json], *, read: bool) -> None:
     """Raise unless a file has the shape and type, and if ``read`` the digest, that it should."""
     try:
         with path.open("rb") as file:
@@ -247,7 +250,7 @@ def _check_file(path: Path, entry: Mapping[str, Any], *, read: bool) -> None:
         )
 
 
-def _structure(data: Tree, numbers: Any) -> object:
+def _structure(data: Tree, numbers: Iterator[int]) -> object:
     """A pytree of dictionaries, lists and tuples as JSON, with a number for each array."""
     if isinstance(data, dict) and all(isinstance(key, str) for key in data):
         return {"dict": {key: _structure(data[key], numbers) for key in sorted(data)}}
@@ -261,7 +264,7 @@ def _structure(data: Tree, numbers: Any) -> object:
     )
 
 
-def _rebuilt(structure: Any, load: Any) -> Tree:
+def _rebuilt(structure: Json, load: Callable[[int], np.ndarray]) -> Tree:
     """The pytree that :func:`_structure` described."""
     if isinstance(structure, int):
         return load(structure)

@@ -102,7 +102,7 @@ def from_torch(
     return with_patches(apply) if patches else apply, params
 
 
-def to_torch(params: Mapping[str, Any], module: "Module") -> "Module":
+def to_torch(params: Mapping[str, object], module: "Module") -> "Module":
     """The module with trained parameters, as :func:`from_torch` names them; it is changed in place.
 
     ``module.state_dict()`` then has them, for ``torch.save``.
@@ -141,7 +141,9 @@ def _check_names(given: Mapping[str, object], wanted: Mapping[str, object]) -> N
         )
 
 
-def _batch_norms(torch: ModuleType, module: "Module") -> dict[str, Any]:
+def _batch_norms(
+    torch: ModuleType, module: "Module"
+) -> dict[str, Any]:  # of PyTorch, which is optional
     nn = torch.nn
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, kinds)}

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import KW_ONLY
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rookery import check, tree
-from rookery.types import Key, Tree
+from rookery.types import Key, Number, Tree
 
 SCALES = ("inner", "outer", "inner_iterate", "outer_iterate")
 """Uploads that have a bound each: directions and iterates, of inner and of outer exchanges."""
@@ -50,7 +49,7 @@ class Clip(eqx.Module):
         """What is remembered before round 0: nothing."""
         return ()
 
-    def bound(self, memory: Tree, scale: str) -> Any:
+    def bound(self, memory: Tree, scale: str) -> Number:
         """The longest upload of a scale."""
         outer = self.inner if self.outer is None else self.outer
         own = getattr(self, scale)
@@ -111,7 +110,7 @@ class QuantileClip(eqx.Module):
         """The bounds."""
         return jnp.stack([jnp.asarray(self.start.bound((), s), float) for s in SCALES])
 
-    def bound(self, memory: Tree, scale: str) -> Any:
+    def bound(self, memory: Tree, scale: str) -> Number:
         """The present bound of a scale."""
         return memory[SCALES.index(scale)]
 

@@ -17,7 +17,6 @@ to do. Its own work takes time by :class:`Compute`, if a clock has one.
 
 import abc
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -26,6 +25,7 @@ import jax.numpy as jnp
 from rookery import check
 from rookery.program.availability import AbstractAvailability, AlwaysOn
 from rookery.rng import quick
+from rookery.types import Converted
 
 KINDS = ("inner", "outer")
 """Kinds of exchanges and jobs; each may have delays of its own."""
@@ -33,14 +33,14 @@ KINDS = ("inner", "outer")
 _JOBS = 0x4A000000  # larger than any round number, with which the seed is folded elsewhere
 
 
-def _numbers(value: object) -> Any:  # of the type of the field that it converts
+def _numbers(value: object) -> Converted:
     """Field converter: a list becomes a tuple, and whole numbers become floats."""
     if isinstance(value, list | tuple):
         return tuple(map(_numbers, value))
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _as_tuple(value: object) -> Any:  # of the type of the field that it converts
+def _as_tuple(value: object) -> Converted:
     """Field converter: a list becomes a tuple."""
     return tuple(value) if isinstance(value, Sequence) else value
 

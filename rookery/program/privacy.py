@@ -32,7 +32,7 @@ data. docs/privacy.md tells what the guarantee does not cover.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -69,7 +69,7 @@ from rookery.program.participation import (
 from rookery.program.polling import PollResult
 from rookery.program.private_algorithm import AbstractPrivate
 from rookery.program.wrapped import AbstractWrapped
-from rookery.types import Key, Tree
+from rookery.types import AnyProblem, Key, Tree
 
 __all__ = ["AbstractNoise", "Central", "Clip", "Distributed", "Private", "QuantileClip"]
 
@@ -199,7 +199,7 @@ class Private(AbstractPrivate):
             return None
         return self.clip.total_noise(self.noise.multiplier)
 
-    def check(self, problem: Any, n_clients: int) -> None:
+    def check(self, problem: AnyProblem, n_clients: int) -> None:
         """Raise unless the algorithm fits, and draws clients in a way that can be accounted for."""
         self.check_fit(problem, n_clients)
         if self.clip is None:
@@ -217,19 +217,19 @@ class Private(AbstractPrivate):
         """Whether neighbours differ by a client with other data, not by one that is left out."""
         return any(s.size is not None for s in samplings(self.algorithm, n_clients))
 
-    def init(self, problem: Any, *variables: Tree, **named: Tree) -> PrivateState:
+    def init(self, problem: AnyProblem, *variables: Tree, **named: Tree) -> PrivateState:
         """The state of the algorithm, and the first bounds."""
         bounds = () if self.clip is None else self.clip.first()
         return PrivateState(self.algorithm.init(problem, *variables, **named), bounds)
 
     def round(
-        self, fed: AbstractFederation, problem: Any, state: PrivateState, key: Key
+        self, fed: AbstractFederation, problem: AnyProblem, state: PrivateState, key: Key
     ) -> PrivateState:
         """A round of the algorithm with private means."""
         return self.round_and_releases(fed, problem, state, key)[0]
 
     def round_and_releases(
-        self, fed: AbstractFederation, problem: Any, state: PrivateState, key: Key
+        self, fed: AbstractFederation, problem: AnyProblem, state: PrivateState, key: Key
     ) -> tuple[PrivateState, "Releases"]:
         """The state after a round, and what the round has released."""
         private = PrivateFederation(fed, self, state.bounds, jax.random.fold_in(key, _NOISE))

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import equinox as eqx
 import jax
@@ -39,7 +39,7 @@ from rookery.program.polling import PollResult
 from rookery.program.private_algorithm import AbstractPrivate
 from rookery.program.wrapped import AbstractWrapped
 from rookery.samples import Deal, rows_per_draw
-from rookery.types import BatchSize, Count, Key, Sample, Tree
+from rookery.types import AnyProblem, BatchSize, Count, Key, Sample, Tree
 
 MOST_DRAWS = 4
 """How many kinds of draws, by split and batch size, a program may have."""
@@ -95,15 +95,15 @@ class RowPrivate(AbstractPrivate):
             if (number := getattr(self, name)) is not None:
                 check.positive(name, number)
 
-    def check(self, problem: Any, n_clients: int) -> None:  # as the algorithm narrows it
+    def check(self, problem: AnyProblem, n_clients: int) -> None:  # as the algorithm narrows it
         """Raise unless the algorithm fits."""
         self.check_fit(problem, n_clients)
 
-    def init(self, problem: Any, *variables: Tree, **named: Tree) -> Tree:
+    def init(self, problem: AnyProblem, *variables: Tree, **named: Tree) -> Tree:
         """The state of the algorithm."""
         return self.algorithm.init(problem, *variables, **named)
 
-    def round(self, fed: AbstractFederation, problem: Any, state: Tree, key: Key) -> Tree:
+    def round(self, fed: AbstractFederation, problem: AnyProblem, state: Tree, key: Key) -> Tree:
         """A round of the algorithm with private samples."""
         if self.clip is None:
             return self.algorithm.round(fed, problem, state, key)

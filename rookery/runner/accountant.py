@@ -34,6 +34,8 @@ from rookery.program.ledger import Ledger
 from rookery.program.privacy import MOST_RELEASES, Private, Releases, Sampling
 from rookery.types import Key, Tree
 
+DPObject = Any  # of dp-accounting: the package is optional
+
 NOT_COVERED = (
     "Epsilon covers what the rounds release. Evaluations on clients, checkpoints with what clients "
     "remember, and the choice of settings by earlier runs are not covered."
@@ -173,7 +175,7 @@ class Spending(AbstractSpending):
             rdp.compute_epsilon(accountant(self._replaces).orders, total, self._algorithm.delta)[0]
         )
 
-    def event(self, sampling: Sampling, exchanges: int) -> Any:
+    def event(self, sampling: Sampling, exchanges: int) -> DPObject:
         """A cohort that answers to some exchanges, in the words of dp-accounting."""
         events, multiplier = accounting(), self._algorithm.multiplier
         assert multiplier is not None
@@ -186,7 +188,7 @@ class Spending(AbstractSpending):
         return several
 
 
-def accountant(replaces: bool) -> Any:
+def accountant(replaces: bool) -> DPObject:
     """A fresh accountant, for neighbours with other data or for those that are left out."""
     relation = accounting().NeighboringRelation
     kind = relation.REPLACE_ONE if replaces else relation.REPLACE_SPECIAL
@@ -194,7 +196,7 @@ def accountant(replaces: bool) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def divergences(event: Any, replaces: bool) -> np.ndarray:
+def divergences(event: DPObject, replaces: bool) -> np.ndarray:
     """The Rényi divergences of an event, at the accountant's orders."""
     own, log = accountant(replaces), logging.getLogger("absl")
     # it says which orders it leaves out, which makes epsilon larger and not wrong
@@ -205,7 +207,7 @@ def divergences(event: Any, replaces: bool) -> np.ndarray:
     return own.rdp
 
 
-def accounting() -> Any:
+def accounting() -> DPObject:
     """The package, or an error that says how to install it."""
     try:
         import dp_accounting  # pyright: ignore[reportMissingImports]

@@ -227,7 +227,7 @@ class BatchLoop:
                 one.save()
 
     def _mark_spent(self, runs: Sequence[RunState]) -> None:
-        """Stop private runs that have reached their target, with a reason."""
+        """Give private runs that have reached their target a reason to stop."""
         for one in runs:
             if one.is_running and one.is_spent(self._done):
                 one.reason = one.reason or one.spent_reason

@@ -11,13 +11,14 @@ it does in its first round, or in every tenth, fits the state.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, cast
+from typing import cast
 
 import jax
 import numpy as np
 
 from rookery import check, tree
 from rookery.runner.best import GOALS, Goal
+from rookery.runner.documents import Json
 from rookery.types import Tree
 
 GROWING = 1.2
@@ -239,7 +240,7 @@ class GuardState:
         }
 
     @classmethod
-    def of_note(cls, note: Mapping[str, Any], good: Tree, before: Tree, top: Tree) -> "GuardState":
+    def of_note(cls, note: Mapping[str, Json], good: Tree, before: Tree, top: Tree) -> "GuardState":
         """The state that a note was made of, with its arrays."""
         place = note["top"]
         return cls(

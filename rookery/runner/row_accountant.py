@@ -9,7 +9,6 @@ Rényi divergence, the largest of all clients and splits.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -105,7 +104,7 @@ class RowSpending(AbstractSpending):
         )
         return float(found[0])
 
-    def event(self, kind: DrawKind, rows: int, averages: int) -> Any:
+    def event(self, kind: DrawKind, rows: int, averages: int) -> DPObject:
         """A draw from some rows and the averages over it, in the words of dp-accounting."""
         events, noise = accounting(), self._algorithm.noise
         assert noise is not None

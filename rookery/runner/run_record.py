@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from rich.console import Console
 
@@ -17,7 +17,7 @@ from rookery.engines.engine import Event
 from rookery.program.ledger import Ledger, total
 from rookery.runner.best import Best, Goal
 from rookery.runner.checkpoint import Checkpoint, has_checkpoints, load_all, remove_after, save
-from rookery.runner.documents import read_document, require_no_links
+from rookery.runner.documents import Json, read_document, require_no_links
 from rookery.runner.guard import GuardState
 from rookery.runner.history import (
     ClientHistory,
@@ -367,7 +367,7 @@ def versions() -> dict[str, str]:
     return {**packages, "python": platform.python_version(), "machine": platform.machine()}
 
 
-def read_config(directory: Path) -> dict[str, Any]:  # decoded JSON
+def read_config(directory: Path) -> dict[str, Json]:
     """The ``config.json`` of a run directory, or an error that says what is wrong with it."""
     path = directory / "config.json"
     if not os.path.lexists(path):

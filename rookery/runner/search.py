@@ -279,7 +279,7 @@ def _proposals(
             study.tell(one, mean, state=failed if mean is None else None)
 
 
-def _suggested(trial: Any, name: str, values: Values) -> object:
+def _suggested(trial: Any, name: str, values: Values) -> object:  # trial: of Optuna
     if isinstance(values, Mapping):
         return float(f"{trial.suggest_float(name, values['low'], values['high'], log=True):.2g}")
     return values[trial.suggest_int(name, 0, len(values) - 1)]

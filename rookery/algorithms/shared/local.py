@@ -1,7 +1,6 @@
 """Local steps on a client: how many, how large, and in which direction."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -22,7 +21,7 @@ from rookery.program.memory import Memory
 from rookery.program.participation import Cohort
 from rookery.rng import below
 from rookery.samples import Deal
-from rookery.types import BatchSize, Count, Key, Sample, Tree
+from rookery.types import AnyProblem, BatchSize, Count, Key, Sample, Tree
 
 
 class RandomSteps(eqx.Module):
@@ -55,7 +54,7 @@ class LocalPlan(eqx.Module):
         steps: how many, one number or one per client.
     """
 
-    problem: Any  # of whatever class the client step accepts
+    problem: AnyProblem
     batch_size: BatchSize
     lr: StepRule
     steps: LocalSteps

@@ -38,7 +38,7 @@ from rookery.algorithms.shared.schedule import AbstractSchedule, number
 from rookery.program.memory import Memory, check_rule
 from rookery.program.participation import AbstractParticipation
 from rookery.program.step_sizes import smaller
-from rookery.types import Count, Number, Tree
+from rookery.types import Converted, Count, Number, Tree
 
 if TYPE_CHECKING:
     import optax  # it takes long to import, and few programs need it
@@ -248,7 +248,7 @@ Place = Literal["server", "local", "job"]
 """Who takes the steps: the server, clients in a round, or clients in an asynchronous job."""
 
 
-def step_rule(value: object) -> Any:  # of the type of the field that it converts
+def step_rule(value: object) -> Converted:
     """Field converter: whole numbers become floats, and transformations of Optax optimisers.
 
     "auto" becomes :class:`DoG`, which needs no curvature.
@@ -258,27 +258,27 @@ def step_rule(value: object) -> Any:  # of the type of the field that it convert
     return outer_auto(number(value))
 
 
-def inner_rule(value: object) -> Any:  # of the type of the field that it converts
+def inner_rule(value: object) -> Converted:
     """The same for an inner variable, where "auto" is :class:`Curvature`."""
     return step_rule(inner_auto(value))
 
 
-def step_rules(value: object) -> Any:  # of the type of the field that it converts
+def step_rules(value: object) -> Converted:
     """:func:`step_rule` for one rule or several; lists become tuples."""
     return _each(step_rule, value)
 
 
-def inner_rules(value: object) -> Any:  # of the type of the field that it converts
+def inner_rules(value: object) -> Converted:
     """:func:`inner_rule` for one rule or several; lists become tuples."""
     return _each(inner_rule, value)
 
 
-def server_rules(value: object) -> Any:  # of the type of the field that it converts
+def server_rules(value: object) -> Converted:
     """:func:`step_rules` where "auto" is None: the clients' rules, which the server takes too."""
     return None if isinstance(value, str) and value == "auto" else step_rules(value)
 
 
-def _each(convert: Callable[[object], Any], value: object) -> Any:
+def _each(convert: Callable[[object], Converted], value: object) -> Converted:
     if isinstance(value, list | tuple) and not is_transformation(value):
         return tuple(map(convert, value))
     return convert(value)
