@@ -141,9 +141,7 @@ def _check_names(given: Mapping[str, object], wanted: Mapping[str, object]) -> N
         )
 
 
-def _batch_norms(
-    torch: ModuleType, module: "Module"
-) -> dict[str, Any]:  # of PyTorch, which is optional
+def _batch_norms(torch: ModuleType, module: "Module") -> dict[str, Any]:  # of PyTorch
     nn = torch.nn
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, kinds)}

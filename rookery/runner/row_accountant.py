@@ -30,6 +30,7 @@ from rookery.program.row_privacy import (
 )
 from rookery.runner.accountant import (
     AbstractSpending,
+    DPObject,
     accountant,
     accounting,
     divergences,
