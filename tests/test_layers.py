@@ -29,7 +29,14 @@ MAY_IMPORT = {
     "runner": BASE | {"engines", "program", "clients", "runner"},
     "remote": BASE
     | {"engines", "program", "clients", "remote", "runner.describe", "runner.run_record"},
-    "report": {"report", "runner.best", "runner.documents", "runner.history", "runner.run_record"},
+    "report": {
+        "report",
+        "runner.atomic_file",
+        "runner.best",
+        "runner.documents",
+        "runner.history",
+        "runner.run_record",
+    },
     "doctor": BASE | {"problem", "clients", "program", "algorithms", "engines", "runner", "doctor"},
     "tracking": {"tracking", "runner.tracker"},
     "tasks": BASE | {"models", "problem", "clients", "runner", "tasks"},

@@ -16,12 +16,13 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm, first_state
 from rookery.program.step_sizes import scale_steps
+from rookery.runner.atomic_file import replace_file
 from rookery.runner.checkpoint import load_all
 from rookery.runner.describe import describe
 from rookery.runner.documents import read_summary
 from rookery.runner.finite import not_finite_in_state
 from rookery.runner.guard import GUARD
-from rookery.runner.history import HistoryFile, replace_file, to_json
+from rookery.runner.history import HistoryFile, to_json
 from rookery.runner.run_record import read_config
 from rookery.types import Problem, Tree
 

@@ -33,10 +33,11 @@ from rookery.experiment.tuning_file import (
 from rookery.report.comparison import Comparison, Curve, Holdings, Trace
 from rookery.report.read import longest_run
 from rookery.report.write import FILES as REPORT_FILES
+from rookery.runner.atomic_file import replace_file
 from rookery.runner.best import Goal
 from rookery.runner.documents import read_document
 from rookery.runner.guard import Guard
-from rookery.runner.history import replace_file, to_json
+from rookery.runner.history import to_json
 from rookery.runner.metrics import metric_goals, metric_names
 from rookery.runner.run_record import versions
 from rookery.runner.run_state import DivergenceWarning, Result, RollBackWarning, Run

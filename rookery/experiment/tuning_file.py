@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
+from rookery.runner.atomic_file import replace_file
 from rookery.runner.documents import Json, read_document
-from rookery.runner.history import replace_file, to_json
+from rookery.runner.history import to_json
 from rookery.runner.search import Setting, has_range
 from rookery.runner.tune import Tuning
 

@@ -13,10 +13,11 @@ import safetensors
 import safetensors.numpy
 
 from rookery.program.ledger import Ledger
+from rookery.runner.atomic_file import make_directory, replace_file
 from rookery.runner.best import Best
 from rookery.runner.documents import require_file
 from rookery.runner.guard import GuardState
-from rookery.runner.history import NOTHING, Extent, make_directory, replace_file
+from rookery.runner.history import NOTHING, Extent
 from rookery.types import Tree
 
 KEPT = 2

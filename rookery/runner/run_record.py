@@ -15,19 +15,12 @@ from rich.console import Console
 
 from rookery.engines.engine import Event
 from rookery.program.ledger import Ledger, total
+from rookery.runner.atomic_file import replace_file
 from rookery.runner.best import Best, Goal
 from rookery.runner.checkpoint import Checkpoint, has_checkpoints, load_all, remove_after, save
 from rookery.runner.documents import Json, read_document, require_no_links
 from rookery.runner.guard import GuardState
-from rookery.runner.history import (
-    ClientHistory,
-    History,
-    HistoryFile,
-    Row,
-    RowsDigest,
-    replace_file,
-    to_json,
-)
+from rookery.runner.history import ClientHistory, History, HistoryFile, Row, RowsDigest, to_json
 from rookery.runner.lock import locked
 from rookery.runner.solution_file import remove_solutions, save_own, save_solution
 from rookery.runner.tracker import Tracker
