@@ -69,7 +69,7 @@ def rows_per_draw(batch_size: BatchSize, split: str) -> int | None:
     if split not in batch_size:
         raise ValueError(
             f"batch_size has no number for the split {split!r}, got {dict(batch_size)}. Give one "
-            "for each split that the problem reads; None is all rows."
+            "for each split that the problem reads; None means all rows."
         )
     return batch_size[split]
 

@@ -61,8 +61,8 @@ class DRFA(AbstractRobustModel):
             drawn with replacement, so they cannot keep its state.
         ascent_lr: γ, a number or a schedule such as :class:`Decay`; a step of λ has size τ γ.
         local_steps: τ, the same for all clients.
-        clients: m, how many are drawn in each exchange; None is as many as there are.
-        loss_batch_size: rows that a loss is taken on; None is all.
+        clients: m, how many are drawn in each exchange; None means as many as there are.
+        loss_batch_size: rows that a loss is taken on; None means all.
         floor: the least λ_i before λ is divided by its sum, which can leave it a little below; less
             than one over the number of clients.
     """

@@ -104,7 +104,7 @@ class FedBiOAccLocal(AbstractFedBiOLocal):
 
     Args:
         estimator: :class:`STORM` with α_t and c.
-        first_batch: rows per client for the first estimates; None is all rows.
+        first_batch: rows per client for the first estimates; None means all rows.
 
     >>> FedBiOAccLocal(outer_lr=0.05, inner_lr=0.1, estimator=STORM(0.5), local_steps=5).name
     'FedBiOAccLocal'

@@ -1,7 +1,7 @@
 """Measures a problem at a point of a run: curvature, series, noise, drift.
 
 Everything is computed on the clients' own rows, as far as they are here; nothing is added to the
-rounds. Vectors are those of the run, so a figure tells of this run and not of the worst case.
+rounds. Vectors are those of the run, so a figure describes this run and not the worst case.
 """
 
 from collections.abc import Callable

@@ -38,7 +38,7 @@ class AbstractSpread(abc.ABC):
             one: what to compute for a slot.
             ids: the client of each slot.
             slots: what ``one`` takes, stacked along the first axis.
-            clients_at_once: the most slots of one vmap on one device; None is all of them.
+            clients_at_once: the most slots of one vmap on one device; None means all of them.
         """
 
     @abc.abstractmethod

@@ -112,7 +112,7 @@ def to_torch(params: Mapping[str, object], module: "Module") -> "Module":
     >>> import torch
     >>> network = torch.nn.Linear(64, 10)
     >>> _, params = rk.models.from_torch(network)
-    >>> trained = jax.tree.map(lambda a: 0 * a + 1, params)  # in earnest result.solution[0]
+    >>> trained = jax.tree.map(lambda a: 0 * a + 1, params)  # in practice result.solution[0]
     >>> float(rk.models.to_torch(trained, network).state_dict()["bias"][0])
     1.0
     """

@@ -211,7 +211,7 @@ def check_splits(algorithm: AbstractAlgorithm, problem: Problem) -> None:
     if isinstance(batch_size, Mapping) and set(batch_size) != set(problem.splits):
         raise ValueError(
             f"batch_size has numbers for {', '.join(sorted(batch_size))}, but the problem reads "
-            f"{', '.join(sorted(problem.splits))}. Give one for each of these; None is all rows."
+            f"{', '.join(sorted(problem.splits))}. Give one for each of these; None means all rows."
         )
 
 

@@ -246,9 +246,9 @@ class Clock(eqx.Module):
 
     Args:
         delay: seconds per exchange and client, or per job.
-        bandwidth: bytes per second of every client, or one number per client; None is infinite.
+        bandwidth: bytes per second of every client, or one number per client; None means infinite.
         seed: of the delays and the availability alone.
-        outer_delay: seconds of a job or an exchange of kind ``outer``; None is ``delay``.
+        outer_delay: seconds of a job or an exchange of kind ``outer``; None means ``delay``.
         availability: when clients start jobs; synchronous exchanges ignore it.
         compute: seconds of the clients' work, beside delays and transfers; None is no time, and so
             is ``Compute(gradient=0)``, which says it in a file.

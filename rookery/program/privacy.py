@@ -531,7 +531,7 @@ def noised_upload(
 ) -> tuple[Tree, ...]:
     """A client's upload, clipped and with its part of the noise.
 
-    If the bounds move, whether it was within comes along, as 1/2 or -1/2 with noise.
+    If the bounds move, it also says whether it was within them, as 1/2 or -1/2 with noise.
     """
     bound, std, bit_std = numbers
     values = iter(sent)

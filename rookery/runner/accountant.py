@@ -176,7 +176,7 @@ class Spending(AbstractSpending):
         )
 
     def event(self, sampling: Sampling, exchanges: int) -> DPObject:
-        """A cohort that answers to some exchanges, in the words of dp-accounting."""
+        """A cohort that answers to some exchanges, as an event of dp-accounting."""
         events, multiplier = accounting(), self._algorithm.multiplier
         assert multiplier is not None
         one = events.GaussianDpEvent(float(multiplier))
@@ -223,7 +223,7 @@ def accounting() -> DPObject:
 def spending(
     program: Program, algorithm: Private, state: Tree, key: Key, rounds: int
 ) -> Spending | None:
-    """What a private run will spend; None if it does not want to know.
+    """What a private run will spend; None if it has no delta.
 
     Args:
         program: what is run; of the rows only the shapes are used.

@@ -322,7 +322,7 @@ class BatchLoop:
         """Measure all runs of the batch, in one call of one shape, and record some of them.
 
         With ``runner`` the guard looks at the numbers first. A run that it takes back is measured
-        again, so that a row of the history always tells of the state that the run has.
+        again, so that a row of the history always describes the state that the run has.
         """
         if not some:
             return

@@ -106,7 +106,7 @@ class RowSpending(AbstractSpending):
         return float(found[0])
 
     def event(self, kind: DrawKind, rows: int, averages: int) -> DPObject:
-        """A draw from some rows and the averages over it, in the words of dp-accounting."""
+        """A draw from some rows and the averages over it, as an event of dp-accounting."""
         events, noise = accounting(), self._algorithm.noise
         assert noise is not None
         one = events.GaussianDpEvent(float(noise))
@@ -144,7 +144,7 @@ def rounded_down(numbers: np.ndarray, most: int) -> np.ndarray:
 def row_spending(
     program: Program, algorithm: RowPrivate, state: Tree, key: Key, rounds: int
 ) -> RowSpending | None:
-    """What a run with private rows will spend; None if it does not want to know.
+    """What a run with private rows will spend; None if it has no delta.
 
     The arguments are those of :func:`rookery.runner.accountant.spending`.
     """

@@ -87,7 +87,7 @@ class SearchPlan:
     Attributes:
         seeds: of the search; a setting counts by its mean over them.
         confirm: further seeds, of the best few settings alone.
-        trials: how many settings of a range are begun; None is 27. A grid is run whole.
+        trials: how many settings of a range are begun; None means 27. A grid is run whole.
         extend: how often a choice at the end of its range or grid widens it; a grid of lists is
             never widened.
         sampler: which settings of a range are tried: ``halton`` spreads them evenly, ``optuna``

@@ -166,7 +166,7 @@ def tune(
         rounds: number of rounds of each run.
         seeds: seeds to average over.
         confirm: further seeds, with which the three best settings run before one is chosen.
-        trials: how many settings of a range are begun; None is 27.
+        trials: how many settings of a range are begun; None means 27.
         extend: how often a choice at the end of its range or grid widens it: a range by a decade, a
             grid by the ratio of its last two values; a grid of lists is never widened.
         sampler: for ranges: ``halton`` spreads the settings evenly, ``optuna`` proposes them from

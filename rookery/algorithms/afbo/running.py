@@ -55,7 +55,7 @@ class RunningAdjoint(eqx.Module):
     It costs no exchange of its own, and its limit is exact.
 
     Args:
-        lr: step rule of v; None is the rule of y.
+        lr: step rule of v; None means the rule of y.
 
     >>> import rookery as rk
     >>> rk.AFBO().aphe == rk.parts.RunningAdjoint()

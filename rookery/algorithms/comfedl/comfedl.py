@@ -119,7 +119,7 @@ class ComFedL(SampledAlgorithm):
             with a gamma only. NormalisedWeights if not given.
         hessian: how the Hessian is treated, on Meta problems only; :class:`ExactHessian` if not
             given.
-        outer_batch_size: b_1, rows of the outer function per local step; None is ``batch_size``.
+        outer_batch_size: b_1, rows of the outer function per local step; None means ``batch_size``.
         shared_batch: whether one batch serves both functions, as in the paper's special version.
             It is exact for an outer function that does not depend on examples, and biased for
             others. Both functions must then use the same split.

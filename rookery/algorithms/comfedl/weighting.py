@@ -49,7 +49,7 @@ class AbstractWeighting(eqx.Module):
     """A way to weigh clients by their losses.
 
     Attributes:
-        batch_size: rows per loss of a level; None is all.
+        batch_size: rows per loss of a level; None means all.
     """
 
     batch_size: eqx.AbstractVar[int | None]
@@ -148,7 +148,7 @@ class ShiftedWeights(AbstractWeighting):
     50
 
     Args:
-        batch_size: rows per loss of a level; None is all.
+        batch_size: rows per loss of a level; None means all.
     """
 
     _: KW_ONLY
@@ -204,7 +204,7 @@ class NormalisedWeights(AbstractWeighting):
         stale_scalar: use the level of the round before, which its cohort sends along with its
             models, instead of an exchange of its own; only the first round has that exchange. All
             weights of a round are then off by a common factor.
-        batch_size: rows per loss of a level; None is all.
+        batch_size: rows per loss of a level; None means all.
         max_weight: the largest weight, to which larger ones are clipped; None clips nothing, and
             then small batches can make values overflow (see the top of this file). The number of
             clients in a cohort is a good choice.

@@ -28,7 +28,7 @@ one per client of A and sends D down; with ``fresh=False`` there are K per clien
 Departures from the paper: means over clients, not sums; one sample serves both points of a
 difference; ρ = 1 and K = 1 in round 0 only; the random output is uniform over the iterates that
 exist; the first local step is along h and needs no evaluation; the maps of bilevel problems and
-compositions are mended (:mod:`rookery.algorithms.shared.views`). With several clients in B their
+compositions are corrected (:mod:`rookery.algorithms.shared.views`). With several clients in B their
 iterates are averaged, as in the paper's experiments; its theorem has one.
 """
 

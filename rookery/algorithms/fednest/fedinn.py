@@ -168,7 +168,7 @@ class FedInn(AbstractLocalPart, AbstractInner):
     Args:
         lr: β, the rule of every local step, or a size for the whole call (:class:`PerCall`).
         local_steps: τ, one number or one per client.
-        anchor_batch: rows of the gradient q; None is all.
+        anchor_batch: rows of the gradient q; None means all.
         dealt: whether a client deals its rows into batches once a call and takes them in turn,
             instead of drawing new rows in every local step. Then its gradient at y is computed
             once for each batch, and their mean is its share of q: about half of the work. With

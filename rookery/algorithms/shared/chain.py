@@ -34,7 +34,7 @@ def forward(
         problem: the composition.
         draws: one for each layer but the last.
         x: the start.
-        batch_size: rows per client; None is all.
+        batch_size: rows per client; None means all.
         follow: what z_{n+1} is, from n and the value of layer n; the value itself if not given.
     """
     points = [fed.cache(x)]

@@ -18,7 +18,7 @@ class Context(eqx.Module):
         fed: the federation.
         problem: the problem.
         clients: the rule that draws a cohort.
-        batch_size: rows per evaluation on a client; None is all its rows.
+        batch_size: rows per evaluation on a client; None means all its rows.
     """
 
     fed: AbstractFederation

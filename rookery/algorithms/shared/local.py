@@ -49,7 +49,7 @@ class LocalPlan(eqx.Module):
 
     Attributes:
         problem: the problem.
-        batch_size: rows per evaluation; None is all of a client's rows.
+        batch_size: rows per evaluation; None means all of a client's rows.
         lr: the rule of every step.
         steps: how many, one number or one per client.
     """
