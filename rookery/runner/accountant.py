@@ -223,7 +223,7 @@ def accounting() -> DPObject:
 def spending(
     program: Program, algorithm: Private, state: Tree, key: Key, rounds: int
 ) -> Spending | None:
-    """What a private run will spend; None if it has no delta.
+    """What a private run will spend; None if it has no delta or clips nothing.
 
     Args:
         program: what is run; of the rows only the shapes are used.

@@ -144,7 +144,7 @@ def rounded_down(numbers: np.ndarray, most: int) -> np.ndarray:
 def row_spending(
     program: Program, algorithm: RowPrivate, state: Tree, key: Key, rounds: int
 ) -> RowSpending | None:
-    """What a run with private rows will spend; None if it has no delta.
+    """What a run with private rows will spend; None if it has no delta or clips nothing.
 
     The arguments are those of :func:`rookery.runner.accountant.spending`.
     """
