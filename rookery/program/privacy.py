@@ -346,7 +346,7 @@ class PrivateFederation(AbstractWrapped):
                     "Distributed noise cannot be used with compressed uploads: the decoded upload "
                     "would not have the noise that the client added. Use noise at the server."
                 )
-            mean, within = self._mean_of_noised(placed, around, release)
+            mean, within = self._mean_of_noised_uploads(placed, around, release)
         else:
             mean, within = self._noised_mean(placed, decode, around, release)
         self.bounds = clip.renewed(self.bounds, scale, within)
@@ -406,7 +406,7 @@ class PrivateFederation(AbstractWrapped):
         how = {"by_block": self._rule.clip.by_block, "around": shape}
         return self.fed.map(step, placed, numbers, *sent, key=key, **how)
 
-    def _mean_of_noised(
+    def _mean_of_noised_uploads(
         self, placed: Placed, around: Around, release: _Release
     ) -> tuple[Tree, jax.Array]:
         """The mean of uploads that clients have clipped and noised, and the fraction within."""
