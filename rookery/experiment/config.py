@@ -158,7 +158,7 @@ class Experiment:
         return digest(curves, trial_run(self.run, self.tune or {}))
 
     def in_precision(self) -> AbstractContextManager:
-        """A context in which floating-point numbers are as the experiment wants them."""
+        """A context in which floating-point numbers have the precision of the experiment."""
         return jax.enable_x64(self.run.get("precision", "float32") == "float64")
 
     @property

@@ -111,7 +111,7 @@ class FedMSA(AbstractOnView):
             they gain less from ρ than h does.
         momentum_batch: rows per evaluation for the direction, None for all; ``"same"`` is
             ``batch_size``, which is then that of the local steps alone.
-        first_batch: rows per evaluation in round 0; the theorem wants K times the number of rounds.
+        first_batch: rows per evaluation in round 0; the theorem needs K times the number of rounds.
         fresh: whether every local step draws rows of its own, as in the paper. If not, one sample
             serves the local steps of a client in a round. Then s_i(w^{k-1}) is known from the step
             before, and K evaluations take the place of 2 (K - 1). With full batches both are equal.
