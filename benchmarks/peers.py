@@ -3,7 +3,7 @@
 100 clients of 300 rows, 10 per round, 10 local steps of batch 32, with the MLP 784-200-10 and with
 a small CNN. Every program of ``benchmarks/peers/`` has a process and an environment of its own.
 They start from the same weights, and their losses after the first rounds agree. They take turns,
-each with so many rounds that a turn lasts a second or more. Medians over the turns count, in CPU
+each with enough rounds that a turn lasts a second or more. Medians over the turns count, in CPU
 seconds of the process and its children and in wall seconds on all cores. The first round, with
 compilation or the start of a cluster, is stated apart; compiled programs are not kept on disk.
 

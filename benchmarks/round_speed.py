@@ -19,7 +19,7 @@ steps, hops and exchanges.
     FedMSA                  the same network and rows; the direction from all rows of all clients,
                             12 local steps of batch 64
 
-"As in the paper" draws rows anew wherever the papers do. "With settings" takes ``prepare`` of the
+"As in the paper" draws new rows wherever the papers do. "With settings" takes ``prepare`` of the
 problem (features once, where only the head moves), ``dealt`` batches, ``fresh=False``, for FedMSA
 ``renewal=None``, and a ``clients_at_once`` of the engine. They keep the numbers of steps and rows
 in a batch, and evaluate fewer rows: the notes have both counts.

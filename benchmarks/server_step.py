@@ -49,9 +49,9 @@ class Anarchic(rk.AbstractAlgorithm):
     def round(self, fed, problem, state, key):
         """Wait for some gradients."""
         rules, settings = rk.program.PollRules(wait_for=ARRIVALS), {"problem": problem}
-        news = fed.poll(state.jobs, gradient, state.y, rules=rules, key=key, settings=settings)
-        g = state.g + news.change
-        return State(state.y - self.lr * g, g, news.jobs)
+        result = fed.poll(state.jobs, gradient, state.y, rules=rules, key=key, settings=settings)
+        g = state.g + result.change
+        return State(state.y - self.lr * g, g, result.jobs)
 
     def solution(self, state):
         """The model."""
@@ -99,7 +99,7 @@ def make_population(n_clients: int) -> rk.Population:
 
 
 def make_ready(n_clients: int):
-    """A compiled call that goes on from a state by so many server steps, and a state under way."""
+    """A compiled call that takes a number of server steps from a state, and such a state."""
     population, algorithm = make_population(n_clients), Anarchic()
     clock = rk.delays.Clock(rk.delays.LogNormalDelay(0.03))
 
@@ -117,9 +117,9 @@ def make_ready(n_clients: int):
 def seconds_of(call, n: int) -> tuple[float, float]:
     """CPU seconds of a call of n steps, and messages per step."""
     began = time.process_time()
-    _, books, _ = jax.block_until_ready(call(n))
+    _, costs, _ = jax.block_until_ready(call(n))
     took = time.process_time() - began
-    return took, sum(ledger.messages for ledger in ledgers(books)[:n]) / 2 / n
+    return took, sum(ledger.messages for ledger in ledgers(costs)[:n]) / 2 / n
 
 
 def rows() -> list[Row]:

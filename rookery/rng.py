@@ -4,7 +4,7 @@
 dozens of draws that is a third of the compile time.
 
 JAX writes its generator, Threefry, as a loop of its own wherever a key is split or used, and XLA
-compiles every one of these loops anew. :func:`quick` gives a key with the same bits whose
+compiles every one of these loops again. :func:`quick` gives a key with the same bits whose
 generator is a function that XLA does not inline, and so generates code for once.
 """
 

@@ -6,7 +6,7 @@ and :class:`rookery.loss.Batch`.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -40,12 +40,12 @@ class Deal(NamedTuple):
     Attributes:
         batches: how many; the same number for all clients.
         sample: a handle of batch b.
-        share: how much of all rows batch b has; all shares sum to one.
+        fraction: of all rows that batch b has; all fractions sum to one.
     """
 
     batches: int
     sample: Callable[[Count], Sample]
-    share: Callable[[Count], Float[Array, ""]]
+    fraction: Callable[[Count], Float[Array, ""]]
 
 
 class Charge(Protocol):
@@ -69,7 +69,7 @@ def rows_per_draw(batch_size: BatchSize, split: str) -> int | None:
     if split not in batch_size:
         raise ValueError(
             f"batch_size has no number for the split {split!r}, got {dict(batch_size)}. Give one "
-            "for each split that the problem reads; None is all rows."
+            "for each split that the problem reads; None means all rows."
         )
     return batch_size[split]
 
@@ -101,7 +101,24 @@ def gathered_row_shape(rows: Gather) -> Tree:
     return first_row_shape(jax.eval_shape(rows, jax.ShapeDtypeStruct((1,), jnp.int32)))
 
 
-class DrawnPairs:
+class _NotOfRows:
+    """A sample of pairs or of a batch, of which neither can be made again."""
+
+    examples: ClassVar[str]
+
+    def pairs(self) -> Sample:
+        """Refused."""
+        raise self._refusal()
+
+    def batch(self) -> Sample:
+        """Refused."""
+        raise self._refusal()
+
+    def _refusal(self) -> TypeError:
+        return TypeError(f"this sample is of {self.examples} already, not of rows.")
+
+
+class DrawnPairs(_NotOfRows):
     """Pairs drawn uniformly with replacement; all of them, each once, if there are no more.
 
     Args:
@@ -111,6 +128,8 @@ class DrawnPairs:
         key: of the draw.
         charge: how evaluations are billed.
     """
+
+    examples: ClassVar[str] = "pairs"
 
     def __init__(self, rows: Gather, count: Int[Array, ""], size: int, key: Key, charge: Charge):
         partners = jnp.maximum(count - 1, 1)
@@ -137,14 +156,6 @@ class DrawnPairs:
         numbers = jnp.arange(self._size, dtype=jnp.uint32)
         return fn(self._pairs, self._weights, keys_for(self._key, PAIR_KEYS, numbers))
 
-    def pairs(self) -> Sample:
-        """Refused."""
-        raise _made_already("pairs")
-
-    def batch(self) -> Sample:
-        """Refused."""
-        raise _made_already("pairs")
-
     def row_shape(self) -> Tree:
         """Of a pair."""
         return first_row_shape(self._pairs)
@@ -154,7 +165,7 @@ class DrawnPairs:
         self._charge(self._number, 2 * gradients, 2 * hessian_vectors, most=self._size)
 
 
-class AllPairs:
+class AllPairs(_NotOfRows):
     """All pairs of different rows, tile by tile, so that memory stays bounded.
 
     Args:
@@ -164,6 +175,8 @@ class AllPairs:
         key: of the draw; None if there is none, and then losses get no keys.
         charge: how evaluations are billed.
     """
+
+    examples: ClassVar[str] = "pairs"
 
     def __init__(
         self,
@@ -192,14 +205,6 @@ class AllPairs:
         return self._sum(
             lambda pairs, weights, numbers: fn(pairs, weights, keys_for(key, PAIR_KEYS, numbers))
         )
-
-    def pairs(self) -> Sample:
-        """Refused."""
-        raise _made_already("pairs")
-
-    def batch(self) -> Sample:
-        """Refused."""
-        raise _made_already("pairs")
 
     def row_shape(self) -> Tree:
         """Of a pair."""
@@ -241,7 +246,7 @@ class AllPairs:
         return Pair(self._rows(first), self._rows(second)), weights, number.astype(jnp.uint32)
 
 
-class OneBatch:
+class OneBatch(_NotOfRows):
     """All rows of a sample together, as one example.
 
     Args:
@@ -249,6 +254,8 @@ class OneBatch:
         key: of the draw; None if there is none, and then losses get no key.
         charge: how one evaluation on all rows is billed.
     """
+
+    examples: ClassVar[str] = "a batch"
 
     def __init__(self, batch: Batch, key: Key | None, charge: Callable[[int, int], None]):
         self._batch = jax.tree.map(lambda a: jnp.asarray(a)[None], batch)
@@ -262,14 +269,6 @@ class OneBatch:
         """The same with one key."""
         key = keys_for(need_key(self._key), BATCH_KEYS, jnp.zeros(1, jnp.uint32))
         return fn(self._batch, jnp.ones(1), key)
-
-    def pairs(self) -> Sample:
-        """Refused."""
-        raise _made_already("a batch")
-
-    def batch(self) -> Sample:
-        """Refused."""
-        raise _made_already("a batch")
 
     def row_shape(self) -> Tree:
         """Of the batch."""
@@ -298,7 +297,3 @@ def need_key(key: Key | None) -> Key:
             "Rows(rows, key=jax.random.key(0)), or use a loss without randomness."
         )
     return key
-
-
-def _made_already(what: str) -> TypeError:
-    return TypeError(f"this sample is of {what} already, not of rows.")

@@ -1,7 +1,7 @@
 """Types that several packages share: trees, keys, losses, samples and problems."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float, PyTree
@@ -26,6 +26,13 @@ BatchSize = int | None | Mapping[str, int | None]
 
 Loss = Callable[..., Scalar]
 """A scalar loss of the problem's variables and, last, of one example."""
+
+
+AnyProblem = Any
+"""A problem of the class that an algorithm or a part asks for: subclasses narrow it."""
+
+Converted = Any
+"""What a field converter returns: its annotation would be the type of the field."""
 
 
 @runtime_checkable

@@ -148,7 +148,7 @@ def test_a_table_names_a_private_algorithm(tmp_path):
 [algorithm]
 name = "Private"
 clip = { name = "QuantileClip", start = { name = "Clip", inner = 1.0, outer = 0.5 }, noise = 5.0 }
-noise = { name = "Shares", multiplier = 2.0 }
+noise = { name = "Distributed", multiplier = 2.0 }
 algorithm = { name = "FedNest", outer_lr = 0.01, inner_lr = 0.02, clients = 3 }
 
 [run]

@@ -13,7 +13,9 @@ ROOT = Path(__file__).parent.parent
 SITE = [p for at in ("", "guide/", "papers/", "tutorials/") for p in ROOT.glob(f"docs/{at}*.md")]
 PAGES = [*ROOT.glob("*.md"), *SITE, *ROOT.glob("e*/**/*.md")]
 DOCS = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
-SOURCES = [p for room in ("rookery", "tests", "benchmarks") for p in (ROOT / room).rglob("*.py")]
+SOURCES = [
+    p for folder in ("rookery", "tests", "benchmarks") for p in (ROOT / folder).rglob("*.py")
+]
 PROSE = {
     "heartbeat_timeout_seconds",  # of jax.distributed
     "fedgrad",

@@ -1,7 +1,7 @@
 """FedAvg with apple's pfl and PyTorch.
 
 A pass over a client's rows must not end before the local steps do, so the first rows come twice.
-pfl cuts a client's rows into batches once and keeps them; the other programs draw them anew.
+pfl cuts a client's rows into batches once and keeps them; the other programs draw new ones.
 """
 
 import math

@@ -99,7 +99,7 @@ def on_docstring(app, what, name, thing, options, lines: list[str]) -> None:
 
 
 def on_signature(app, what, name, thing, options, signature, returns):
-    """A default that is made anew for each object is shown by the name of its class."""
+    """A default that is made for each object is shown by the name of its class."""
     if not signature or "<factory>" not in signature or not dataclasses.is_dataclass(thing):
         return None
     for each in dataclasses.fields(thing):

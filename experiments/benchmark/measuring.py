@@ -23,7 +23,7 @@ from rookery.program.algorithm import numbers_to_arrays
 from rookery.program.delays import Clock, Compute, LogNormalDelay, Stragglers
 from rookery.runner.results import Results
 from rookery.runner.run_state import Result
-from rookery.runner.search import Plan, Setting, at_ends, chosen, search
+from rookery.runner.search import SearchPlan, Setting, at_ends, chosen, search
 from rookery.tasks.task import Task
 
 
@@ -152,7 +152,7 @@ class Measurement:
         """The choice of step sizes and how it came about."""
         size = self.size
         space = self.entrant.grid(self.kind.centres, size.grid)
-        plan = Plan(seeds=(size.tuning_seed,), extend=size.extensions)
+        plan = SearchPlan(seeds=(size.tuning_seed,), extend=size.extensions)
         found = search(space, "max", self._tried, plan)
         best = chosen(found.trials, "max")
         setting = None if best is None else best.setting

@@ -10,7 +10,7 @@ from experiments.benchmark import scoring
 from experiments.benchmark.scoring import COST, Line
 from rookery.report.page import filled, template
 from rookery.report.statistics import interval
-from rookery.runner.history import replace_file
+from rookery.runner.atomic_file import replace_file
 
 TITLE = "Benchmark of federated nested optimisation"
 FACTORS = [round(2 ** (k / 4), 3) for k in range(17)]

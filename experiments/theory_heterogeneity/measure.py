@@ -6,7 +6,7 @@ one times a number between 1 - 0.9 tau and 1 + 0.9 tau. Every algorithm takes th
 one grid at each level. Writes heterogeneity.json and heterogeneity.png beside itself:
 
     python experiments/theory_heterogeneity/measure.py            # all three algorithms
-    python experiments/theory_heterogeneity/measure.py FedMBO     # one anew, the others as they are
+    python experiments/theory_heterogeneity/measure.py FedMBO     # one again, others as they are
 """
 
 import itertools

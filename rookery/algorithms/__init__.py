@@ -180,4 +180,4 @@ GROUPED = (
     "ShroFBO",
     "SimFBO",
 )
-"""Algorithms that are imported from here; the top level of rookery has not room for all."""
+"""Algorithms that are imported from here; the top level of rookery has the most used alone."""

@@ -78,7 +78,7 @@ class AbstractAFA(PolledAlgorithm):
             only decides where the gradients of a job are taken.
         server_lr: η, the step rule of the server.
         local_steps: K_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.
-        staleness: the largest staleness of a result, in steps of the server; None is no bound.
+        staleness: the largest staleness of a result, in steps of the server; None means no bound.
     """
 
     projects: ClassVar[bool] = True
@@ -136,7 +136,7 @@ class AFACS(AbstractAFA):
     10
 
     Args:
-        first_wait_for: how many results the server waits for before its first step; None is one
+        first_wait_for: how many results the server waits for before its first step; None means one
             from every client. A result that has not arrived by then counts as zero.
     """
 

@@ -4,7 +4,7 @@ M. Mohri, G. Sivek, A. T. Suresh. Agnostic federated learning. ICML 2019, arXiv:
 
     paper       code            meaning
     w           w               the model
-    λ           shares          weights of the clients in the simplex
+    λ           probabilities   weights of the clients in the simplex
     γ_w, γ_λ    lr, ascent_lr   step rule of w, and step size of λ
     L_k         losses          the clients' losses
 
@@ -57,7 +57,7 @@ class AgnosticFL(AbstractRobustModel):
         self, fed: AbstractFederation, problem: SingleLevel, state: RobustState, key: Key
     ) -> RobustState:
         """One exchange."""
-        lam = state.shares.values
+        lam = state.probabilities.values
         everyone = fed.sample(Everyone(), key)
         w = fed.broadcast(everyone, state.w)  # ------------------------------ down  w
         both = fed.map(loss_and_gradient, w, key=key, problem=problem, algorithm=self)

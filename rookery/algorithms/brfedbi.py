@@ -20,7 +20,7 @@ as a digest): a sampled cohort may have a Byzantine majority, all clients togeth
     then        u = u - η AGG(d_i)
 
 Without a robust rule and an estimator it is SOBA. A robust rule is biased where honest clients
-differ, also when nobody attacks: a median then ends elsewhere than the mean.
+differ, also without an attack: a median then ends elsewhere than the mean.
 
 Cost of a round: 1 exchange, all three variables down and up. Clients keep d_i, and u_i for PAGE.
 """
@@ -100,7 +100,7 @@ class BRFedBi(AbstractBilevelSteps):
         return self.page is not None or self.momentum != 0
 
     def init(self, problem: Bilevel, x: Tree, y: Tree) -> BRFedBiState:
-        """The given variables, and v = 0; nobody has sent anything."""
+        """The given variables, and v = 0; no client has sent anything."""
         blocks = x, y, tree.zeros_like(y)
         zero = tree.zeros_like(blocks)
         at = blocks if self.page is not None else ()

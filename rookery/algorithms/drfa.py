@@ -5,7 +5,7 @@ arXiv:2102.12660.
 
     paper   code            meaning
     w       w               the model
-    λ       shares          weights of the clients, in the simplex; they grow where losses are large
+    λ       probabilities   weights of the clients, in the simplex; they grow where losses are large
     η, γ    lr, ascent_lr   rule of the local steps of w, and step size of λ
     τ       local_steps     local steps between two averages
     t'      at              the local step whose iterate the losses are taken at, uniform on 1 .. τ
@@ -61,8 +61,8 @@ class DRFA(AbstractRobustModel):
             drawn with replacement, so they cannot keep its state.
         ascent_lr: γ, a number or a schedule such as :class:`Decay`; a step of λ has size τ γ.
         local_steps: τ, the same for all clients.
-        clients: m, how many are drawn in each exchange; None is as many as there are.
-        loss_batch_size: rows that a loss is taken on; None is all.
+        clients: m, how many are drawn in each exchange; None means as many as there are.
+        loss_batch_size: rows that a loss is taken on; None means all.
         floor: the least λ_i before λ is divided by its sum, which can leave it a little below; less
             than one over the number of clients.
     """
@@ -103,7 +103,7 @@ class DRFA(AbstractRobustModel):
         who, at_key, local_key, others, loss_key = jax.random.split(key, 5)
         settings = {"problem": problem, "algorithm": self}
         m, N, tau = self.clients or fed.n_clients, fed.n_clients, self.local_steps
-        lam = state.shares.values
+        lam = state.probabilities.values
 
         drawn = fed.sample(Weighted(m), who, lam)
         t = below(at_key, (), tau) + 1

@@ -25,9 +25,9 @@ of ν then shrinks by 1 - c α_t² in every step, and the drift of I local steps
 depend on c. One local step is exact; with c α² = 1 both algorithms are the same.
 
 Cost of a round: 1 exchange, x down and up, with FedBiOAccLocal ν as well. That needs all clients in
-every round: who was away would bring a difference that is not of the ν that it is added to. It
-evaluates every map twice in a local step, and once more at the start of round 0. FedBiOLocal's mean
-of x over a sampled cohort is normalised by the sum of its weights.
+every round: the difference of a client that missed a round would be added to another ν than it was
+taken from. It evaluates every map twice in a local step, and once more at the start of round 0.
+FedBiOLocal's mean of x over a sampled cohort is normalised by the sum of its weights.
 """
 
 from dataclasses import KW_ONLY
@@ -104,7 +104,7 @@ class FedBiOAccLocal(AbstractFedBiOLocal):
 
     Args:
         estimator: :class:`STORM` with α_t and c.
-        first_batch: rows per client for the first estimates; None is all rows.
+        first_batch: rows per client for the first estimates; None means all rows.
 
     >>> FedBiOAccLocal(outer_lr=0.05, inner_lr=0.1, estimator=STORM(0.5), local_steps=5).name
     'FedBiOAccLocal'

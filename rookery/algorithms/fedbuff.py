@@ -61,7 +61,7 @@ class FedBuff(AbstractAsyncModel):
         server_lr: η_g, the step rule of the server, for which minus the mean of the buffer is the
             gradient.
         discount: the power in s(τ); a half is the paper's, 0 counts all results alike.
-        staleness: the largest staleness of a result, in steps of the server; None is no bound.
+        staleness: the largest staleness of a result, in steps of the server; None means no bound.
     """
 
     projects: ClassVar[bool] = True

@@ -99,15 +99,15 @@ class FedDyn(SampledAlgorithm):
         at = fed.broadcast(cohort, state.w), fed.recall(cohort, state.own)  # down  w
         settings = {"problem": problem, "algorithm": self, "round": fed.round}
         moved, g_i = fed.map(regularised_steps, *at, key=local_key, **settings)
-        share = fed.weight_of(cohort)
+        weight = fed.weight_of(cohort)
         if fed.is_robust:
             # h adds up the moves, and so what a client that lies moves the rule by: send g_i too
             both = Placed(cohort, (moved.value, g_i.value), is_stacked=True)
             mean, g = fed.mean(both)  # -------------------------------------- up    w_i - w, g_i
-            h = tree.axpy(share, tree.sub(g, state.h), state.h)
+            h = tree.axpy(weight, tree.sub(g, state.h), state.h)
         else:
             mean = fed.mean(moved)  # ---------------------------------------- up    w_i - w
-            h = tree.axpy(-self.alpha * share, mean, state.h)
+            h = tree.axpy(-self.alpha * weight, mean, state.h)
         w = tree.axpy(-1 / self.alpha, h, tree.add(state.w, mean))
         return FedDynState(projected(problem, "w", w), h, fed.keep(state.own, g_i))
 

@@ -1,4 +1,4 @@
-"""Procedures that algorithms are put together from, for any combination of one's own."""
+"""Procedures that algorithms are built from, to be combined freely."""
 
 from rookery.algorithms.adbo.admm import ADMM as ADMM
 from rookery.algorithms.afbo.aphe import APHEPaper as APHEPaper

@@ -25,7 +25,7 @@ the variates are those of the mixtures (α_i h_i in the paper's letters).
 """
 
 from dataclasses import KW_ONLY
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -47,7 +47,7 @@ from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import BatchedAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import Memory
-from rookery.types import Count, Key, Tree
+from rookery.types import Converted, Count, Key, Tree
 
 Alpha = float | tuple[float, ...]
 """One number for all clients, or one per client."""
@@ -60,7 +60,7 @@ class ScafflixState(NamedTuple):
     own: Memory
 
 
-def alphas(value: object) -> Any:  # of the type of the field that it converts
+def alphas(value: object) -> Converted:
     """Field converter: whole numbers become floats, and a list a tuple."""
     return tuple(map(number, value)) if isinstance(value, list | tuple) else number(value)
 

@@ -1,4 +1,4 @@
-"""Scaffnew: gradient steps of all clients, which communicate only now and then, at random.
+"""Scaffnew: gradient steps of all clients, which communicate rarely, at random.
 
 K. Mishchenko, G. Malinovsky, S. Stich, P. Richtárik. ProxSkip: yes! Local gradient steps provably
 lead to communication acceleration! Finally! ICML 2022, arXiv:2202.09357.

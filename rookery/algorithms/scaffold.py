@@ -31,7 +31,7 @@ weight: a sum of changes would add up, round by round, what a Byzantine client m
 
 import abc
 from dataclasses import KW_ONLY
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -55,7 +55,7 @@ from rookery.problem.splits import AbstractOneLoss
 from rookery.program.algorithm import SampledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client, Placed
 from rookery.program.memory import Memory, check_rule
-from rookery.types import Count, Key, Sample, Tree
+from rookery.types import AnyProblem, Count, Key, Sample, Tree
 
 
 class ScaffoldState(NamedTuple):
@@ -106,7 +106,7 @@ class AbstractScaffold(SampledAlgorithm):
         """The local step size of each block."""
 
     @abc.abstractmethod
-    def field(self, problem: Any, blocks: Blocks, sample: Sample) -> Blocks:  # of class ``kind``
+    def field(self, problem: AnyProblem, blocks: Blocks, sample: Sample) -> Blocks:
         """What a step of size one subtracts from the blocks."""
 
     def __check_init__(self):
@@ -155,12 +155,12 @@ class AbstractScaffold(SampledAlgorithm):
             changes = Placed(cohort, (first.value, c_i.value), is_stacked=True)
         moved, turned = fed.mean(changes)  # --------------------------------- up    changes of both
         turned = tree.sub(turned, state.c) if fed.is_robust else turned
-        share = fed.weight_of(cohort)
+        weight = fed.weight_of(cohort)
         back = tree.scale(-1, moved)
         blocks, opt = move(self.server_lr, back, state.opt, state.blocks, fed.round)
         return state._replace(
             blocks=blocks,
-            c=tree.axpy(share, turned, state.c),
+            c=tree.axpy(weight, turned, state.c),
             own=fed.keep(state.own, c_i),
             opt=opt,
         )

@@ -86,13 +86,13 @@ class SCGD(AbstractCompositional):
         """The values from the first layer to the last, then the product from the last back."""
         N, share = len(problem.layers) - 1, size_of(self.inner_lr, fed.round)
         pairs = [jax.random.split(k) for k in jax.random.split(key, 2 * N + 1)]
-        turns = [(fed.sample(self.clients, who), sample_key) for who, sample_key in pairs]
+        draws = [(fed.sample(self.clients, who), sample_key) for who, sample_key in pairs]
 
         def follow(n, value):
             return mixed(share, value, state.z[n])
 
-        z = forward(fed, problem, turns[:N], state.x, self.batch_size, follow)
-        g = backward(fed, problem, turns[N:], z, self.batch_size)[0]
+        z = forward(fed, problem, draws[:N], state.x, self.batch_size, follow)
+        g = backward(fed, problem, draws[N:], z, self.batch_size)[0]
         x, opt = move(self.outer_lr, g, state.opt, state.x, fed.round)
         x = projected(problem, "x", x)
         return TrackedState(x, tuple(value.value for value in z[1:]), opt)

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 from rookery import tree
 from rookery.algorithms.shared import local
-from rookery.algorithms.shared.auto import Sent
+from rookery.algorithms.shared.auto import ServerOpts
 from rookery.algorithms.shared.blocks import Radius, check_radius, descend
 from rookery.algorithms.shared.local_blocks import (
     AbstractLocalBlocks,
@@ -138,7 +138,7 @@ class SimFBO(AbstractLocalBlocks):
         rules = self.server_rules(len(u))
         mean = tree.scale(1 / local.most_steps(self.local_steps), q)  # of a local step
         if self.server_lr is None:
-            assert isinstance(own, Sent), "checked at construction"
+            assert isinstance(own, ServerOpts), "checked at construction"
             new, opts = descend(rules, mean, own.message(), u, fed.round, radius)[0], ()
         else:
             new, opts = descend(rules, q, state.opts, u, fed.round, radius)

@@ -22,7 +22,7 @@ def run_demo(out: Path, rounds: int | None, data: Path | None, console: Console)
 
     Args:
         out: folder for the runs and the pages, with a folder for each experiment.
-        rounds: the most rounds of a run; None is what the files say.
+        rounds: the most rounds of a run; None means what the files say.
         data: folder with data files, or None.
         console: where to print.
     """

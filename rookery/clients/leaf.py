@@ -11,7 +11,6 @@ import json
 import string
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -26,7 +25,7 @@ VOCABULARY = tuple(
 )  # fmt: skip
 """The 80 characters of Shakespeare, in LEAF's order: inputs and labels are their numbers."""
 
-Decode = Callable[[Sequence[Any], Sequence[Any], str], Raw]
+Decode = Callable[[Sequence[object], Sequence[object], str], Raw]
 """From the lists ``x`` and ``y`` of a user, and what errors call the user, to arrays."""
 
 
@@ -58,7 +57,7 @@ def _read(files: list[Path], decode: Decode) -> Rows:
     )
 
 
-def _users(file: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
+def _users(file: Path) -> Iterator[tuple[str, list[object], list[object]]]:
     """The users of a file with their inputs and labels, checked to be complete."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -90,7 +89,7 @@ def _size(entries: object) -> int | str:
     return len(entries) if isinstance(entries, list) else "no list"
 
 
-def _images(x: Sequence[Any], y: Sequence[Any], where: str) -> Raw:
+def _images(x: Sequence[object], y: Sequence[object], where: str) -> Raw:
     images, labels = np.asarray(x, np.float32), np.asarray(y)
     if images.shape[1:] != (784,) or images.min() < 0 or images.max() > 1:
         raise ValueError(
@@ -106,22 +105,25 @@ def _check_labels(labels: np.ndarray, n: int, where: str) -> None:
         raise ValueError(f"{where}: labels must be whole numbers from 0 to {n - 1}, got {labels}.")
 
 
-def _windows(x: Sequence[Any], y: Sequence[Any], where: str) -> Raw:
+def _windows(x: Sequence[object], y: Sequence[object], where: str) -> Raw:
     return _tokens(x, where), _tokens(y, where, length=1)[:, 0]
 
 
-def _tokens(texts: Sequence[Any], where: str, length: int | None = None) -> Int[np.ndarray, "_ _"]:
+def _tokens(
+    texts: Sequence[object], where: str, length: int | None = None
+) -> Int[np.ndarray, "_ _"]:
     """Numbers of characters, one row per text; all texts must have the same length."""
-    if not all(isinstance(text, str) for text in texts):
+    known = [text for text in texts if isinstance(text, str)]
+    if len(known) < len(texts):
         raise TypeError(f"{where}: x and y must be lists of text.")
-    lengths = {len(text) for text in texts}
+    lengths = {len(text) for text in known}
     if len(lengths) > 1 or length not in (None, *lengths) or 0 in lengths:
         wanted = "one length" if length is None else f"{length} character"
         raise ValueError(
             f"{where}: texts must have {wanted}, got {sorted(lengths)} characters. LEAF's windows "
             "have 80 and its labels 1; shorter text is padded with blanks on the left."
         )
-    codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+    codes = np.frombuffer("".join(known).encode("utf-32-le"), np.uint32)
     number = np.full(max(256, int(codes.max()) + 1), -1, np.int32)
     number[[ord(character) for character in VOCABULARY]] = np.arange(len(VOCABULARY))
     tokens = number[codes]

@@ -44,7 +44,7 @@ Bounds = tuple[float, float]
 """The least and the most; infinity is no bound."""
 
 RowsOf = Callable[[int], Bounds]
-"""How many rows are evaluated at a client that has so many of the split."""
+"""From the number of rows that a client has of the split to the number that is evaluated."""
 
 Fn = Callable[[Tree, Float[Array, " rows"]], Tree]
 """A function of rows and their weights."""
@@ -84,7 +84,7 @@ class Evaluations(NamedTuple):
         return self._replace(times=(self.times[0] * times[0], _product(self.times[1], times[1])))
 
     def work(self, has_rows: Bounds) -> tuple[Bounds, Bounds]:
-        """Gradients and Hessian-vector products of a client that has so many rows of the split.
+        """Gradients and Hessian-vector products of a client with this number of rows of the split.
 
         >>> Evaluations("train", lambda n: (n, n), 2, 0, (1, 3)).work((10, 10))
         ((20, 60), (0, 0))
@@ -188,11 +188,11 @@ class LocalClient:
             rows = self._rows_of(split, prepared)(jnp.minimum(position, count - 1))
             return _Dealt(charge, rows, place < count, jax.random.fold_in(key, b))
 
-        def share(b: Count) -> Float[Array, ""]:
+        def fraction(b: Count) -> Float[Array, ""]:
             size = jnp.sum(places(b) < count, dtype=jnp.int32)
             return size.astype(float) / count.astype(float)
 
-        return Deal(n, sample, share)
+        return Deal(n, sample, fraction)
 
     def most_rows(self, split: str) -> int:
         """The number of rows of the largest client, of which this one has no more."""

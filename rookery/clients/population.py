@@ -515,23 +515,25 @@ class Population(eqx.Module):
         data = jax.tree.map(lambda a: np.array(a, subok=False), self.data)
         return replace(self, data=data, digest="")
 
-    def resident(self, clients: Int[np.ndarray, " some"], room: int, row_room: int) -> "Population":
+    def resident(
+        self, clients: Int[np.ndarray, " some"], capacity: int, row_capacity: int
+    ) -> "Population":
         """All clients with the rows of some in memory; those of the others must not be read.
 
         Args:
             clients: whose rows, in ascending order.
-            room: how many clients the arrays have room for.
-            row_room: how many rows they have room for; rows beyond the clients' own are zeros.
+            capacity: how many clients the arrays have room for.
+            row_capacity: how many rows they have room for; rows beyond the clients' own are zeros.
         """
         begins, counts = (np.asarray(a)[:, clients] for a in (self.offsets, self.counts))
         pieces = begins.T.ravel(), counts.T.ravel()
         ends = np.cumsum(counts.T.ravel()).reshape(counts.T.shape).T
-        here, own_counts = (np.zeros((len(self.splits), room), np.int32) for _ in range(2))
+        here, own_counts = (np.zeros((len(self.splits), capacity), np.int32) for _ in range(2))
         here[:, : clients.size], own_counts[:, : clients.size] = ends - counts, counts
         places = np.zeros(self.n_clients, np.int32)
         places[clients] = np.arange(clients.size, dtype=np.int32)
 
-        data = jax.tree.map(lambda a: read_rows(np.asanyarray(a), *pieces, row_room), self.data)
+        data = jax.tree.map(lambda a: read_rows(np.asanyarray(a), *pieces, row_capacity), self.data)
         return replace(
             self, data=data, offsets=here, counts=own_counts, places=places, digest="", names=None
         )

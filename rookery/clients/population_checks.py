@@ -53,11 +53,16 @@ def common_length(data: Tree) -> int:
                 f"the data must be arrays of numbers, got {kind} in field "
                 f"{jax.tree_util.keystr(path) or 'data'}. Encode it, as class numbers for example."
             )
-    lengths = {np.shape(a)[0] if np.ndim(a) else None for a in jax.tree.leaves(data)}
-    length = next(iter(lengths), None)
-    if len(lengths) != 1 or length is None:
+        if not np.ndim(field):
+            raise TypeError(
+                f"the data must be arrays with one row per sample, got the number {field!r} in "
+                f"field {jax.tree_util.keystr(path) or 'data'}. A list counts as a field for each "
+                "entry; make it an array with np.array(data)."
+            )
+    lengths = {np.shape(a)[0] for a in jax.tree.leaves(data)}
+    if len(lengths) != 1:
         raise ValueError(f"all fields need the same number of rows, got {lengths or 'no fields'}.")
-    return length
+    return lengths.pop()
 
 
 def no_rows(client: str, split: str) -> str:

@@ -10,7 +10,7 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +21,9 @@ from numpy.lib import format as npy
 
 from rookery.clients.pieces import ranges
 from rookery.types import Tree
+
+Json = Any
+"""Decoded JSON, whose digest was checked."""
 
 FORMAT = "rookery population, version 1"
 _DESCRIPTION = "population.json"
@@ -40,7 +43,7 @@ class Stored:
 
     data: Tree
     arrays: dict[str, np.ndarray]
-    notes: dict[str, Any]  # JSON out
+    notes: dict[str, Json]
     digest: str
 
 
@@ -119,15 +122,17 @@ def open_stored(path: Path, *, verify: bool) -> Stored:
     return Stored(data, arrays, {k: v for k, v in content.items() if k not in known}, digest)
 
 
-def read_rows(field: np.ndarray, begins: np.ndarray, sizes: np.ndarray, room: int) -> np.ndarray:
-    """Pieces of a field, one after another in memory, followed by zeros up to ``room`` rows.
+def read_rows(
+    field: np.ndarray, begins: np.ndarray, sizes: np.ndarray, capacity: int
+) -> np.ndarray:
+    """Pieces of a field, one after another in memory, followed by zeros up to ``capacity`` rows.
 
     Pieces of a mapped field are read from its file: pages that are mapped once would stay.
 
     >>> read_rows(np.arange(5) * 10, np.array([3, 0]), np.array([1, 2]), 4).tolist()
     [30, 0, 10, 0]
     """
-    rows = np.empty((room, *field.shape[1:]), field.dtype)
+    rows = np.empty((capacity, *field.shape[1:]), field.dtype)
     n_rows = int(sizes.sum())
     rows[n_rows:] = 0
     if not isinstance(field, np.memmap) or not isinstance(field.base, mmap.mmap):
@@ -198,7 +203,7 @@ class _RowFile:
         )
 
 
-def _description(path: Path) -> tuple[dict[str, Any], str]:  # JSON out
+def _description(path: Path) -> tuple[dict[str, Json], str]:
     file = path / _DESCRIPTION
     if not file.is_file():
         raise ValueError(
@@ -217,7 +222,7 @@ def _description(path: Path) -> tuple[dict[str, Any], str]:  # JSON out
     return content, digest
 
 
-def _check_file(path: Path, entry: Mapping[str, Any], *, read: bool) -> None:
+def _check_file(path: Path, entry: Mapping[str, Json], *, read: bool) -> None:
     """Raise unless a file has the shape and type, and if ``read`` the digest, that it should."""
     try:
         with path.open("rb") as file:
@@ -245,7 +250,7 @@ def _check_file(path: Path, entry: Mapping[str, Any], *, read: bool) -> None:
         )
 
 
-def _structure(data: Tree, numbers: Any) -> object:
+def _structure(data: Tree, numbers: Iterator[int]) -> object:
     """A pytree of dictionaries, lists and tuples as JSON, with a number for each array."""
     if isinstance(data, dict) and all(isinstance(key, str) for key in data):
         return {"dict": {key: _structure(data[key], numbers) for key in sorted(data)}}
@@ -259,7 +264,7 @@ def _structure(data: Tree, numbers: Any) -> object:
     )
 
 
-def _rebuilt(structure: Any, load: Any) -> Tree:
+def _rebuilt(structure: Json, load: Callable[[int], np.ndarray]) -> Tree:
     """The pytree that :func:`_structure` described."""
     if isinstance(structure, int):
         return load(structure)

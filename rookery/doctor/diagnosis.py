@@ -16,12 +16,13 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.single_level import SingleLevel
 from rookery.program.algorithm import AbstractAlgorithm, first_state
 from rookery.program.step_sizes import scale_steps
+from rookery.runner.atomic_file import replace_file
 from rookery.runner.checkpoint import load_all
 from rookery.runner.describe import describe
 from rookery.runner.documents import read_summary
 from rookery.runner.finite import not_finite_in_state
 from rookery.runner.guard import GUARD
-from rookery.runner.history import HistoryFile, replace_file, to_json
+from rookery.runner.history import HistoryFile, to_json
 from rookery.runner.run_record import read_config
 from rookery.types import Problem, Tree
 
@@ -149,7 +150,7 @@ def diagnose(
         )
     state = first_state(algorithm, problem, population.n_clients, start)
     found, notes = load_all(directory / "checkpoints", state, algorithm.solution(state))
-    factor = next((c.watched.factor for c in found if c.watched is not None), 1.0)
+    factor = next((c.guard_state.factor for c in found if c.guard_state is not None), 1.0)
     last = max((c.round for c in found), default=0)
     at_last = next((c.state for c in found if not not_finite_in_state(c.state)), state)
     own = settings_of(scale_steps(algorithm, factor), population.n_clients, last, at_last)
@@ -182,7 +183,7 @@ def _of_record(directory: Path) -> list[Verdict]:
     history, _ = HistoryFile(directory / "history.jsonl").read()
     first = best = last = math.nan
     name = ""
-    metric = GUARD.watched({}, history.rows[0]) if len(history) else None
+    metric = GUARD.deciding_metric({}, history.rows[0]) if len(history) else None
     if metric is not None:
         name, goal = metric
         scores = history[name] if goal == "max" else -history[name]

@@ -40,7 +40,7 @@ class Settings:
 
     @property
     def is_warm(self) -> bool:
-        """Whether the series goes on from round to round, so that its length is no truncation."""
+        """Whether the series continues from round to round, so that its length is no truncation."""
         return isinstance(self.series, WarmSeries)
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rookery.doctor.settings_of import Settings
 from rookery.doctor.vitals import SAFETY, Vitals
+from rookery.runner.documents import Json
 
 UNSTABLE = 2.0
 """η L: gradient steps on a quadratic of curvature L diverge from here on."""
@@ -57,7 +57,7 @@ def verdicts_of(vitals: Vitals, settings: Settings) -> list[Verdict]:
 
 
 def verdicts_of_record(
-    summary: Mapping[str, Any], first: float, best: float, last: float, metric: str
+    summary: Mapping[str, Json], first: float, best: float, last: float, metric: str
 ) -> list[Verdict]:
     """What the summary and the metric of a run say; the metric turned such that more is better."""
     found = []

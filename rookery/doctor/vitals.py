@@ -1,7 +1,7 @@
 """Measures a problem at a point of a run: curvature, series, noise, drift.
 
 Everything is computed on the clients' own rows, as far as they are here; nothing is added to the
-rounds. Vectors are those of the run, so a figure tells of this run and not of the worst case.
+rounds. Vectors are those of the run, so a figure describes this run and not the worst case.
 """
 
 from collections.abc import Callable
@@ -244,7 +244,7 @@ def measure(
             given = settings.series.lipschitz
             used = float(given) if isinstance(given, float) else SAFETY * L
             found = _series(at.hvp, f_y, v, used, settings.series.terms)
-            if settings.is_warm:  # it goes on where it ended, so its length truncates nothing
+            if settings.is_warm:  # it continues where it ended, so its length truncates nothing
                 del found["series_error"]
             own |= found
     signal, noise = _noise(at, v, settings)

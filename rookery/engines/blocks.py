@@ -27,7 +27,7 @@ def n_blocks(n: int) -> int:
 
 
 def blocks_at_once(n: int, usual: int) -> int:
-    """How many blocks a search reads at a time if it usually looks for so many clients."""
+    """How many blocks a search reads at a time that usually looks for ``usual`` clients."""
     return min(n_blocks(n), max(usual, LEAST), MOST)
 
 

@@ -54,7 +54,7 @@ def list_by_blocks(
     have_any: Bool[Array, " blocks"],
     are_in: Callable[[jax.Array], jax.Array],
     usual: int,
-    room: ClientList | None = None,
+    buffer: ClientList | None = None,
 ) -> ClientList:
     """The clients of a set that is known block by block (:mod:`rookery.engines.blocks`).
 
@@ -63,7 +63,7 @@ def list_by_blocks(
         have_any: the blocks with a client of the set.
         are_in: whether clients are in the set.
         usual: how many it usually has.
-        room: a list that is not needed any more, to be written over.
+        buffer: a list that is not needed any more, to be written over.
     """
     size = blocks_at_once(n, usual)
     most = min(size * min(SIDE, n), 2 * max(usual, LEAST))
@@ -86,7 +86,7 @@ def list_by_blocks(
         return is_left, begin, last, ids, count + more
 
     none = jnp.zeros((), jnp.int32)
-    ids = jnp.zeros(n, jnp.int32) if room is None else room.ids
+    ids = jnp.zeros(n, jnp.int32) if buffer is None else buffer.ids
     start = (jnp.array(True), none, none - 1, ids, none)
     *_, ids, count = lax.while_loop(lambda carry: carry[0], once, start)
     return ClientList(ids, count)
@@ -101,8 +101,8 @@ def width(n_clients: int, clients_at_once: int | None, usual: int | None = None)
     Args:
         n_clients: how many clients there are.
         clients_at_once: what the engine was told, or None.
-        usual: how many clients a list usually has, or None if nobody knows. A wider vmap would
-            compute results that nobody uses.
+        usual: how many clients a list usually has, or None if unknown. A wider vmap would
+            compute results that are not used.
     """
     return min(usual or WIDTH, clients_at_once or WIDTH, n_clients)
 

@@ -18,7 +18,7 @@ def paused() -> Iterator[None]:
     >>> gc.isenabled()
     True
     """
-    if not gc.isenabled():  # somebody else has turned it off
+    if not gc.isenabled():  # turned off elsewhere
         yield
         return
     gc.disable()

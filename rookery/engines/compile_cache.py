@@ -1,8 +1,8 @@
 """Compiled programs on disk, so that the next process need not compile them again.
 
 JAX has such a cache and leaves it off. :func:`turn_on` turns it on in the user's cache directory,
-when an engine is about to compile; importing rookery changes no setting. Whoever has set JAX's own
-``jax_compilation_cache_dir`` (or ``JAX_COMPILATION_CACHE_DIR``) keeps that, and the environment
+when an engine is about to compile; importing rookery changes no setting. If you have set JAX's own
+``jax_compilation_cache_dir`` (or ``JAX_COMPILATION_CACHE_DIR``), that is kept, and the environment
 variable ``ROOKERY_COMPILE_CACHE`` names another directory, or turns the cache off.
 
 Processes may share the directory: an entry is named by a digest of its program, of JAX's version

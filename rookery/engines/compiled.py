@@ -119,7 +119,7 @@ class Compiled(AbstractEngine):
 
 
 def _named(devices: Devices) -> Device | None:
-    """The first device that the caller has named and this process has; None is the default."""
+    """The first device that the caller has named and this process has; None means the default."""
     if devices is None or isinstance(devices, int):
         return None
     return next(d for d in devices if d.process_index == jax.process_index())

@@ -9,7 +9,7 @@ from rookery import check
 
 Device = Any  # jax.Device, which type checkers do not take for a type
 Devices = int | Sequence[Device] | None
-"""How many devices, or which; None is JAX's default device."""
+"""How many devices, or which; None means JAX's default device."""
 
 REPLICATED, BY_CLIENT = "replicated", "by client"
 

@@ -3,7 +3,6 @@
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,13 +12,13 @@ from rookery.program.aggregate import Aggregate
 from rookery.program.algorithm import AbstractAlgorithm
 from rookery.program.delays import Clock
 from rookery.program.ledger import Ledger
-from rookery.types import Key, Tree
+from rookery.types import AnyProblem, Key, Tree
 
 
 class Program(eqx.Module):
     """What all runs of a batch have in common: everything but the algorithm and the engine."""
 
-    problem: Any  # a Problem, or what a user's own algorithm takes for one
+    problem: AnyProblem  # a Problem, or what a user's own algorithm takes for one
     population: Population
     clock: Clock
     aggregate: Aggregate

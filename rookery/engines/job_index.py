@@ -26,7 +26,7 @@ from rookery.program.polling import SIMULTANEOUS, InFlight
 from rookery.types import Tree
 
 MANY = LEAST * SIDE
-"""Up to so many clients a search reads all blocks, and an index would not help."""
+"""With at most this many clients a search reads all blocks, and an index would not help."""
 
 
 class Events(NamedTuple):

@@ -105,7 +105,7 @@ def many_rounds_of_lanes(
 
     A loop whose lanes ended one by one would have to copy the states of all lanes in every round.
     This one ends for all of them after the first round that left NaN or infinity in a lane that
-    matters; the others compute something that nobody reads.
+    matters; what the others compute is discarded.
 
     Args:
         program: what the lanes have in common.

@@ -2,7 +2,7 @@
 
 Every device runs the same program: it holds the server's values and does the server's work. Only
 client steps are divided. Their replies are gathered in the order of the slots, so that a sum over
-them is the sum that one device would compute, and all devices go on with the same numbers.
+them is the sum that one device would compute, and all devices continue with the same numbers.
 """
 
 import abc
@@ -38,7 +38,7 @@ class AbstractSpread(abc.ABC):
             one: what to compute for a slot.
             ids: the client of each slot.
             slots: what ``one`` takes, stacked along the first axis.
-            clients_at_once: the most slots of one vmap on one device; None is all of them.
+            clients_at_once: the most slots of one vmap on one device; None means all of them.
         """
 
     @abc.abstractmethod
@@ -88,7 +88,7 @@ class OneDevice(AbstractSpread):
 
 @dataclass(frozen=True)
 class AnyDevice(AbstractSpread):
-    """All devices hold all rows: each takes an equal share of the slots, whoever is in them.
+    """All devices hold all rows: each takes an equal number of slots, whatever their clients.
 
     Attributes:
         n_devices: of the mesh's axis :data:`CLIENTS`.
@@ -97,7 +97,7 @@ class AnyDevice(AbstractSpread):
     n_devices: int
 
     def compute(self, one, ids, slots, clients_at_once):
-        """The own share of the slots, then a gather; padding repeats the last slot."""
+        """The device's own slots, then a gather; padding repeats the last slot."""
         n_slots = ids.shape[0]
         share = -(-n_slots // self.n_devices)
         first = lax.axis_index(CLIENTS) * share

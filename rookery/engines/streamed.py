@@ -274,14 +274,14 @@ def _on_host(state: Tree, may_reuse: bool) -> Tree:
 
 def _shown(state: Tree, window: _Window) -> Tree:
     """A state whose memories have the rows of a window's clients alone."""
-    room = window.population.offsets.shape[1]
+    capacity = window.population.offsets.shape[1]
 
     def one(leaf):
         if not _is_memory(leaf):
             return leaf
 
         def some(rows):
-            shown = np.zeros((room, *rows.shape[1:]), rows.dtype)
+            shown = np.zeros((capacity, *rows.shape[1:]), rows.dtype)
             shown[: window.clients.size] = rows[window.clients]
             return jnp.asarray(shown)
 

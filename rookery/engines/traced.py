@@ -203,12 +203,12 @@ class TracedFederation(AbstractFederation):
         now = _end_of_wait(timeline, jobs, rules, began)
 
         # the clients that begin by then receive the values
-        begin = timeline.begun_by(now, room=idle)
+        begin = timeline.begun_by(now, buffer=idle)
         jobs = _begin(jobs, plain, begin, key, width, times_of)
 
         # the results that arrive by then; a job has the same times once it has begun, and XLA would
         # have to copy those before
-        arrive = timeline.due_by(now, room=begin, times=partial(times_of, jobs))
+        arrive = timeline.due_by(now, buffer=begin, times=partial(times_of, jobs))
         self._send_to(begin, values, width)
         result = self._deliver(jobs, step, arrive, now, rules, settings, width)
         self.costs = self.costs.replied(nbytes_up, arrive.size, self.n_clients, now)

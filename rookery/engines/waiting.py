@@ -1,4 +1,4 @@
-"""When a server that polls stops waiting, and who has begun and arrived by then.
+"""When a server that polls stops waiting, and which clients have begun and arrived by then.
 
 The rule itself is :func:`rookery.program.polling.timetable`: from one event to the next, until
 enough results are there and no job at work is too old. Results closer than a few rounding errors
@@ -110,26 +110,26 @@ class Timeline:
         """The times of some clients' jobs."""
         return self._times(lambda values: values[ids])
 
-    def begun_by(self, time: Float[Array, ""], room: ClientList | None) -> ClientList:
-        """The clients that were idle and have begun by then; ``room`` is written over."""
+    def begun_by(self, time: Float[Array, ""], buffer: ClientList | None) -> ClientList:
+        """The clients that were idle and have begun by then; ``buffer`` is written over."""
 
         def are_in(ids):
             times = self.of(ids)
             return times.is_idle & (times.ready <= time)
 
-        return list_by_blocks(self._n, self._first <= time, are_in, self._usual, room)
+        return list_by_blocks(self._n, self._first <= time, are_in, self._usual, buffer)
 
     def due_by(
         self,
         time: Float[Array, ""],
-        room: ClientList | None,
+        buffer: ClientList | None,
         times: Callable[[Pick], Times] | None = None,
     ) -> ClientList:
         """The clients whose results have arrived by then.
 
         Args:
             time: until when.
-            room: a list that is written over.
+            buffer: a list that is written over.
             times: the same times, if they are now found elsewhere.
         """
         times = times or self._times
@@ -137,7 +137,7 @@ class Timeline:
         def are_in(ids):
             return times(lambda values: values[ids]).due <= time
 
-        return list_by_blocks(self._n, self._first <= time, are_in, self._usual, room)
+        return list_by_blocks(self._n, self._first <= time, are_in, self._usual, buffer)
 
     def end_of_wait(
         self,

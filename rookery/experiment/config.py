@@ -46,7 +46,7 @@ from rookery.program.delays import Clock
 from rookery.report.comparison import AXES
 from rookery.runner.best import GOALS, KeepBest
 from rookery.runner.guard import GUARD, Guard
-from rookery.runner.search import Plan, Space
+from rookery.runner.search import SearchPlan, Space
 
 CURVE_TABLES = ("data", "partition", "task", "algorithm", "clock", "engine")
 RUN_KEYS = (
@@ -158,7 +158,7 @@ class Experiment:
         return digest(curves, trial_run(self.run, self.tune or {}))
 
     def in_precision(self) -> AbstractContextManager:
-        """A context in which floating-point numbers are as the experiment wants them."""
+        """A context in which floating-point numbers have the precision of the experiment."""
         return jax.enable_x64(self.run.get("precision", "float32") == "float64")
 
     @property
@@ -336,9 +336,9 @@ def parse_override(text: str) -> tuple[list[str], object]:
         return keys.strip().split("."), value.strip()
 
 
-def tuning_plan(tune: Table, seeds: Sequence[int]) -> Plan:
+def tuning_plan(tune: Table, seeds: Sequence[int]) -> SearchPlan:
     """What the search of a table [tune] may spend; with the seeds of the runs if it names none."""
-    return Plan(**{"seeds": seeds, **{key: tune[key] for key in PLAN_KEYS if key in tune}})
+    return SearchPlan(**{"seeds": seeds, **{key: tune[key] for key in PLAN_KEYS if key in tune}})
 
 
 def default_tuning(experiment: Experiment, metric: str, goal: str) -> Table:

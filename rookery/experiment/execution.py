@@ -33,10 +33,11 @@ from rookery.experiment.tuning_file import (
 from rookery.report.comparison import Comparison, Curve, Holdings, Trace
 from rookery.report.read import longest_run
 from rookery.report.write import FILES as REPORT_FILES
+from rookery.runner.atomic_file import replace_file
 from rookery.runner.best import Goal
 from rookery.runner.documents import read_document
 from rookery.runner.guard import Guard
-from rookery.runner.history import replace_file, to_json
+from rookery.runner.history import to_json
 from rookery.runner.metrics import metric_goals, metric_names
 from rookery.runner.run_record import versions
 from rookery.runner.run_state import DivergenceWarning, Result, RollBackWarning, Run
@@ -246,7 +247,7 @@ def tune_experiment(
     Args:
         experiment: with a table [tune].
         loader: builds the tasks.
-        out: folder for the runs; a search that was interrupted goes on there.
+        out: folder for the runs; an interrupted search resumes there.
         console: where to show progress.
     """
     declared = experiment.tune
@@ -307,7 +308,7 @@ def tune_experiment(
 
 
 class Memo:
-    """What a search has measured, in a file, so that an interrupted search can go on.
+    """What a search has measured, in a file, so that an interrupted search can resume.
 
     >>> memo = Memo(None)
     >>> memo.add(7, [0, 1], 1.0, [0.5, None])

@@ -41,7 +41,9 @@ PARTS: dict[str, Callable] = {
     for name in algorithms.parts.__all__
     if name != "Optimiser"  # a file names the function that makes it, as optax:adam
 }
-PARTS |= {name: getattr(privacy, name) for name in ("Clip", "QuantileClip", "Central", "Shares")}
+PARTS |= {
+    name: getattr(privacy, name) for name in ("Clip", "QuantileClip", "Central", "Distributed")
+}
 PROGRAMS: Names = {**ALGORITHMS, "Private": privacy.Private, "RowPrivate": row_privacy.RowPrivate}
 """What may stand under ``algorithm``: an algorithm, or a private one around another."""
 TASKS: Names = {name: getattr(tasks, name) for name in tasks.__all__}

@@ -4,10 +4,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
-from rookery.runner.documents import read_document
-from rookery.runner.history import replace_file, to_json
+from rookery.runner.atomic_file import replace_file
+from rookery.runner.documents import Json, read_document
+from rookery.runner.history import to_json
 from rookery.runner.search import Setting, has_range
 from rookery.runner.tune import Tuning
 
@@ -51,7 +52,7 @@ def tuning_path(path: Path | None) -> Path:
 
 def tuning_content(
     declared: Mapping[str, object], made_for: str, tunings: Mapping[str, Tuning]
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """The grid, all trials and the choice of every curve, fit for JSON."""
     content = {
         "declared": declared,
@@ -79,20 +80,20 @@ def tuning_content(
     return to_json(content)
 
 
-def write_tuning(path: Path | None, content: Mapping[str, Any]) -> Path:
+def write_tuning(path: Path | None, content: Mapping[str, Json]) -> Path:
     """Keep what :func:`tuning_content` returns beside the experiment file."""
     target = tuning_path(path)
     replace_file(target, (json.dumps(content, indent=1) + "\n").encode())
     return target
 
 
-def tuning_for_report(content: Mapping[str, Any]) -> dict[str, Any]:
+def tuning_for_report(content: Mapping[str, Json]) -> dict[str, Json]:
     """The content of a file as :mod:`rookery.report.sensitivity` shows it."""
     declared = content["declared"]
     return {"metric": declared["metric"], "goal": declared["goal"], "curves": content["curves"]}
 
 
-def read_tuning(source: Path, again: str) -> dict[str, Any]:
+def read_tuning(source: Path, again: str) -> dict[str, Json]:
     """The content of a file of choices, or an error that says what is wrong with it.
 
     Args:
@@ -129,7 +130,7 @@ def read_choices(
     return {label: content["curves"][label]["choice"] for label in labels}
 
 
-def trial_run(run: Mapping[str, Any], tune: Mapping[str, Any]) -> dict[str, Any]:
+def trial_run(run: Mapping[str, Json], tune: Mapping[str, Json]) -> dict[str, Json]:
     """The table [run] of the trials: only what a choice depends on.
 
     >>> trial_run({"rounds": 9, "seeds": [0, 1], "keep": "best:loss:min"}, {"seeds": [5]})

@@ -88,7 +88,7 @@ def to_nnx(params: Tree, module: "Module") -> "Module":
     >>> from flax import nnx
     >>> network = nnx.Linear(64, 10, rngs=nnx.Rngs(0))
     >>> _, params = rk.models.from_nnx(network)
-    >>> trained = jax.tree.map(lambda a: a + 1, params)  # in earnest result.solution[0]
+    >>> trained = jax.tree.map(lambda a: a + 1, params)  # in practice result.solution[0]
     >>> float(rk.models.to_nnx(trained, network).bias[0])
     1.0
     """

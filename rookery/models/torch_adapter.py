@@ -102,7 +102,7 @@ def from_torch(
     return with_patches(apply) if patches else apply, params
 
 
-def to_torch(params: Mapping[str, Any], module: "Module") -> "Module":
+def to_torch(params: Mapping[str, object], module: "Module") -> "Module":
     """The module with trained parameters, as :func:`from_torch` names them; it is changed in place.
 
     ``module.state_dict()`` then has them, for ``torch.save``.
@@ -112,7 +112,7 @@ def to_torch(params: Mapping[str, Any], module: "Module") -> "Module":
     >>> import torch
     >>> network = torch.nn.Linear(64, 10)
     >>> _, params = rk.models.from_torch(network)
-    >>> trained = jax.tree.map(lambda a: 0 * a + 1, params)  # in earnest result.solution[0]
+    >>> trained = jax.tree.map(lambda a: 0 * a + 1, params)  # in practice result.solution[0]
     >>> float(rk.models.to_torch(trained, network).state_dict()["bias"][0])
     1.0
     """
@@ -141,7 +141,7 @@ def _check_names(given: Mapping[str, object], wanted: Mapping[str, object]) -> N
         )
 
 
-def _batch_norms(torch: ModuleType, module: "Module") -> dict[str, Any]:
+def _batch_norms(torch: ModuleType, module: "Module") -> dict[str, Any]:  # of PyTorch
     nn = torch.nn
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, kinds)}

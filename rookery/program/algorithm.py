@@ -4,7 +4,7 @@ import abc
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -15,7 +15,7 @@ from rookery.program.federation import AbstractFederation
 from rookery.program.memory import Memory, PerClient, Probabilities
 from rookery.program.participation import AbstractParticipation, participation
 from rookery.program.polling import InFlight
-from rookery.types import BatchSize, Key, Problem, Tree
+from rookery.types import AnyProblem, BatchSize, Key, Problem, Tree
 
 SMALLER_STEP = "A smaller step size is the usual remedy."
 """What most algorithms advise when a value is no longer finite."""
@@ -51,12 +51,12 @@ class AbstractAlgorithm(eqx.Module):
         return self.label or type(self).__name__
 
     @abc.abstractmethod
-    def check(self, problem: Any, n_clients: int) -> None:  # subclasses narrow it
+    def check(self, problem: AnyProblem, n_clients: int) -> None:  # subclasses narrow it
         """Raise unless the algorithm can solve this kind of problem with this many clients."""
 
     def check_start(
         self,
-        problem: Any,  # subclasses narrow it
+        problem: AnyProblem,
         start: tuple[Tree, ...],
         example: Callable[[str], Tree],
     ) -> None:
@@ -66,7 +66,7 @@ class AbstractAlgorithm(eqx.Module):
         """
 
     @abc.abstractmethod
-    def init(self, problem: Any, *variables: Tree, **named: Tree) -> Tree:  # subclasses narrow it
+    def init(self, problem: AnyProblem, *variables: Tree, **named: Tree) -> Tree:
         """The state before round 0, from the problem's variables.
 
         It need not know the clients: a :class:`Memory`, a :class:`PerClient` and :class:`InFlight`
@@ -77,7 +77,7 @@ class AbstractAlgorithm(eqx.Module):
     def round(
         self,
         fed: AbstractFederation,
-        problem: Any,  # subclasses narrow it
+        problem: AnyProblem,
         state: Tree,
         key: Key,
     ) -> Tree:
@@ -211,7 +211,7 @@ def check_splits(algorithm: AbstractAlgorithm, problem: Problem) -> None:
     if isinstance(batch_size, Mapping) and set(batch_size) != set(problem.splits):
         raise ValueError(
             f"batch_size has numbers for {', '.join(sorted(batch_size))}, but the problem reads "
-            f"{', '.join(sorted(problem.splits))}. Give one for each of these; None is all rows."
+            f"{', '.join(sorted(problem.splits))}. Give one for each of these; None means all rows."
         )
 
 

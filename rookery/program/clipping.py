@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import KW_ONLY
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rookery import check, tree
-from rookery.types import Key, Tree
+from rookery.types import Key, Number, Tree
 
 SCALES = ("inner", "outer", "inner_iterate", "outer_iterate")
 """Uploads that have a bound each: directions and iterates, of inner and of outer exchanges."""
@@ -50,7 +49,7 @@ class Clip(eqx.Module):
         """What is remembered before round 0: nothing."""
         return ()
 
-    def bound(self, memory: Tree, scale: str) -> Any:
+    def bound(self, memory: Tree, scale: str) -> Number:
         """The longest upload of a scale."""
         outer = self.inner if self.outer is None else self.outer
         own = getattr(self, scale)
@@ -111,7 +110,7 @@ class QuantileClip(eqx.Module):
         """The bounds."""
         return jnp.stack([jnp.asarray(self.start.bound((), s), float) for s in SCALES])
 
-    def bound(self, memory: Tree, scale: str) -> Any:
+    def bound(self, memory: Tree, scale: str) -> Number:
         """The present bound of a scale."""
         return memory[SCALES.index(scale)]
 
@@ -142,8 +141,8 @@ def as_clip(given: Clip | QuantileClip | float) -> Clip | QuantileClip | None:
 class AbstractNoise(eqx.Module):
     """Gaussian noise of every release; a number is :class:`Central`.
 
-    >>> [rule.multiplier for rule in (Central(1.1), Shares(1.1)) if isinstance(rule, AbstractNoise)]
-    [1.1, 1.1]
+    >>> [isinstance(noise, AbstractNoise) for noise in (Central(1.1), Distributed(1.1))]
+    [True, True]
     """
 
     multiplier: eqx.AbstractVar[float]
@@ -165,14 +164,14 @@ class Central(AbstractNoise):
     multiplier: float
 
 
-class Shares(AbstractNoise):
-    """Every client of a cohort adds its share, before it uploads.
+class Distributed(AbstractNoise):
+    """Every client of a cohort adds a part of it, before it uploads.
 
-    The shares of n slots with weights s_i sum to one, so Σ s_i² is at least 1/n: a share of √n
-    times the noise of the mean suffices for all weights, and is exact for equal ones. Two numbers
-    are sent down with every exchange, the bound and the size of the share.
+    The weights s_i of n slots sum to one, so Σ s_i² is at least 1/n: noise of √n
+    times that of the mean suffices for all weights, and is exact for equal ones. Two numbers
+    are sent down with every exchange, the bound and the size of the noise.
 
-    >>> Shares(1.1).multiplier
+    >>> Distributed(1.1).multiplier
     1.1
 
     Args:

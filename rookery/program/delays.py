@@ -17,7 +17,6 @@ to do. Its own work takes time by :class:`Compute`, if a clock has one.
 
 import abc
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -26,6 +25,7 @@ import jax.numpy as jnp
 from rookery import check
 from rookery.program.availability import AbstractAvailability, AlwaysOn
 from rookery.rng import quick
+from rookery.types import Converted
 
 KINDS = ("inner", "outer")
 """Kinds of exchanges and jobs; each may have delays of its own."""
@@ -33,14 +33,14 @@ KINDS = ("inner", "outer")
 _JOBS = 0x4A000000  # larger than any round number, with which the seed is folded elsewhere
 
 
-def _numbers(value: object) -> Any:  # of the type of the field that it converts
+def _numbers(value: object) -> Converted:
     """Field converter: a list becomes a tuple, and whole numbers become floats."""
     if isinstance(value, list | tuple):
         return tuple(map(_numbers, value))
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _as_tuple(value: object) -> Any:  # of the type of the field that it converts
+def _as_tuple(value: object) -> Converted:
     """Field converter: a list becomes a tuple."""
     return tuple(value) if isinstance(value, Sequence) else value
 
@@ -234,7 +234,7 @@ class Compute(eqx.Module):
 
 
 def _counted(compute: Compute | None) -> Compute | None:
-    """None in place of work that takes no time: nobody has to count it."""
+    """None in place of work that takes no time and need not be counted."""
     return None if compute is None or compute.is_free else compute
 
 
@@ -246,9 +246,9 @@ class Clock(eqx.Module):
 
     Args:
         delay: seconds per exchange and client, or per job.
-        bandwidth: bytes per second of every client, or one number per client; None is infinite.
+        bandwidth: bytes per second of every client, or one number per client; None means infinite.
         seed: of the delays and the availability alone.
-        outer_delay: seconds of a job or an exchange of kind ``outer``; None is ``delay``.
+        outer_delay: seconds of a job or an exchange of kind ``outer``; None means ``delay``.
         availability: when clients start jobs; synchronous exchanges ignore it.
         compute: seconds of the clients' work, beside delays and transfers; None is no time, and so
             is ``Compute(gradient=0)``, which says it in a file.

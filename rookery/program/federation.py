@@ -268,7 +268,7 @@ class AbstractFederation(abc.ABC):
 
         Args:
             placed: the replies.
-            weights: factors of the slots, zero for inactive ones; None is one.
+            weights: factors of the slots, zero for inactive ones; None means one.
         """
         self.refuse_robust("fed.sum", "a Byzantine client could add anything to it")
         if self.hidden_total is not None:

@@ -319,7 +319,7 @@ def inclusion(weights: jax.Array, n: float) -> jax.Array:
     heaviest = jnp.sort(weights, descending=True)
     k = jnp.arange(weights.shape[0], dtype=weights.dtype)
     rest = jnp.cumsum(heaviest[::-1])[::-1]  # the weight of all but the k heaviest
-    most = jnp.finfo(weights.dtype).max  # whoever has any weight is certain then
+    most = jnp.finfo(weights.dtype).max  # then every client with a positive weight is certain
     factor = jnp.where(rest > 0, (n - k) / jnp.where(rest > 0, rest, 1.0), most)
     # the k heaviest are certain, for the smallest k that leaves nobody else above one
     fits = factor * heaviest <= 1

@@ -119,7 +119,7 @@ class PollRules:
 
     Attributes:
         wait_for: the least number of results.
-        first_wait_for: the same at the first poll; None is ``wait_for``.
+        first_wait_for: the same at the first poll; None means ``wait_for``.
         staleness: the largest staleness a result may have; None is no bound, 0 waits for every job.
         discount: the factor of a result in ``PollResult.sum``, as a function of its staleness; None
             is one.

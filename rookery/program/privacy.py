@@ -19,10 +19,10 @@ A program that draws by ``Uniform`` anywhere has the second kind of neighbours e
 ``Poisson`` mean divides by the expected weight, not by the weight drawn, which would depend on who
 was there. Weights of clients count as public.
 
-**Who is trusted.** The server, which clips and adds the noise. With ``noise=Shares(z)`` the clients
-do it: each adds so much that the mean has the same noise as before. With secure aggregation the
-clients clip, and the server sees no single upload: the mean before the noise, or with shares the
-noisy mean alone.
+**Who is trusted.** The server, which clips and adds the noise. With ``noise=Distributed(z)`` the
+clients do it: each adds a part, and the mean has the same noise as before. With secure aggregation
+the clients clip, and the server sees no single upload: it sees the mean before the noise, or, with
+``Distributed``, the noisy mean alone.
 
 Refused are words that show single uploads (``fed.stack``, ``fed.sum``, ``fed.poll``, ``fed.ask``),
 means by weights that clients send, robust rules, and draws that could pick a client twice or by its
@@ -32,7 +32,7 @@ data. docs/privacy.md tells what the guarantee does not cover.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -46,8 +46,8 @@ from rookery.program.clipping import SCALES as SCALES
 from rookery.program.clipping import AbstractNoise as AbstractNoise
 from rookery.program.clipping import Central as Central
 from rookery.program.clipping import Clip as Clip
+from rookery.program.clipping import Distributed as Distributed
 from rookery.program.clipping import QuantileClip as QuantileClip
-from rookery.program.clipping import Shares as Shares
 from rookery.program.clipping import as_clip, as_noise, clipped, gaussian
 from rookery.program.federation import (
     NO_SETTINGS,
@@ -69,9 +69,9 @@ from rookery.program.participation import (
 from rookery.program.polling import PollResult
 from rookery.program.private_algorithm import AbstractPrivate
 from rookery.program.wrapped import AbstractWrapped
-from rookery.types import Key, Tree
+from rookery.types import AnyProblem, Key, Tree
 
-__all__ = ["AbstractNoise", "Central", "Clip", "Private", "QuantileClip", "Shares"]
+__all__ = ["AbstractNoise", "Central", "Clip", "Distributed", "Private", "QuantileClip"]
 
 Decode = Callable[[Tree], Tree] | None
 """What turns the message of a client into its reply, if replies are encoded."""
@@ -81,9 +81,9 @@ MOST_RELEASES = 64
 
 _NOISE = 0x5EED0DD5  # folded into a round's key: larger than what algorithms fold in
 
-_NO_SHARES = (
-    "shares of noise need a cohort of known size, and a Poisson cohort has none. Use Uniform(n), "
-    "Everyone() or noise at the server."
+_NEEDS_SIZE = (
+    "Distributed noise needs a cohort of known size, and a Poisson cohort has none. Use "
+    "Uniform(n), Everyone() or noise at the server."
 )
 
 
@@ -182,7 +182,7 @@ class Private(AbstractPrivate):
         clip: the longest upload: a number, a :class:`Clip` with a bound for each kind of upload, a
             :class:`QuantileClip`, or infinity.
         noise: standard deviation of the noise over the sensitivity of the mean: a number for noise
-            at the server, or :class:`Shares`.
+            at the server, or :class:`Distributed`.
         delta: of (epsilon, delta)-privacy; well below one over the number of clients. The history
             gets a column ``epsilon``, which needs the package dp-accounting. None accounts nothing.
         epsilon: the run stops before the round that would exceed it; None sets no limit.
@@ -199,7 +199,7 @@ class Private(AbstractPrivate):
             return None
         return self.clip.total_noise(self.noise.multiplier)
 
-    def check(self, problem: Any, n_clients: int) -> None:
+    def check(self, problem: AnyProblem, n_clients: int) -> None:
         """Raise unless the algorithm fits, and draws clients in a way that can be accounted for."""
         self.check_fit(problem, n_clients)
         if self.clip is None:
@@ -210,26 +210,26 @@ class Private(AbstractPrivate):
                 "a private run draws all its cohorts by Poisson, or all by Uniform: the two "
                 "protect against different neighbours."
             )
-        if isinstance(self.noise, Shares) and any(s.rate is not None for s in drawn):
-            raise ValueError(_NO_SHARES)
+        if isinstance(self.noise, Distributed) and any(s.rate is not None for s in drawn):
+            raise ValueError(_NEEDS_SIZE)
 
     def replaces(self, n_clients: int) -> bool:
         """Whether neighbours differ by a client with other data, not by one that is left out."""
         return any(s.size is not None for s in samplings(self.algorithm, n_clients))
 
-    def init(self, problem: Any, *variables: Tree, **named: Tree) -> PrivateState:
+    def init(self, problem: AnyProblem, *variables: Tree, **named: Tree) -> PrivateState:
         """The state of the algorithm, and the first bounds."""
         bounds = () if self.clip is None else self.clip.first()
         return PrivateState(self.algorithm.init(problem, *variables, **named), bounds)
 
     def round(
-        self, fed: AbstractFederation, problem: Any, state: PrivateState, key: Key
+        self, fed: AbstractFederation, problem: AnyProblem, state: PrivateState, key: Key
     ) -> PrivateState:
         """A round of the algorithm with private means."""
         return self.round_and_releases(fed, problem, state, key)[0]
 
     def round_and_releases(
-        self, fed: AbstractFederation, problem: Any, state: PrivateState, key: Key
+        self, fed: AbstractFederation, problem: AnyProblem, state: PrivateState, key: Key
     ) -> tuple[PrivateState, "Releases"]:
         """The state after a round, and what the round has released."""
         private = PrivateFederation(fed, self, state.bounds, jax.random.fold_in(key, _NOISE))
@@ -340,13 +340,13 @@ class PrivateFederation(AbstractWrapped):
         bound = jnp.asarray(clip.bound(self.bounds, scale), float)
         reach = (2 if self._replaces else 1) * draw.heaviest  # of a mean of uploads of length one
         release = _Release(bound, reach, draw, key)
-        if isinstance(noise, Shares):
+        if isinstance(noise, Distributed):
             if decode is not None:
                 raise ValueError(
-                    "shares of noise and compressed uploads exclude each other: what a client "
-                    "decodes to would not have the noise that it added. Use noise at the server."
+                    "Distributed noise cannot be used with compressed uploads: the decoded upload "
+                    "would not have the noise that the client added. Use noise at the server."
                 )
-            mean, within = self._mean_of_shares(placed, around, release)
+            mean, within = self._mean_of_noised_uploads(placed, around, release)
         else:
             mean, within = self._noised_mean(placed, decode, around, release)
         self.bounds = clip.renewed(self.bounds, scale, within)
@@ -406,7 +406,7 @@ class PrivateFederation(AbstractWrapped):
         how = {"by_block": self._rule.clip.by_block, "around": shape}
         return self.fed.map(step, placed, numbers, *sent, key=key, **how)
 
-    def _mean_of_shares(
+    def _mean_of_noised_uploads(
         self, placed: Placed, around: Around, release: _Release
     ) -> tuple[Tree, jax.Array]:
         """The mean of uploads that clients have clipped and noised, and the fraction within."""
@@ -414,13 +414,13 @@ class PrivateFederation(AbstractWrapped):
         bound, reach, draw, key = release
         assert clip is not None and noise is not None
         if draw.sampling.rate is not None:
-            raise ValueError(_NO_SHARES)
+            raise ValueError(_NEEDS_SIZE)
         n = math.sqrt(len(cohort))
         std = noise.multiplier * reach * bound * n
         bit_std = None if clip.bit_noise is None else clip.bit_noise * reach / 2 * n
         numbers = self.broadcast(cohort, (bound, std, bit_std))
-        shares = self._map_around(noised_share, placed, numbers, around, key)
-        mean, *within = self.fed.sum(shares, weights=draw.weights)
+        uploads = self._map_around(noised_upload, placed, numbers, around, key)
+        mean, *within = self.fed.sum(uploads, weights=draw.weights)
         return mean, within[0] + 0.5 if within else jnp.zeros(())
 
     def _centre(self, around: Around, like: Tree) -> Tree:
@@ -521,7 +521,7 @@ def clipped_and_within(
     return way, is_within - 0.5
 
 
-def noised_share(
+def noised_upload(
     client: Client,
     reply: Tree,
     numbers: tuple[jax.Array, jax.Array, jax.Array | None],
@@ -529,9 +529,9 @@ def noised_share(
     by_block: bool,
     around: Tree,
 ) -> tuple[Tree, ...]:
-    """A client's upload, clipped and with its share of the noise.
+    """A client's upload, clipped and with its part of the noise.
 
-    If the bounds move, whether it was within comes along, as 1/2 or -1/2 with noise.
+    If the bounds move, it also says whether it was within them, as 1/2 or -1/2 with noise.
     """
     bound, std, bit_std = numbers
     values = iter(sent)

@@ -7,6 +7,7 @@ import equinox as eqx
 
 from rookery import check
 from rookery.program.algorithm import AbstractAlgorithm, check_splits
+from rookery.types import AnyProblem
 
 
 class AbstractPrivate(AbstractAlgorithm):
@@ -63,7 +64,7 @@ class AbstractPrivate(AbstractAlgorithm):
         """Whether the algorithm does."""
         return self.algorithm.projects
 
-    def check_fit(self, problem: Any, n_clients: int) -> None:  # as the algorithm narrows it
+    def check_fit(self, problem: AnyProblem, n_clients: int) -> None:  # as the algorithm narrows it
         """Raise unless the algorithm fits the problem and the clients."""
         self.algorithm.check(problem, n_clients)
         check_splits(self.algorithm, problem)

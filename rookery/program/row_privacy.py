@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import equinox as eqx
 import jax
@@ -39,7 +39,7 @@ from rookery.program.polling import PollResult
 from rookery.program.private_algorithm import AbstractPrivate
 from rookery.program.wrapped import AbstractWrapped
 from rookery.samples import Deal, rows_per_draw
-from rookery.types import BatchSize, Count, Key, Sample, Tree
+from rookery.types import AnyProblem, BatchSize, Count, Key, Sample, Tree
 
 MOST_DRAWS = 4
 """How many kinds of draws, by split and batch size, a program may have."""
@@ -53,7 +53,7 @@ Draws = Int[Array, "kinds averages"]
 """How many draws of each kind had how many averages."""
 
 
-class Kind(NamedTuple):
+class DrawKind(NamedTuple):
     """How rows were drawn: ``size`` different ones of a split, or all of them if it is None."""
 
     split: str
@@ -95,15 +95,15 @@ class RowPrivate(AbstractPrivate):
             if (number := getattr(self, name)) is not None:
                 check.positive(name, number)
 
-    def check(self, problem: Any, n_clients: int) -> None:  # as the algorithm narrows it
+    def check(self, problem: AnyProblem, n_clients: int) -> None:  # as the algorithm narrows it
         """Raise unless the algorithm fits."""
         self.check_fit(problem, n_clients)
 
-    def init(self, problem: Any, *variables: Tree, **named: Tree) -> Tree:
+    def init(self, problem: AnyProblem, *variables: Tree, **named: Tree) -> Tree:
         """The state of the algorithm."""
         return self.algorithm.init(problem, *variables, **named)
 
-    def round(self, fed: AbstractFederation, problem: Any, state: Tree, key: Key) -> Tree:
+    def round(self, fed: AbstractFederation, problem: AnyProblem, state: Tree, key: Key) -> Tree:
         """A round of the algorithm with private samples."""
         if self.clip is None:
             return self.algorithm.round(fed, problem, state, key)
@@ -143,7 +143,7 @@ class RowPrivateFederation(AbstractWrapped):
         super().__init__(fed)
         self._rule, self._key, self._count = rule, key, count
         self._maps = jnp.zeros((), jnp.uint32)
-        self.kinds: list[Kind] = []
+        self.kinds: list[DrawKind] = []
         n = 0 if count is None else fed.n_clients
         self.draws = jnp.zeros((n, MOST_DRAWS, MOST_AVERAGES + 1), jnp.int32)
 
@@ -193,7 +193,7 @@ def draws_of_step(
     *values: Tree,
     private_step: Step,
     rule: RowPrivate,
-    kinds: list[Kind],
+    kinds: list[DrawKind],
     **settings: object,
 ) -> Draws:
     """How many draws of each kind the same step makes; kinds that are new are added."""
@@ -211,7 +211,7 @@ class PrivateClient:
         kinds: of draws; a kind that is new is added.
     """
 
-    def __init__(self, client: Client, rule: RowPrivate, kinds: list[Kind]):
+    def __init__(self, client: Client, rule: RowPrivate, kinds: list[DrawKind]):
         self.id = client.id
         self._client, self._rule, self._kinds = client, rule, kinds
         self._numbers = jnp.zeros(2, jnp.uint32)  # of draws and of averages so far
@@ -234,7 +234,7 @@ class PrivateClient:
         own = jax.random.fold_in(jax.random.fold_in(self.key, _DRAWS), self._numbers[0])
         self._numbers = self._numbers.at[0].add(1)
         rows = self._client.draw_distinct(split, number, own)
-        sample = PrivateSample(self, rows, Kind(split, number))
+        sample = PrivateSample(self, rows, DrawKind(split, number))
         self._open.append(sample)
         return sample
 
@@ -344,7 +344,7 @@ class PrivateSample:
         averages: how many releases have been made of it.
     """
 
-    def __init__(self, client: PrivateClient, rows: Sample, kind: Kind):
+    def __init__(self, client: PrivateClient, rows: Sample, kind: DrawKind):
         self.plain, self.kind, self.averages = rows, kind, 0
         self._client = client
 

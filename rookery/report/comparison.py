@@ -66,8 +66,8 @@ class Finding(TypedDict):
     advice: str
 
 
-class Curvature(TypedDict):
-    """Of the inner level, or of the only one, in a round; None is a value that was not finite."""
+class Eigenvalues(TypedDict):
+    """Of the Hessian of the inner level, or of the only one; None if a value was not finite."""
 
     round: int
     L: float | None
@@ -81,7 +81,7 @@ class Examined(TypedDict):
     round: int | None
     verdicts: list[Finding]
     sentences: list[str]
-    curvature: list[Curvature]
+    curvature: list[Eigenvalues]
     figures: dict[str, float | None]
     notes: list[str]
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from rookery.report.comparison import AXES, Band, Comparison, mean_and_interval, require_axis
-from rookery.runner.history import replace_file
+from rookery.runner.atomic_file import replace_file
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
 """Okabe and Ito's palette, for colour-blind readers; more curves repeat it with another stroke."""

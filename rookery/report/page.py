@@ -24,7 +24,8 @@ from rookery.report.comparison import (
 from rookery.report.sensitivity import as_data_url, has_steps, sentences
 from rookery.report.statistics import student_quantile
 from rookery.report.summary import summary
-from rookery.runner.history import History, replace_file
+from rookery.runner.atomic_file import replace_file
+from rookery.runner.history import History
 
 
 def write_page(

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rookery.report.curves import COLOURS, save_figure
+from rookery.runner.documents import Json
 
 NEAR = 0.05
 """A result counts as near the best one if it is worse by at most this share of it."""
@@ -34,8 +34,8 @@ class Tried:
     1.0
     """
 
-    choice: Mapping[str, Any]
-    tried: Sequence[Mapping[str, Any]]
+    choice: Mapping[str, Json]
+    tried: Sequence[Mapping[str, Json]]
 
     @property
     def is_range(self) -> bool:
@@ -65,7 +65,7 @@ class Tried:
         return math.log10(max(near) / min(near)) if near else 0.0
 
 
-def sentences(tuning: Mapping[str, Any]) -> list[str]:
+def sentences(tuning: Mapping[str, Json]) -> list[str]:
     """For each curve, how far apart the values of its settings may be.
 
     Args:
@@ -88,7 +88,7 @@ def sentences(tuning: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def draw_sensitivity(tuning: Mapping[str, Any]) -> Figure:
+def draw_sensitivity(tuning: Mapping[str, Json]) -> Figure:
     """One row of panels per curve, one column per setting: the metric against the setting.
 
     Full points ran to the end; pale ones are all settings early on; crosses diverged; the ring is
@@ -133,29 +133,29 @@ def _draw_panel(panel: Axes, one: Tried, name: str, colour: str) -> None:
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def save_sensitivity(tuning: Mapping[str, Any], path: str | Path) -> None:
+def save_sensitivity(tuning: Mapping[str, Json], path: str | Path) -> None:
     """Save the figure; its suffix chooses the format."""
     save_figure(draw_sensitivity(tuning), path, 160)
 
 
-def as_data_url(tuning: Mapping[str, Any]) -> str:
+def as_data_url(tuning: Mapping[str, Json]) -> str:
     """The figure as text that a page can show without another file."""
     buffer = io.BytesIO()
     draw_sensitivity(tuning).savefig(buffer, format="svg", metadata={"Date": None})
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def has_steps(tuning: Mapping[str, Any]) -> bool:
+def has_steps(tuning: Mapping[str, Json]) -> bool:
     """Whether there is something to draw."""
     return any(one.steps for one in _curves(tuning).values())
 
 
-def _curves(tuning: Mapping[str, Any]) -> dict[str, Tried]:
+def _curves(tuning: Mapping[str, Json]) -> dict[str, Tried]:
     found = tuning.get("curves", {})
     return {label: Tried(one["choice"], one["tried"]) for label, one in found.items()}
 
 
-def _number(entry: Mapping[str, Any], name: str) -> float | None:
+def _number(entry: Mapping[str, Json], name: str) -> float | None:
     """The positive number that a trial had for a setting; None if it had something else."""
     value = entry["setting"].get(name)
     return value if isinstance(value, int | float) and value > 0 else None

@@ -13,7 +13,8 @@ from rookery.report.comparison import Comparison
 from rookery.report.curves import plot
 from rookery.report.page import write_page
 from rookery.report.tables import client_table, cost_table, final_table, paired_table
-from rookery.runner.history import History, replace_file, to_json
+from rookery.runner.atomic_file import replace_file
+from rookery.runner.history import History, to_json
 
 RESULTS = "results.json"
 """The file with all measurements that a report folder holds."""

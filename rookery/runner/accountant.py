@@ -5,7 +5,7 @@ all releases of a run are known before it begins, and so is the round in which i
 program whose number of exchanges depends on what clients reply is refused.
 
 The exchanges of one cohort are composed first, and drawing the cohort amplifies the privacy of all
-of them together. Rounds draw anew, and their Rényi divergences add up.
+of them together. Every round draws a new cohort, and their Rényi divergences add up.
 """
 
 import abc
@@ -34,13 +34,15 @@ from rookery.program.ledger import Ledger
 from rookery.program.privacy import MOST_RELEASES, Private, Releases, Sampling
 from rookery.types import Key, Tree
 
+DPObject = Any  # of dp-accounting: the package is optional
+
 NOT_COVERED = (
     "Epsilon covers what the rounds release. Evaluations on clients, checkpoints with what clients "
     "remember, and the choice of settings by earlier runs are not covered."
 )
 
 
-class Target(Protocol):
+class PrivacyTarget(Protocol):
     """What a private program promises."""
 
     @property
@@ -66,7 +68,7 @@ class AbstractSpending(abc.ABC):
         target: the private program.
     """
 
-    def __init__(self, target: Target):
+    def __init__(self, target: PrivacyTarget):
         self._target = target
         self._known: dict[int, float] = {}
 
@@ -173,8 +175,8 @@ class Spending(AbstractSpending):
             rdp.compute_epsilon(accountant(self._replaces).orders, total, self._algorithm.delta)[0]
         )
 
-    def event(self, sampling: Sampling, exchanges: int) -> Any:
-        """A cohort that answers to some exchanges, in the words of dp-accounting."""
+    def event(self, sampling: Sampling, exchanges: int) -> DPObject:
+        """A cohort that answers to some exchanges, as an event of dp-accounting."""
         events, multiplier = accounting(), self._algorithm.multiplier
         assert multiplier is not None
         one = events.GaussianDpEvent(float(multiplier))
@@ -186,7 +188,7 @@ class Spending(AbstractSpending):
         return several
 
 
-def accountant(replaces: bool) -> Any:
+def accountant(replaces: bool) -> DPObject:
     """A fresh accountant, for neighbours with other data or for those that are left out."""
     relation = accounting().NeighboringRelation
     kind = relation.REPLACE_ONE if replaces else relation.REPLACE_SPECIAL
@@ -194,7 +196,7 @@ def accountant(replaces: bool) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def divergences(event: Any, replaces: bool) -> np.ndarray:
+def divergences(event: DPObject, replaces: bool) -> np.ndarray:
     """The Rényi divergences of an event, at the accountant's orders."""
     own, log = accountant(replaces), logging.getLogger("absl")
     # it says which orders it leaves out, which makes epsilon larger and not wrong
@@ -205,7 +207,7 @@ def divergences(event: Any, replaces: bool) -> np.ndarray:
     return own.rdp
 
 
-def accounting() -> Any:
+def accounting() -> DPObject:
     """The package, or an error that says how to install it."""
     try:
         import dp_accounting  # pyright: ignore[reportMissingImports]
@@ -221,7 +223,7 @@ def accounting() -> Any:
 def spending(
     program: Program, algorithm: Private, state: Tree, key: Key, rounds: int
 ) -> Spending | None:
-    """What a private run will spend; None if it does not want to know.
+    """What a private run will spend; None if it has no delta or clips nothing.
 
     Args:
         program: what is run; of the rows only the shapes are used.

@@ -16,9 +16,9 @@ import numpy as np
 from rookery.engines.compiled import stack
 from rookery.engines.eager import Eager
 from rookery.engines.engine import Event, Progress, Stopped
+from rookery.runner.batch_runner import BatchRunner
 from rookery.runner.finite import not_finite_in_state
 from rookery.runner.interrupt import Interrupt
-from rookery.runner.lanes import Lanes
 from rookery.runner.metrics import evaluate_all
 from rookery.runner.progress import RunProgress
 from rookery.runner.run_state import Callback, Cohorts, RunState, StopRun
@@ -84,20 +84,20 @@ class BatchLoop:
             else:
                 one.record.remove_solutions()
         algorithms = self._padded([one.run.algorithm for one in self._runs])
-        lanes = Lanes(settings.engine, settings.program, algorithms, self._note)
+        runner = BatchRunner(settings.engine, settings.program, algorithms, self._note)
         for i, one in enumerate(self._runs):
             if one.lost:
-                lanes.replace(i, one.algorithm, one.lost)
-        with closing(lanes), Interrupt() as interrupt:
+                runner.replace(i, one.algorithm, one.lost)
+        with closing(runner), Interrupt() as interrupt:
             self._evaluate_start([one for one in self._runs if not len(one.record.history)])
             self._end_spent([one for one in self._runs if one.is_running])
             while active := [one for one in self._runs if one.is_running]:
-                self._advance(lanes)
+                self._advance(runner)
                 self._bar.advanced(self._done, self._rounds_per_second, len(active))
                 self._end_not_finite(active)
-                self._check_variables(active, lanes)
+                self._check_variables(active, runner)
                 self._end_over_budget(active)
-                self._evaluate_if_due(active, lanes)
+                self._evaluate_if_due(active, runner)
                 self._end_given_up(active)
                 self._mark_spent(active)
                 self._call_back(active)
@@ -117,7 +117,7 @@ class BatchLoop:
         name = None if event.client is None else population.client_name(event.client)
         self._runs[index].record.note(event, name)
 
-    def _advance(self, lanes: Lanes) -> None:
+    def _advance(self, runner: BatchRunner) -> None:
         """Run one chunk of rounds and record its costs."""
         speed, began = self._rounds_per_second, time.monotonic()
         wanted = 1 if speed is None else max(1, int(speed * CHUNK_SECONDS))
@@ -132,19 +132,19 @@ class BatchLoop:
             one.replay = self._replay(one, i) if is_seen and one.is_running else None
         # one call for all of them, and more for runs that the guard has taken back on the way
         while behind := [one for one in self._runs if one.is_running and one.round < end]:
-            self._advance_to(end, min(one.round for one in behind), lanes, is_seen=is_seen)
+            self._advance_to(end, min(one.round for one in behind), runner, is_seen=is_seen)
         if self._is_compiled:  # the first chunk also compiles: its time says nothing
             speed = chunk / max(time.monotonic() - began, 1e-9)
-            self._rounds_per_second = lanes.agreed(speed)
+            self._rounds_per_second = runner.agreed(speed)
         self._is_compiled = True
         self._done = end
 
-    def _advance_to(self, end: int, first: int, lanes: Lanes, *, is_seen: bool) -> None:
+    def _advance_to(self, end: int, first: int, runner: BatchRunner, *, is_seen: bool) -> None:
         """Run the rounds from ``first`` to ``end`` of those runs that stand there."""
         goes = [one.is_running and one.round == first for one in self._runs]
         counts = [end - first if is_going else 0 for is_going in goes]
         try:
-            progress = lanes.advance(
+            progress = runner.advance(
                 self._padded([one.state for one in self._runs]),
                 self._padded(
                     [one.round_key(key) for one, key in zip(self._runs, self._keys, strict=True)]
@@ -168,15 +168,15 @@ class BatchLoop:
             one.cohorts = None if new.cohorts is None else new.cohorts[-1]
             self._has_cohorts = new.cohorts is not None
             if not new.is_finite:
-                self._break_down(one, i, lanes, "")
+                self._break_down(one, i, runner, "")
 
-    def _break_down(self, one: RunState, i: int, lanes: Lanes, reason: str) -> None:
+    def _break_down(self, one: RunState, i: int, runner: BatchRunner, reason: str) -> None:
         """Take a run back to its last good state if a guard watches it; otherwise it has diverged.
 
         Args:
             one: the run.
             i: its number.
-            lanes: where it runs.
+            runner: where it runs.
             reason: what was noticed; empty if the state is not finite.
         """
         if one.guard is None:
@@ -186,17 +186,17 @@ class BatchLoop:
         is_last = one.round == self._settings.rounds
         one.roll_back(reason or f"{where} is no longer finite", is_last=is_last)
         if one.is_running and not is_last:
-            lanes.replace(i, one.algorithm, one.lost)
+            runner.replace(i, one.algorithm, one.lost)
 
     def _end_given_up(self, runs: Sequence[RunState]) -> None:
         """Measure and save the runs that the guard has given up."""
         for one in runs:
-            if one.status == "stopped" and one.watched is not None and one.watched.ended:
+            if one.status == "stopped" and one.guard_state is not None and one.guard_state.ended:
                 if not one.is_measured:
                     self._evaluate([one])
                 one.save()
 
-    def _check_variables(self, runs: Sequence[RunState], lanes: Lanes) -> None:
+    def _check_variables(self, runs: Sequence[RunState], runner: BatchRunner) -> None:
         """Let the guard look at the variables, if that is due."""
         if not self._settings.is_check_due(self._done):
             return
@@ -204,7 +204,7 @@ class BatchLoop:
             if one.is_running and any(one is other for other in runs):
                 reason = one.check_variables()
                 if reason:
-                    self._break_down(one, i, lanes, reason)
+                    self._break_down(one, i, runner, reason)
 
     def _end_not_finite(self, runs: Sequence[RunState]) -> None:
         for one in runs:
@@ -227,7 +227,7 @@ class BatchLoop:
                 one.save()
 
     def _mark_spent(self, runs: Sequence[RunState]) -> None:
-        """Give private runs that may not go on a reason to stop."""
+        """Give private runs that have reached their target a reason to stop."""
         for one in runs:
             if one.is_running and one.is_spent(self._done):
                 one.reason = one.reason or one.spent_reason
@@ -249,11 +249,11 @@ class BatchLoop:
                 one.status = "stopped"
                 one.save()
 
-    def _evaluate_if_due(self, runs: Sequence[RunState], lanes: Lanes) -> None:
+    def _evaluate_if_due(self, runs: Sequence[RunState], runner: BatchRunner) -> None:
         running = [one for one in runs if one.is_running]
         if not running or not self._settings.is_evaluation_due(self._done):
             return
-        self._evaluate(running, lanes)
+        self._evaluate(running, runner)
         for one in running:
             one.judge()
             if one.is_out_of_scale(one.state):
@@ -318,11 +318,11 @@ class BatchLoop:
                 one.record.add_costs(new.ledgers)
                 one.save_as(first + len(new.ledgers), new.state)
 
-    def _evaluate(self, some: Sequence[RunState], lanes: Lanes | None = None) -> None:
+    def _evaluate(self, some: Sequence[RunState], runner: BatchRunner | None = None) -> None:
         """Measure all runs of the batch, in one call of one shape, and record some of them.
 
-        With ``lanes`` the guard looks at the numbers first. A run that it takes back is measured
-        again, so that a row of the history always tells of the state that the run has.
+        With ``runner`` the guard looks at the numbers first. A run that it takes back is measured
+        again, so that a row of the history always describes the state that the run has.
         """
         if not some:
             return
@@ -335,8 +335,8 @@ class BatchLoop:
             if one.guard is not None and one.is_running:
                 means = {name: float(value) for name, value in own.items() if not value.ndim}
                 reason = one.check_metric(means, is_last=one.round == self._settings.rounds)
-            if reason and lanes is not None:
-                self._break_down(one, i, lanes, reason)
+            if reason and runner is not None:
+                self._break_down(one, i, runner, reason)
                 again.append(i)
             else:
                 self._record(one, own)
@@ -387,14 +387,14 @@ class BatchLoop:
 
 
 def _is_stop(answer: object) -> bool:
-    """Whether a callback's answer ends the run; None and False let it go on."""
+    """Whether a callback's answer ends the run; None and False let it continue."""
     if answer is None or isinstance(answer, bool):
         return bool(answer)
     is_array = isinstance(answer, np.bool_ | np.ndarray | jax.Array)
     if is_array and answer.shape == () and answer.dtype == bool:
         return bool(answer)
     raise TypeError(
-        "callback must return True to end the run, and False or None to go on; "
+        "callback must return True to end the run, and False or None to continue; "
         f"got {answer!r} of type {type(answer).__name__}."
     )
 

@@ -13,10 +13,11 @@ import safetensors
 import safetensors.numpy
 
 from rookery.program.ledger import Ledger
+from rookery.runner.atomic_file import make_directory, replace_file
 from rookery.runner.best import Best
 from rookery.runner.documents import require_file
-from rookery.runner.guard import Watch
-from rookery.runner.history import NOTHING, Extent, make_directory, replace_file
+from rookery.runner.guard import GuardState
+from rookery.runner.history import NOTHING, Extent
 from rookery.types import Tree
 
 KEPT = 2
@@ -38,7 +39,7 @@ class Checkpoint:
     history: Extent = NOTHING
     per_client: Extent = NOTHING
     best: Best | None = None
-    watched: Watch | None = None
+    guard_state: GuardState | None = None
 
 
 def save(directory: Path, checkpoint: Checkpoint) -> Path:
@@ -49,8 +50,8 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
         leaves += [(_BEST + name, leaf) for name, leaf in _named_leaves(best.solution)]
     own = {id(leaf): name for name, leaf in leaves}
     same = {}  # arrays of the guard that are the state's own, by name
-    if checkpoint.watched is not None:
-        for name, leaf in _leaves_of(checkpoint.watched):
+    if checkpoint.guard_state is not None:
+        for name, leaf in _leaves_of(checkpoint.guard_state):
             if id(leaf) in own:
                 same[name] = own[id(leaf)]
             else:
@@ -67,8 +68,8 @@ def save(directory: Path, checkpoint: Checkpoint) -> Path:
     }
     if best is not None:
         note["best"] = {"metric": best.metric, "round": best.round, "value": best.value}
-    if checkpoint.watched is not None:
-        note["guard"] = {"same": same, **checkpoint.watched.as_note()}
+    if checkpoint.guard_state is not None:
+        note["guard"] = {"same": same, **checkpoint.guard_state.as_note()}
     note["sha256"] = _digest(arrays, note)
     path = directory / f"round-{checkpoint.round:09d}.safetensors"
     write_arrays(path, arrays, note)
@@ -125,7 +126,7 @@ def _load(path: Path, like: Tree, solution: tuple[Tree, ...]) -> Checkpoint:
     best = None
     if "best" in note and solution:
         best = Best(**note["best"], solution=_tree(arrays, note["types"], solution, _BEST))
-    watched = None
+    guard_state = None
     if "guard" in note and solution:
         same, types = note["guard"]["same"], note["types"]
         arrays |= {name: arrays[other] for name, other in same.items()}
@@ -134,7 +135,7 @@ def _load(path: Path, like: Tree, solution: tuple[Tree, ...]) -> Checkpoint:
         before = _tree(arrays, types, solution, _BEFORE)
         has_top = note["guard"]["top"] is not None
         top = _tree(arrays, types, like, _TOP) if has_top else None
-        watched = Watch.of_note(note["guard"], good, before, top)
+        guard_state = GuardState.of_note(note["guard"], good, before, top)
     return Checkpoint(
         note["round"],
         state,
@@ -142,14 +143,14 @@ def _load(path: Path, like: Tree, solution: tuple[Tree, ...]) -> Checkpoint:
         Extent(**note["history"]),
         Extent(**note["per_client"]),
         best,
-        watched,
+        guard_state,
     )
 
 
-def _leaves_of(watched: Watch) -> list[tuple[str, jax.Array]]:
-    trees = {_GOOD: watched.good.state, _BEFORE: watched.before.state}
-    if watched.top is not None:
-        trees[_TOP] = watched.top.state
+def _leaves_of(guard_state: GuardState) -> list[tuple[str, jax.Array]]:
+    trees = {_GOOD: guard_state.good.state, _BEFORE: guard_state.before.state}
+    if guard_state.top is not None:
+        trees[_TOP] = guard_state.top.state
     return [(p + name, leaf) for p, tree in trees.items() for name, leaf in _named_leaves(tree)]
 
 

@@ -8,6 +8,9 @@ from typing import Any, NotRequired, TypedDict
 
 from rookery import check
 
+Json = Any
+"""Decoded JSON; :func:`read_document` checks its form."""
+
 LARGEST = 2**64
 """Whole numbers in a file are smaller: no count of rookery needs more than 64 bits."""
 
@@ -45,9 +48,7 @@ def require_no_links(directory: Path) -> None:
                     )
 
 
-def read_document(
-    path: Path, kind: object, remedy: str
-) -> Any:  # decoded JSON of the kind that was asked for
+def read_document(path: Path, kind: object, remedy: str) -> Json:
     """A JSON file whose content is of a kind, as :func:`rookery.check.typed` has it.
 
     Args:
@@ -77,7 +78,7 @@ class _Summary(TypedDict):
     rollbacks: NotRequired[list[_RollBack]]
 
 
-def read_summary(directory: Path) -> dict[str, Any]:  # decoded JSON
+def read_summary(directory: Path) -> dict[str, Json]:
     """The ``summary.json`` of a run directory; empty if the run has not ended.
 
     >>> read_summary(Path("nowhere"))
@@ -90,7 +91,7 @@ def read_summary(directory: Path) -> dict[str, Any]:  # decoded JSON
     return read_document(path, _Summary, remedy)
 
 
-def parse(text: bytes) -> Any:  # decoded JSON
+def parse(text: bytes) -> Json:
     """Decode JSON, with a ValueError for everything that is none, or has numbers beyond 64 bits.
 
     >>> parse(b'{"round": 3}')

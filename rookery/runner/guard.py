@@ -4,20 +4,21 @@ A guard only watches: as long as nothing breaks down, every number of the run is
 looks after a fixed number of rounds, so what it does depends on neither speed nor engine.
 
 A roll-back restores the state and keeps the round of the run: the rounds that were lost have been
-paid for, and stay in the ledger. The algorithm goes on with the round of its state, so that what it
-does in its first round, or in every tenth, fits the state.
+paid for, and stay in the ledger. The algorithm continues with the round of its state, so that what
+it does in its first round, or in every tenth, fits the state.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, cast
+from typing import cast
 
 import jax
 import numpy as np
 
 from rookery import check, tree
 from rookery.runner.best import GOALS, Goal
+from rookery.runner.documents import Json
 from rookery.types import Tree
 
 GROWING = 1.2
@@ -49,7 +50,7 @@ class Guard:
 
     It then returns to the state with the best value of the metric, or to the start if that is no
     headway; without a metric, to the last state whose step was not growing. All step sizes are
-    multiplied by ``factor``. The run's rounds go on counting, and the ledger keeps the costs.
+    multiplied by ``factor``. The count of rounds continues, and the ledger keeps the costs.
 
     >>> import rookery as rk
     >>> zoo = rk.zoo.quadratic_losses(n_clients=2, size=2, rows=3)
@@ -102,7 +103,7 @@ class Guard:
 
         Args:
             goals: for every number that the run measures, which way is better, None if unknown;
-                None if nobody has asked.
+                None if they were not looked up.
         """
         if goals is None:
             return self
@@ -122,7 +123,7 @@ class Guard:
             )
         return replace(self, metric=f"{name}:{goal}")
 
-    def watched(
+    def deciding_metric(
         self, known: Mapping[str, Goal], row: Mapping[str, object]
     ) -> tuple[str, Goal] | None:
         """The metric that decides and its goal; None if a row has no such number.
@@ -139,7 +140,7 @@ class Guard:
 
     def losses(self, known: Mapping[str, Goal], row: Mapping[str, float]) -> dict[str, float]:
         """All numbers of a row of which less is better."""
-        chosen = None if self.metric is None else self.watched(known, row)
+        chosen = None if self.metric is None else self.deciding_metric(known, row)
         goals = {} if chosen is None else dict([chosen])
         return {
             name: value
@@ -184,7 +185,7 @@ class Good:
 
 
 @dataclass
-class Watch:
+class GuardState:
     """What a guard has seen of one run; part of its checkpoints.
 
     Attributes:
@@ -239,8 +240,8 @@ class Watch:
         }
 
     @classmethod
-    def of_note(cls, note: Mapping[str, Any], good: Tree, before: Tree, top: Tree) -> "Watch":
-        """The watch that a note was made of, with its arrays."""
+    def of_note(cls, note: Mapping[str, Json], good: Tree, before: Tree, top: Tree) -> "GuardState":
+        """The state that a note was made of, with its arrays."""
         place = note["top"]
         return cls(
             Good(note["good"][0], good, note["good"][1]),
@@ -363,7 +364,7 @@ class Watch:
         return one
 
     def forget(self, round: int, solution: tuple[Tree, ...]) -> None:
-        """Start to watch anew from the good state."""
+        """Start again to watch, from the good state."""
         self.steps, self.bases, self.longest, self.bad = [], [], [], 0
         self.before = Good(round, solution)
 

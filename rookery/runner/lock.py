@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rookery.runner.history import make_directory
+from rookery.runner.atomic_file import make_directory
 
 try:
     import fcntl

@@ -93,6 +93,14 @@ class OfSolution(AbstractEvaluation):
         return dict(self.fn(*solution))
 
 
+def _check_metrics(what: str, metrics: Mapping[str, Metric]) -> None:
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"{what} must be a dictionary of functions by name, got {metrics!r}.")
+    for name, metric in metrics.items():
+        if not callable(metric):
+            raise TypeError(f"{what}: {name!r} must be a function, got {metric!r}.")
+
+
 class OnServer(AbstractEvaluation):
     """Means over examples that the server holds, such as a test set.
 
@@ -114,6 +122,7 @@ class OnServer(AbstractEvaluation):
     )
 
     def __check_init__(self):
+        _check_metrics("metrics of OnServer", self.metrics)
         for name, _ in self.goal:
             check.one_of("metric in goal of OnServer", name, self.metrics)
 
@@ -169,9 +178,19 @@ class OnClients(AbstractEvaluation):
     per_client: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self):
+        _check_metrics("scores of OnClients", self.scores)
+        _check_metrics("losses of OnClients", self.losses)
         if twice := sorted(set(self.scores) & set(self.losses)):
             raise ValueError(
                 f"{', '.join(twice)} cannot be a score and a loss: is more of it better, or less?"
+            )
+
+    def check_split(self, splits: Sequence[str]) -> None:
+        """Raise unless the clients have the split."""
+        if self.split not in splits:
+            raise ValueError(
+                f"OnClients measures on the split {self.split!r}, and the clients' splits are: "
+                f"{', '.join(splits)}. Choose one of them, as OnClients(..., split={splits[0]!r})."
             )
 
     def __call__(self, solution, population, key, own_leaves=None):

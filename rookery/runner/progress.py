@@ -132,7 +132,7 @@ class _NotebookBar:
         import IPython.display  # pyright: ignore[reportMissingImports]
 
         self._display: Any = IPython.display  # a part of every notebook, but not of rookery
-        self._handle: Any = None
+        self._handle: Any = None  # of IPython
         self._drawn = 0.0
 
     def draw(self, title: str, share: float, text: str, below: str, *, is_last: bool) -> None:

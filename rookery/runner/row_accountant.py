@@ -9,7 +9,6 @@ Rényi divergence, the largest of all clients and splits.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -25,12 +24,13 @@ from rookery.program.ledger import Ledger
 from rookery.program.row_privacy import (
     MOST_AVERAGES,
     MOST_DRAWS,
-    Kind,
+    DrawKind,
     RowPrivate,
     RowPrivateFederation,
 )
 from rookery.runner.accountant import (
     AbstractSpending,
+    DPObject,
     accountant,
     accounting,
     divergences,
@@ -69,7 +69,7 @@ class RowSpending(AbstractSpending):
         """How many rounds are known."""
         return len(self._most) - 1
 
-    def add(self, kinds: list[Kind], draws: np.ndarray) -> None:
+    def add(self, kinds: list[DrawKind], draws: np.ndarray) -> None:
         """Append rounds: [rounds, clients, kinds, averages], how many draws there were."""
         tables = [self._table(kind, draws[:, :, k]) for k, kind in enumerate(kinds)]
         for one in draws:
@@ -105,8 +105,8 @@ class RowSpending(AbstractSpending):
         )
         return float(found[0])
 
-    def event(self, kind: Kind, rows: int, averages: int) -> Any:
-        """A draw from some rows and the averages over it, in the words of dp-accounting."""
+    def event(self, kind: DrawKind, rows: int, averages: int) -> DPObject:
+        """A draw from some rows and the averages over it, as an event of dp-accounting."""
         events, noise = accounting(), self._algorithm.noise
         assert noise is not None
         one = events.GaussianDpEvent(float(noise))
@@ -115,7 +115,7 @@ class RowSpending(AbstractSpending):
             return several
         return events.SampledWithoutReplacementDpEvent(rows, kind.size, several)
 
-    def _table(self, kind: Kind, draws: np.ndarray) -> np.ndarray:
+    def _table(self, kind: DrawKind, draws: np.ndarray) -> np.ndarray:
         """[clients, averages, orders] the divergence of one draw, where there was any."""
         table = np.zeros((draws.shape[1], MOST_AVERAGES + 1, len(self._orders)))
         if self._algorithm.noise is None:
@@ -130,7 +130,7 @@ class RowSpending(AbstractSpending):
 
 
 def rounded_down(numbers: np.ndarray, most: int) -> np.ndarray:
-    """The numbers, of which there are at most so many different ones; none becomes larger.
+    """The numbers, rounded down to at most ``most`` different ones.
 
     >>> rounded_down(np.array([7, 2, 5, 3]), 2).tolist()
     [5, 2, 5, 2]
@@ -144,7 +144,7 @@ def rounded_down(numbers: np.ndarray, most: int) -> np.ndarray:
 def row_spending(
     program: Program, algorithm: RowPrivate, state: Tree, key: Key, rounds: int
 ) -> RowSpending | None:
-    """What a run with private rows will spend; None if it does not want to know.
+    """What a run with private rows will spend; None if it has no delta or clips nothing.
 
     The arguments are those of :func:`rookery.runner.accountant.spending`.
     """
@@ -169,9 +169,9 @@ def row_spending(
 @eqx.filter_jit  # runs that differ in numbers and seeds share one program
 def _draws(
     program: Program, algorithm: RowPrivate, state: Tree, key: Key, first: jax.Array, rounds: int
-) -> tuple[list[Kind], jax.Array]:
+) -> tuple[list[DrawKind], jax.Array]:
     """The kinds of draws, and [rounds, clients, kinds, averages] how many each client makes."""
-    kinds: list[Kind] = []
+    kinds: list[DrawKind] = []
     nobody = jnp.zeros(program.population.n_clients, bool)
 
     def all_rounds(unknown: jax.Array) -> jax.Array:

@@ -9,25 +9,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from rich.console import Console
 
 from rookery.engines.engine import Event
 from rookery.program.ledger import Ledger, total
+from rookery.runner.atomic_file import replace_file
 from rookery.runner.best import Best, Goal
 from rookery.runner.checkpoint import Checkpoint, has_checkpoints, load_all, remove_after, save
-from rookery.runner.documents import read_document, require_no_links
-from rookery.runner.guard import Watch
-from rookery.runner.history import (
-    ClientHistory,
-    History,
-    HistoryFile,
-    Row,
-    RowsDigest,
-    replace_file,
-    to_json,
-)
+from rookery.runner.documents import Json, read_document, require_no_links
+from rookery.runner.guard import GuardState
+from rookery.runner.history import ClientHistory, History, HistoryFile, Row, RowsDigest, to_json
 from rookery.runner.lock import locked
 from rookery.runner.solution_file import remove_solutions, save_own, save_solution
 from rookery.runner.tracker import Tracker
@@ -319,11 +312,13 @@ class RunRecord:
         who = "" if client is None else f", {client}"
         self.say(f"Round {event.round}, {event.step}{who}: {event.reason}")
 
-    def save(self, done: int, state: Tree, best: Best | None, watched: Watch | None) -> None:
+    def save(
+        self, done: int, state: Tree, best: Best | None, guard_state: GuardState | None
+    ) -> None:
         """Write a checkpoint."""
         if self.directory is not None:
             history, per_client = (self._digest(name).extent for name in MEASURED)
-            now = Checkpoint(done, state, self.ledger, history, per_client, best, watched)
+            now = Checkpoint(done, state, self.ledger, history, per_client, best, guard_state)
             save(self.directory / "checkpoints", now)
 
     def close(
@@ -365,7 +360,7 @@ def versions() -> dict[str, str]:
     return {**packages, "python": platform.python_version(), "machine": platform.machine()}
 
 
-def read_config(directory: Path) -> dict[str, Any]:  # decoded JSON
+def read_config(directory: Path) -> dict[str, Json]:
     """The ``config.json`` of a run directory, or an error that says what is wrong with it."""
     path = directory / "config.json"
     if not os.path.lexists(path):

@@ -18,7 +18,7 @@ from rookery.runner.accountant import NOT_COVERED, AbstractSpending
 from rookery.runner.best import Best, Goal, KeepBest, is_better, value_in
 from rookery.runner.checkpoint import Checkpoint
 from rookery.runner.finite import not_finite_in_state, size_of
-from rookery.runner.guard import Good, Guard, RollBack, Watch
+from rookery.runner.guard import Good, Guard, GuardState, RollBack
 from rookery.runner.history import ClientHistory, History, Row
 from rookery.runner.notebook import result_html
 from rookery.runner.run_record import GUARD, RunRecord
@@ -268,7 +268,7 @@ class RunState:
     start_state: Callable[[], Tree] = lambda: None
     spending: AbstractSpending | None = None
     """What a private run spends."""
-    watched: Watch | None = None
+    guard_state: GuardState | None = None
     """What the guard has seen, or had seen before a guard was left out."""
     status: str = "running"
     round: int = 0
@@ -312,18 +312,18 @@ class RunState:
     @property
     def algorithm(self) -> AbstractAlgorithm:
         """The algorithm with its present step sizes."""
-        factor = 1.0 if self.watched is None else self.watched.factor
+        factor = 1.0 if self.guard_state is None else self.guard_state.factor
         return self.run.algorithm if factor == 1.0 else scale_steps(self.run.algorithm, factor)
 
     def round_key(self, key: Key) -> Key:
         """The key of all rounds since the last roll-back, from that of the run."""
-        count = 0 if self.watched is None else len(self.watched.rollbacks)
+        count = 0 if self.guard_state is None else len(self.guard_state.rollbacks)
         return jax.random.fold_in(key, count) if count else key
 
     @property
     def lost(self) -> int:
         """How many rounds the run is ahead of its state."""
-        return 0 if self.watched is None else self.watched.lost
+        return 0 if self.guard_state is None else self.guard_state.lost
 
     @cached_property
     def scale(self) -> float:
@@ -371,11 +371,11 @@ class RunState:
         self.record.cut_back_to(checkpoint, is_due)
         if checkpoint is not None:
             self.state, self.regular_best = checkpoint.state, checkpoint.best
-            self.watched = checkpoint.watched
+            self.guard_state = checkpoint.guard_state
             self.is_lent = True
-        if self.guard is not None and self.watched is None:
+        if self.guard is not None and self.guard_state is None:
             solution = self.run.algorithm.solution(self.state)
-            self.watched = Watch(Good(done, self.state, done), Good(done, solution))
+            self.guard_state = GuardState(Good(done, self.state, done), Good(done, solution))
             self.is_lent = True
         for row in self.record.history.rows:
             self.reason = self.watch(row)
@@ -392,47 +392,47 @@ class RunState:
 
     def check_variables(self) -> str:
         """What the guard finds wrong with the variables, if anything."""
-        assert self.guard is not None and self.watched is not None
+        assert self.guard is not None and self.guard_state is not None
         solution = self.run.algorithm.solution(self.state)
         if self.is_out_of_scale(self.state):
             return f"an entry is larger than growth_limit={self.growth_limit:.3g} times the start's"
         self.is_lent = True
-        return self.watched.check_variables(
+        return self.guard_state.check_variables(
             self.guard, self.round, self.state, solution, self.variables
         )
 
     def check_metric(self, row: Mapping[str, float], is_last: bool) -> str:
         """What the guard finds wrong with an evaluation, if anything."""
-        assert self.guard is not None and self.watched is not None
+        assert self.guard is not None and self.guard_state is not None
         losses = self.guard.losses(self.known_goals, row)
-        if jumped := self.watched.check_losses(self.guard, losses):
+        if jumped := self.guard_state.check_losses(self.guard, losses):
             return jumped
-        metric = self.guard.watched(self.known_goals, row)
+        metric = self.guard.deciding_metric(self.known_goals, row)
         if metric is None:
             return ""
         self.is_lent = True
         value = row[metric[0]]
-        return self.watched.check_metric(
+        return self.guard_state.check_metric(
             self.guard, metric, value, self.round, self.state, is_last=is_last
         )
 
     def roll_back(self, reason: str, is_last: bool) -> None:
         """Return to the last good state with smaller steps; stop there if it is once too often."""
-        assert self.guard is not None and self.watched is not None
-        watched, guard = self.watched, self.guard
+        assert self.guard is not None and self.guard_state is not None
+        guard_state, guard = self.guard_state, self.guard
         if not is_last:
-            watched.start_over_if_stuck(self.start_state)
-        self.state, self.is_lent = watched.good.state, True
+            guard_state.start_over_if_stuck(self.start_state)
+        self.state, self.is_lent = guard_state.good.state, True
         solution = self.run.algorithm.solution(self.state)
-        if len(watched.rollbacks) < guard.times or is_last:
-            one = watched.roll_back(guard, self.round, reason, solution)
+        if len(guard_state.rollbacks) < guard.times or is_last:
+            one = guard_state.roll_back(guard, self.round, reason, solution)
             text = f"{reason}; back to round {one.to} with steps times {one.factor:.3g}"
         else:
-            watched.forget(self.round, solution)
-            text = watched.ended = (
+            guard_state.forget(self.round, solution)
+            text = guard_state.ended = (
                 f"Guard: in round {self.round}, {reason}, after {guard.times} roll-backs (steps "
-                f"times {watched.factor:.3g}). The run has returned to its state of round "
-                f"{watched.good.round} and stopped. {self.run.algorithm.remedy()}"
+                f"times {guard_state.factor:.3g}). The run has returned to its state of round "
+                f"{guard_state.good.round} and stopped. {self.run.algorithm.remedy()}"
             )
             self.reason, self.status = text, "stopped"
         self.record.note(Event(self.round, GUARD, None, text))
@@ -464,7 +464,7 @@ class RunState:
 
     def save_as(self, round: int, state: Tree) -> None:
         """Write a checkpoint of a state after some rounds."""
-        self.record.save(round, state, self.regular_best, self.watched)
+        self.record.save(round, state, self.regular_best, self.guard_state)
 
     def leave_solution(self) -> None:
         """Write the solution, the clients' own leaves and the best solution, if there are any."""
@@ -485,8 +485,8 @@ class RunState:
         note = {}
         if best is not None:
             note["best"] = {"metric": best.metric, "round": best.round, "value": best.value}
-        if self.watched is not None:
-            note["rollbacks"] = [asdict(one) for one in self.watched.rollbacks]
+        if self.guard_state is not None:
+            note["rollbacks"] = [asdict(one) for one in self.guard_state.rollbacks]
         if self.spending is not None:
             note["privacy"] = {
                 "epsilon": self.spending.epsilon(self.round),
@@ -526,7 +526,7 @@ class RunState:
             async_traces=async_traces(self.state),
             per_client=self.record.per_client,
             kept=self.best,
-            rollbacks=() if self.watched is None else tuple(self.watched.rollbacks),
+            rollbacks=() if self.guard_state is None else tuple(self.guard_state.rollbacks),
         )
 
     def _is_regular(self, row: Row) -> bool:

@@ -1,7 +1,7 @@
 """Search settings: every point of a grid, or ranges by successive halving.
 
 A range is searched without a grid made by hand. Many settings run for a ninth of the rounds, one in
-three of them goes on for a third, and one in three of those to the end. The few that are left are
+three of them continues for a third, and one in three of those to the end. The few that are left are
 confirmed with further seeds. A choice at the end of its range can widen the range.
 
 K. Jamieson, A. Talwalkar. Non-stochastic best arm identification and hyperparameter optimization.
@@ -20,12 +20,12 @@ from rookery import check
 TRIALS = 27
 """Settings that are begun if a range is searched."""
 KEEP = 3
-"""One in so many goes on to the next rung, for as many times the rounds."""
+"""One in this many settings continues to the next rung, for this many times the rounds."""
 RUNGS = 3
 FINALISTS = 3
 """Settings that are confirmed with further seeds."""
 DECADE = 10.0
-"""How much a range is widened by; a grid goes on with the ratio of its last two values."""
+"""How much a range is widened by; a grid continues with the ratio of its last two values."""
 SAMPLERS = ("halton", "optuna")
 
 Setting = dict[str, Any]  # keywords of an algorithm, each of its own type
@@ -78,16 +78,16 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """What a search may spend; the same for every algorithm that is compared.
 
-    >>> Plan(seeds=(0,), confirm=(1, 2)).runs({"lr": {"low": 0.1, "high": 10.0}})
+    >>> SearchPlan(seeds=(0,), confirm=(1, 2)).runs({"lr": {"low": 0.1, "high": 10.0}})
     33
 
     Attributes:
         seeds: of the search; a setting counts by its mean over them.
         confirm: further seeds, of the best few settings alone.
-        trials: how many settings of a range are begun; None is 27. A grid is run whole.
+        trials: how many settings of a range are begun; None means 27. A grid is run whole.
         extend: how often a choice at the end of its range or grid widens it; a grid of lists is
             never widened.
         sampler: which settings of a range are tried: ``halton`` spreads them evenly, ``optuna``
@@ -186,13 +186,13 @@ class Found:
     widened: list[str]
 
 
-def search(space: Space, goal: str, measure: Measure, plan: Plan) -> Found:
+def search(space: Space, goal: str, measure: Measure, plan: SearchPlan) -> Found:
     """Try settings of a space.
 
     Args:
         space: the settings to search.
         goal: ``max`` or ``min``.
-        measure: runs settings. One that has run for a smaller share goes on.
+        measure: runs settings. One that has run for a smaller share continues.
         plan: what may be spent.
     """
     plan.check(space)
@@ -212,7 +212,7 @@ def search(space: Space, goal: str, measure: Measure, plan: Plan) -> Found:
 
 
 def _tried(
-    space: Space, n: int, goal: str, measure: Measure, plan: Plan, first: int
+    space: Space, n: int, goal: str, measure: Measure, plan: SearchPlan, first: int
 ) -> list[Trial]:
     """The trials of new settings, numbered from ``first``, after all rungs and with all seeds."""
     trials: dict[int, Trial] = {}
@@ -248,7 +248,7 @@ def _tried(
 
 
 def _proposals(
-    space: Space, n: int, goal: str, plan: Plan, first: int, trials: Mapping[int, Trial]
+    space: Space, n: int, goal: str, plan: SearchPlan, first: int, trials: Mapping[int, Trial]
 ) -> Iterator[dict[int, Setting]]:
     """Settings for the first rung: at once, or some at a time with a look at the results."""
     if plan.sampler == "halton":
@@ -279,7 +279,7 @@ def _proposals(
             study.tell(one, mean, state=failed if mean is None else None)
 
 
-def _suggested(trial: Any, name: str, values: Values) -> object:
+def _suggested(trial: Any, name: str, values: Values) -> object:  # trial: of Optuna
     if isinstance(values, Mapping):
         return float(f"{trial.suggest_float(name, values['low'], values['high'], log=True):.2g}")
     return values[trial.suggest_int(name, 0, len(values) - 1)]

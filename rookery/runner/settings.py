@@ -213,9 +213,9 @@ class SweepSettings:
         if not_finite_in_state(state):
             opened.end_again(done, lambda _: True, "diverged")  # with the row of that round
             return
-        watched = opened.checkpoints[done].watched
-        if self.guard is not None and watched is not None and watched.ended:
-            opened.end_again(done, lambda _: True, "stopped", watched.ended)
+        guard_state = opened.checkpoints[done].guard_state
+        if self.guard is not None and guard_state is not None and guard_state.ended:
+            opened.end_again(done, lambda _: True, "stopped", guard_state.ended)
             return
         if not rows or rows[-1]["round"] != done:
             return  # nothing is decided between evaluations

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import safetensors
 
 from rookery import check
 from rookery.runner.checkpoint import write_arrays
-from rookery.runner.documents import read_summary, require_file
+from rookery.runner.documents import Json, read_summary, require_file
 from rookery.types import Tree
 
 FILES = {"last": "solution.safetensors", "best": "best.safetensors"}
@@ -141,7 +141,7 @@ def load_solution(
     return jax.tree.unflatten(jax.tree.structure(tuple(like)), leaves)
 
 
-def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Json]]:
     """The arrays of a file by name, and the note with them."""
     require_file(path)
     try:

@@ -26,12 +26,12 @@ from rookery.program.participation import AbstractParticipation, Uniform, WithRe
 from rookery.program.privacy import Private
 from rookery.program.row_privacy import RowPrivate
 from rookery.runner.batch_loop import BatchLoop, exclusive
+from rookery.runner.batch_runner import structure
 from rookery.runner.best import KeepBest
 from rookery.runner.describe import data_fingerprint
 from rookery.runner.finite import GROWTH_LIMIT
 from rookery.runner.guard import GUARD, Guard
-from rookery.runner.lanes import structure
-from rookery.runner.metrics import AbstractEvaluation, check_blocks, metric_goals
+from rookery.runner.metrics import AbstractEvaluation, OnClients, check_blocks, metric_goals
 from rookery.runner.progress import SILENT, RunProgress
 from rookery.runner.results import Results
 from rookery.runner.run_state import (
@@ -248,6 +248,7 @@ def _sweep(
             "callback must be a function of a rookery.stop.Snapshot, or None; "
             f"got {callback!r} of type {type(callback).__name__}."
         )
+    _check_kinds(runs, population)
     clock = clock if clock is not None else Clock()
     clock.check(population.n_clients)
     if isinstance(aggregate, AbstractRobust):
@@ -258,6 +259,9 @@ def _sweep(
     checked = [_checked(one, problem, population) for one in runs]
     _check_not_shared(runs)
     _warn_of_bias(checked, population)
+    for one in evaluate:
+        if isinstance(one, OnClients):
+            one.check_split(population.splits)
     if checked:
         check_blocks(evaluate, checked[0].start, population)
     if any(isinstance(one.algorithm, Private | RowPrivate) for one in runs):
@@ -301,14 +305,15 @@ def _sweep(
             with exclusive(settings, some):
                 BatchLoop(settings, some, done, width, bar).run()
     for one in opened:
-        is_given_up = one.watched is not None and bool(one.watched.ended)
+        is_given_up = one.guard_state is not None and bool(one.guard_state.ended)
         if one.status == "diverged" or is_given_up:  # at the line that called run or sweep
             warnings.warn(one.message, DivergenceWarning, stacklevel=3)
-        elif one.watched is not None and one.watched.rollbacks:
-            last = one.watched.rollbacks[-1]
+        elif one.guard_state is not None and one.guard_state.rollbacks:
+            last = one.guard_state.rollbacks[-1]
             warnings.warn(
                 f"{one.run.name} (seed {one.run.seed}) was rolled back "
-                f"{len(one.watched.rollbacks)} times, last in round {last.round}: {last.reason}. "
+                f"{len(one.guard_state.rollbacks)} times, last in round {last.round}: "
+                f"{last.reason}. "
                 f"All step sizes were multiplied by {last.factor:.3g}. Choose smaller ones, or "
                 "pass guard=None to let the run diverge.",
                 RollBackWarning,
@@ -332,6 +337,30 @@ def _check_evaluations(evaluate: object) -> None:
             )
 
 
+def _check_kinds(runs: Sequence[Run], population: Population) -> None:
+    for one in runs:
+        if not isinstance(one.algorithm, AbstractAlgorithm):
+            raise TypeError(
+                f"algorithm must be an object of an algorithm's class, as rk.FedNest(), got "
+                f"{one.algorithm!r}."
+            )
+    if not isinstance(population, Population):
+        raise TypeError(
+            f"population must be a rk.Population, got {type(population).__name__}. Make one of "
+            "your rows with rk.Population.stacked, from_parts or from_table."
+        )
+
+
+def _check_splits(problem: Problem, population: Population) -> None:
+    for split in problem.splits:
+        if split not in population.splits:
+            raise ValueError(
+                f"the {type(problem).__name__} problem reads the split {split!r}, and the clients' "
+                f"splits are: {', '.join(population.splits)}. Give the population this split, or "
+                "have the problem read another one (outer_split=, inner_split= or split=)."
+            )
+
+
 def _period(name: str, value: int | None, default: int) -> int:
     return default if value is None else check.count(name, value)
 
@@ -341,6 +370,7 @@ def _checked(one: Run, problem: Problem, population: Population) -> Run:
     check.count("seed", one.seed, least=0)
     one.algorithm.check(problem, population.n_clients)
     check_constraints(one.algorithm, problem)
+    _check_splits(problem, population)
     problem.check(one.start, population.example)
     start = jax.tree.map(jnp.asarray, tuple(one.start))
     one.algorithm.check_start(problem, start, population.example)

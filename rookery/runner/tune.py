@@ -24,7 +24,7 @@ from rookery.runner.search import (
     KEEP,
     RUNGS,
     TRIALS,
-    Plan,
+    SearchPlan,
     Setting,
     Space,
     Trial,
@@ -166,7 +166,7 @@ def tune(
         rounds: number of rounds of each run.
         seeds: seeds to average over.
         confirm: further seeds, with which the three best settings run before one is chosen.
-        trials: how many settings of a range are begun; None is 27.
+        trials: how many settings of a range are begun; None means 27.
         extend: how often a choice at the end of its range or grid widens it: a range by a decade, a
             grid by the ratio of its last two values; a grid of lists is never widened.
         sampler: for ranges: ``halton`` spreads the settings evenly, ``optuna`` proposes them from
@@ -182,7 +182,7 @@ def tune(
         console: where to show progress; None shows nothing.
     """
     check.one_of("goal", goal, GOALS)
-    plan = Plan(seeds, confirm, trials, extend, sampler)
+    plan = SearchPlan(seeds, confirm, trials, extend, sampler)
     start_of = start if callable(start) else lambda _: start
     first = start_of(seeds[0])
     problem.check(first, population.example)
@@ -217,7 +217,7 @@ def tune(
     if not has_range(grid):
         directory, every, width = None, rounds if seconds is None else evaluate_every, batch
         found = search(grid, goal, measure, plan)
-    else:  # in directories, a run of one rung goes on in the next
+    else:  # in directories, a run of one rung continues in the next
         every = math.ceil(rounds / KEEP ** (RUNGS - 1)) if seconds is None else evaluate_every
         width = min(batch, math.ceil((trials or TRIALS) / KEEP))  # of the first two rungs
         with tempfile.TemporaryDirectory() as directory:

@@ -103,7 +103,7 @@ def fair_classification(
 
 
 def _client_of_rows(parts: Parts, n_rows: int) -> np.ndarray:
-    """The client of every row; 0 for rows of nobody, which no step reads."""
+    """The client of every row; 0 for rows without a client, which no step reads."""
     number, is_taken = np.zeros(n_rows, np.int32), np.zeros(n_rows, bool)
     for client in range(len(parts["train"])):
         own = np.unique(np.concatenate([rows[client] for rows in parts.values()]))

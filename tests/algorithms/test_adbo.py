@@ -191,11 +191,11 @@ def test_resuming_in_mid_flight_is_exact(tmp_path):
         cut_every=3,
         max_cuts=2,
     )
-    people, clock = rk.Population.stacked(ZOO.data), rk.delays.Clock(SLOW)
+    population, clock = rk.Population.stacked(ZOO.data), rk.delays.Clock(SLOW)
 
     def go(rounds, directory=None):
         return rk.run(
-            algorithm, ZOO.problem, people, ZOO.start, rounds=rounds, clock=clock,
+            algorithm, ZOO.problem, population, ZOO.start, rounds=rounds, clock=clock,
             directory=directory, evaluate_every=4,
         )  # fmt: skip
 

@@ -102,7 +102,7 @@ def test_it_reaches_the_robust_solution():
 
 
 def test_local_steps_by_hand():
-    """Every local step is weighed anew, by the level of the round's start."""
+    """Every local step has a weight of its own, by the level of the round's start."""
     got = eager(LOSSES, rk.ComFedL(lr=0.1, local_steps=3, gamma=GAMMA), 1)
     start = np.zeros(2)
     level = GAMMA * np.log(np.mean(np.exp(LOSSES.losses(start) / GAMMA)))

@@ -181,10 +181,10 @@ FRAME = {
 def test_one_compressed_local_step_is_ef_soba():
     want, ledgers = advance(ZOO, EFSOBA(**STEPS, codec=TopK(1)), 4, rk.Compiled())
     ours = FRAME["SimFBO"](codec=TopK(1), error_feedback=True)
-    got, bills = advance(ZOO, ours, 4, rk.Compiled())
+    got, spent = advance(ZOO, ours, 4, rk.Compiled())
     assert_close((*got.variables, *got.added), want[:3], rtol=1e-12)
     assert_close((got.feedback.mean, got.feedback.own.rows), (want.d, want.own.rows), rtol=1e-12)
-    assert bills == ledgers
+    assert spent == ledgers
 
 
 @pytest.mark.slow

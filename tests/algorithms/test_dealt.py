@@ -34,12 +34,12 @@ def test_every_row_is_in_one_batch(size):
         samples = [deal.sample(b) for b in range(deal.batches)]
         kept = [sample.average(lambda *both: both) for sample in samples]
         seen = [np.asarray(rows)[np.asarray(weights) > 0] for rows, weights in kept]
-        shares = [float(deal.share(b)) for b in range(deal.batches)]
+        fractions = [float(deal.fraction(b)) for b in range(deal.batches)]
         sizes = [len(batch) for batch in seen]
         assert sorted(np.concatenate(seen).tolist()) == rows.tolist()
         assert max(sizes) - min(sizes) <= 1
         assert max(sizes) <= (size or 7)
-        np.testing.assert_allclose(shares, np.array(sizes) / len(rows), rtol=1e-12)
+        np.testing.assert_allclose(fractions, np.array(sizes) / len(rows), rtol=1e-12)
 
 
 @pytest.mark.slow

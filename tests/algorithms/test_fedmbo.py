@@ -137,6 +137,24 @@ def test_identical_clients_and_the_sum_reach_the_exact_solution():
     np.testing.assert_allclose(y, zoo.solution()[1], rtol=0, atol=1e-12)
 
 
+def test_a_schedule_has_the_step_sizes_of_its_rounds():
+    """Identical clients and whole batches: no number of a round is random."""
+
+    def fedmbo(outer_lr, inner_lr):
+        series = rk.parts.PHESum(terms=2, lipschitz=4.0)
+        return rk.FedMBO(outer_lr=outer_lr, inner_lr=inner_lr, inner_rounds=2, hypergradient=series)
+
+    population, start = rk.Population.stacked(SAME.data), SAME.start
+    for round in range(2):
+        algorithm = fedmbo(0.1 * 0.5**round, 0.2 / (round + 1))
+        start = rk.run(algorithm, SAME.problem, population, start, rounds=1).solution
+    algorithm = fedmbo(rk.parts.Decay(0.1, 0.5), rk.parts.PowerDecay(0.2, 1.0))
+    got = rk.run(algorithm, SAME.problem, population, SAME.start, rounds=2).solution
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), got, start)
+    plain = rk.run(fedmbo(0.1, 0.2), SAME.problem, population, SAME.start, rounds=2).solution
+    assert np.abs(got[0] - plain[0]).max() > 1e-3
+
+
 @pytest.mark.slow
 def test_different_clients_and_the_sum_hover_about_the_solution():
     algorithm = rk.FedMBO(

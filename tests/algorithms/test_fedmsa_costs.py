@@ -105,8 +105,8 @@ def test_a_million_inner_parameters_take_a_fixed_number_of_copies_of_the_blocks(
     x, y = jnp.zeros(1, jnp.float32), jnp.zeros((size, size), jnp.float32)
     state = algorithm.init(problem, x, y)
 
-    def rounds(people, state, key, n):
-        program = Program(problem, people, rk.delays.Clock(), rk.aggregate.Mean())
+    def rounds(population, state, key, n):
+        program = Program(problem, population, rk.delays.Clock(), rk.aggregate.Mean())
         return many_rounds(program, algorithm, 1, 2, state, key, 0, n)
 
     arguments = (rk.Population.stacked(data), state, jax.random.key(0), jnp.int32(2))

@@ -1,4 +1,4 @@
-"""The light family: what it shares with FedNest, and where it comes to rest instead."""
+"""The light family: what it shares with FedNest, and where it converges instead."""
 
 from typing import Any
 

@@ -114,7 +114,7 @@ def test_a_ring_agrees_on_where_the_mean_of_local_hypergradients_is_zero():
 
 @pytest.mark.slow
 def test_corrected_mini_batches_end_where_full_gradients_do_and_are_billed():
-    """Corrections vanish as the iterates come to rest, and their noise with them."""
+    """Corrections vanish as the iterates converge, and their noise with them."""
     algorithm = rk.Prometheus(
         outer_lr=0.05, inner_lr=0.1, adjoint=LONG, renew_every=4, batch_size=2
     )

@@ -149,19 +149,19 @@ def test_projection_to_the_simplex():
 def test_drfa_stays_in_the_simplex():
     population = rk.Population.stacked(NOISY.data)
     algorithm = rk.DRFA(lr=0.1, ascent_lr=2.0, local_steps=3, clients=2, batch_size=2)
-    shares = []
+    found = []
     rk.run(
         algorithm, NOISY.problem, population, NOISY.start, rounds=3, callback_every=1,
-        callback=lambda s: shares.append(np.asarray(s.state.shares.values)),
+        callback=lambda s: found.append(np.asarray(s.state.probabilities.values)),
     )  # fmt: skip
-    assert len(shares) == 3
-    for lam in shares:
+    assert len(found) == 3
+    for lam in found:
         assert lam.min() >= 0
         assert lam.sum() == pytest.approx(1, abs=1e-12)
 
 
 def test_a_round_of_drfa_by_hand():
-    """Who was drawn tells from w; who was asked, and t', from λ.
+    """w tells which clients were drawn; λ tells which were asked for losses, and t'.
 
     E[u_i] = f_i(w') follows if all clients are asked equally often, which is ``Uniform``'s to keep.
     """
@@ -174,7 +174,7 @@ def test_a_round_of_drfa_by_hand():
             ZOO, rk.DRFA(lr=lr, ascent_lr=ascent, local_steps=tau, clients=2), 1, seed=seed
         )
         (drawn,) = (i for i in pairs if np.allclose(after[tau, i].mean(0), state.w, rtol=1e-12))
-        u = (np.asarray(state.shares.values) - 0.25) / (ascent * tau)
+        u = (np.asarray(state.probabilities.values) - 0.25) / (ascent * tau)
         u = u - u.min()  # the projection takes the same off every entry, and two are zero
         asked = tuple(np.flatnonzero(u > 1e-9))
         wanted = [2 * np.isin(range(4), asked) * ZOO.losses(after[t, drawn].mean(0))
@@ -196,7 +196,7 @@ def test_agnostic_learning_by_hand():
         lam = np.asarray(simplex.project(jnp.asarray(lam + 0.2 * losses)))
     state, _ = advance(ZOO, rk.AgnosticFL(lr=0.1, ascent_lr=0.2), 3)
     np.testing.assert_allclose(state.w, w, rtol=1e-12)
-    np.testing.assert_allclose(state.shares.values, lam, rtol=1e-12)
+    np.testing.assert_allclose(state.probabilities.values, lam, rtol=1e-12)
 
 
 def test_agnostic_learning_leaves_the_mean_to_the_run():

@@ -274,9 +274,11 @@ def test_split_keeps_all_rows_and_no_split_is_empty(client_sizes, first, seed):
 def test_split_goes_straight_into_a_population():
     parts = partition.heterogeneity(BALANCED, 10, q=0.5)
     cut = partition.split(parts, fractions={"train": 0.8, "validation": 0.2})
-    people = Population.from_parts({"labels": BALANCED}, cut)
-    assert people.counts.tolist() == [[48] * 10, [12] * 10]
-    assert np.array_equal(people.rows(3, "validation")["labels"], BALANCED[cut["validation"][3]])
+    population = Population.from_parts({"labels": BALANCED}, cut)
+    assert population.counts.tolist() == [[48] * 10, [12] * 10]
+    assert np.array_equal(
+        population.rows(3, "validation")["labels"], BALANCED[cut["validation"][3]]
+    )
 
 
 def test_split_names_the_client_that_is_too_small():

@@ -133,6 +133,8 @@ def test_parts_without_a_split_and_data_that_are_not_numbers():
     lists: Any = [np.array([0])]
     with pytest.raises(TypeError, match=r"parts must map .* got list.*'train': parts"):
         rk.Population.from_parts(np.arange(3.0), lists)
+    with pytest.raises(TypeError, match=r"one row per sample, got the number 1 in field \[0\]"):
+        rk.Population.from_parts([1, 2, 3], {"train": [np.array([0])]})
     with pytest.raises(TypeError, match=r"arrays of numbers, got <U1 in field \['b'\]"):
         rk.Population.from_parts(
             {"a": np.arange(2.0), "b": np.array(["x", "y"])}, {"train": [np.array([0])]}
@@ -155,12 +157,12 @@ def test_a_population_elsewhere_has_the_form_of_rows_and_none_of_them():
 @pytest.mark.parametrize("engine", [rk.Compiled(), rk.Eager(), rk.remote.Remote()])
 def test_engines_that_need_rows_say_so(engine):
     zoo = rk.zoo.quadratic_losses(n_clients=2, size=2, rows=3)
-    people = rk.Population.elsewhere(rk.Population.stacked(zoo.data).example("train"), 2)
+    population = rk.Population.elsewhere(rk.Population.stacked(zoo.data).example("train"), 2)
     with pytest.raises(ValueError, match=r"needs the clients' rows.*Population\.elsewhere"):
         rk.run(
             rk.FedAvg(lr=0.1, local_steps=2),
             zoo.problem,
-            people,
+            population,
             zoo.start,
             rounds=1,
             engine=engine,

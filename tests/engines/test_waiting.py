@@ -36,7 +36,7 @@ def test_the_wait_ends_where_the_walk_does(slack, n):
     def end(now, finish, due, needed):
         enough = jnp.sort(due)[needed - 1]
         found = timeline(finish, due, 2).end_of_wait(now, enough, lambda time: time < enough)
-        arrived = timeline(finish, due, 2).due_by(found, room=None)
+        arrived = timeline(finish, due, 2).due_by(found, buffer=None)
         return found, arrived.ids, arrived.size
 
     for trial in range(100):

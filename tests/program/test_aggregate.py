@@ -116,11 +116,11 @@ def test_what_makes_no_sense_is_refused():
 def test_a_run_refuses_a_mean_that_does_not_fit_its_clients():
     zoo = rk.zoo.quadratic_losses(n_clients=3, size=2)
     with pytest.raises(ValueError, match="at least 5 clients"):
-        people = rk.Population.stacked(zoo.data)
+        population = rk.Population.stacked(zoo.data)
         rk.run(
             rk.FedAvg(lr=0.1),
             zoo.problem,
-            people,
+            population,
             zoo.start,
             rounds=1,
             aggregate=rk.aggregate.Krum(),
@@ -129,11 +129,11 @@ def test_a_run_refuses_a_mean_that_does_not_fit_its_clients():
 
 def test_a_cohort_that_is_too_small_for_the_rule_is_refused():
     zoo = rk.zoo.quadratic_losses(n_clients=6, size=2)
-    people = rk.Population.stacked(zoo.data)
+    population = rk.Population.stacked(zoo.data)
     for rule in (rk.aggregate.Krum(), rk.aggregate.TrimmedMean(0.2)):
         with pytest.raises(ValueError, match=r"at least 5 clients"):
             algorithm = rk.FedAvg(lr=0.1, clients=4)
-            rk.run(algorithm, zoo.problem, people, zoo.start, rounds=1, aggregate=rule)
+            rk.run(algorithm, zoo.problem, population, zoo.start, rounds=1, aggregate=rule)
 
 
 def weiszfeld(points, weights, steps=4000):

@@ -76,9 +76,9 @@ def test_outer_exchanges_have_the_outer_delay_and_no_others():
     assert exchange(rk.delays.Clock(rk.delays.ConstantDelay(1.0)), [0], kind="outer") == 1.0
     # FedNest: 2 T + N exchanges at the inner delay, then f_y, h and x; only h and x are outer
     zoo = scalar_bilevel()
-    people = rk.Population.stacked(zoo.data)
+    population = rk.Population.stacked(zoo.data)
     nested = rk.FedNest(
         outer_lr=0.1, inner_lr=0.1, inner_rounds=2, ihgp=rk.parts.FedIHGPSum(terms=4, lipschitz=9.0)
     )
-    paid = rk.run(nested, zoo.problem, people, zoo.start, rounds=1, clock=clock).ledger
+    paid = rk.run(nested, zoo.problem, population, zoo.start, rounds=1, clock=clock).ledger
     assert (paid.exchanges, paid.seconds) == (2 * 2 + 4 + 3, 2 * 2 + 4 + 1 + 2 * 10)

@@ -92,19 +92,19 @@ def test_a_full_trace_still_counts():
 
 def test_only_idle_clients_are_sent_anything_and_only_arrivals_are_billed():
     fed = federation()
-    news = poll(fed, jobs(), 1.0)
+    result = poll(fed, jobs(), 1.0)
     assert fed.ledger == rk.program.Ledger(1, 4, 3 * 8, 2 * 8, seconds=1.0)
-    poll(fed, news.jobs, 1.0)
+    poll(fed, result.jobs, 1.0)
     assert fed.ledger == rk.program.Ledger(2, 8, 5 * 8, 4 * 8, seconds=2.0)
 
 
 def test_a_discount_scales_a_result_in_the_sum_by_its_own_staleness_and_nowhere_else():
     fed, now, sums, changes = federation(), jobs(), [], []
     for _ in range(3):
-        news = poll(fed, now, 1.0, discount=lambda staleness: 1 / (1.0 + staleness.astype(float)))
-        now = news.jobs
-        sums.append(float(news.sum))
-        changes.append(float(news.change))
+        result = poll(fed, now, 1.0, discount=lambda staleness: 1 / (1.0 + staleness.astype(float)))
+        now = result.jobs
+        sums.append(float(result.sum))
+        changes.append(float(result.change))
     assert sums == pytest.approx([11 / 3, 11 / 3, 100 / 3 / 3])  # fresh, fresh, of staleness 2
     assert changes == pytest.approx([11 / 3, 0, 100 / 3])
     assert now.results.tolist() == [1, 10, 100]
@@ -113,16 +113,16 @@ def test_a_discount_scales_a_result_in_the_sum_by_its_own_staleness_and_nowhere_
 
 @pytest.mark.parametrize(("bound", "waits"), [(0, 2.5), (1, 2.5), (2, 3.0), (None, 3.0)])
 def test_the_server_waits_for_who_would_be_too_stale(bound, waits):
-    fed, news = (
+    fed, result = (
         federation(rk.delays.Clock(rk.delays.Stragglers(rk.delays.ConstantDelay(1.0), (2,), 2.5))),
         None,
     )
     now = jobs()
     stalest = []
     for _ in range(3 if bound is None else bound + 1):
-        news = poll(fed, now, 1.0, staleness=bound, wait_for=2)
-        now = news.jobs
-        stalest.append(int(news.stalest))
+        result = poll(fed, now, 1.0, staleness=bound, wait_for=2)
+        now = result.jobs
+        stalest.append(int(result.stalest))
     assert fed.now == waits
     assert max(stalest) == (2 if bound is None else bound)
 
@@ -133,23 +133,23 @@ def test_who_is_away_begins_later_with_the_values_of_then(tmp_path):
     fed = federation(
         rk.delays.Clock(rk.delays.ConstantDelay(1.0), availability=rk.availability.TraceOn(path))
     )
-    news = poll(fed, jobs(), 1.0)
-    assert news.jobs.is_idle.tolist() == [True, True, True]
+    result = poll(fed, jobs(), 1.0)
+    assert result.jobs.is_idle.tolist() == [True, True, True]
     assert fed.ledger.bytes_down == 2 * 8
-    news = poll(fed, news.jobs, 2.0)  # it comes at 1.5 and is at work at 2.0
-    assert news.jobs.is_idle.tolist() == [True, True, False]
-    news = poll(fed, news.jobs, 3.0)
-    assert (fed.now, news.jobs.results.tolist()) == (2.5, [2, 20, 200])
+    result = poll(fed, result.jobs, 2.0)  # it comes at 1.5 and is at work at 2.0
+    assert result.jobs.is_idle.tolist() == [True, True, False]
+    result = poll(fed, result.jobs, 3.0)
+    assert (fed.now, result.jobs.results.tolist()) == (2.5, [2, 20, 200])
 
 
 def test_a_synchronous_exchange_lets_time_pass_for_all():
     fed = federation()
-    news = poll(fed, jobs(), 1.0)
+    result = poll(fed, jobs(), 1.0)
     everyone = jnp.ones(3, bool)
     assert float(fed.ask(everyone, scaled, jnp.asarray(3.0), key=jax.random.key(0))) == 111
     assert fed.now == 3.5  # the straggler's 2.5 seconds
-    news = poll(fed, news.jobs, 2.0, wait_for=1)
-    assert (fed.now, int(news.arrivals)) == (3.5, 1)  # what had been finished meanwhile
+    result = poll(fed, result.jobs, 2.0, wait_for=1)
+    assert (fed.now, int(result.arrivals)) == (3.5, 1)  # what had been finished meanwhile
     assert (
         fed.ask(
             jnp.array([True, False, False]), scaled, fed.cache(jnp.ones(())), key=jax.random.key(0)
@@ -212,13 +212,13 @@ def own_jobs():
 def test_each_client_is_sent_its_own_row_and_one_row_is_billed():
     fed = federation()
     at = {"rules": PollRules(1), "key": jax.random.key(0)}
-    news = fed.poll(own_jobs(), shifted, own_rows(), jnp.ones(()), **at)
-    assert news.jobs.results.tolist() == [1 + 1, 10 + 0.1 + 3, 0]
+    result = fed.poll(own_jobs(), shifted, own_rows(), jnp.ones(()), **at)
+    assert result.jobs.results.tolist() == [1 + 1, 10 + 0.1 + 3, 0]
     assert (fed.ledger.bytes_down, fed.ledger.bytes_up) == (3 * 4 * 8, 2 * 8)
     poison = jax.tree.map(lambda a: a * jnp.nan, own_rows())
     for _ in range(2):  # the third still works with the row of then
-        news = fed.poll(news.jobs, shifted, poison, jnp.ones(()), **at)
-    assert float(news.jobs.results[2]) == 100 + 0.2 + 5
+        result = fed.poll(result.jobs, shifted, poison, jnp.ones(()), **at)
+    assert float(result.jobs.results[2]) == 100 + 0.2 + 5
     who = jnp.array([False, True, True])
     down = fed.ledger.bytes_down
     mean = fed.ask(who, shifted, own_rows(), jnp.zeros(()), key=jax.random.key(0))
@@ -236,9 +236,9 @@ def test_both_engines_send_the_same_rows():
     def polls(fed):
         jobs, rows = own_jobs(), own_rows()
         for _ in range(3):
-            news = fed.poll(jobs, shifted, rows, jnp.ones(()), rules=PollRules(2), key=key)
-            jobs = news.jobs
-            rows = jax.tree.map(lambda a, s=news.sum: a + s, rows)
+            result = fed.poll(jobs, shifted, rows, jnp.ones(()), rules=PollRules(2), key=key)
+            jobs = result.jobs
+            rows = jax.tree.map(lambda a, s=result.sum: a + s, rows)
         asked = fed.ask(jobs.has_arrived, shifted, rows, jnp.ones(()), key=key)
         return jobs, asked
 

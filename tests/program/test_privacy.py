@@ -12,7 +12,7 @@ from rookery.algorithms import FedPAQ, SimFBO
 from rookery.engines.eager import EagerFederation
 from rookery.engines.engine import Program
 from rookery.program.participation import Poisson, Weighted
-from rookery.program.privacy import Clip, Private, PrivateFederation, QuantileClip, Shares
+from rookery.program.privacy import Clip, Distributed, Private, PrivateFederation, QuantileClip
 from rookery.remote import Remote
 from rookery.runner.run_state import Result
 
@@ -67,11 +67,11 @@ def test_without_clip_and_noise_it_is_the_plain_run_bit_for_bit(name, engine):
 @pytest.mark.parametrize(
     ("name", "noise"),
     [
-        ("FedAvg", Shares(0.7)),
+        ("FedAvg", Distributed(0.7)),
         *[
             pytest.param(name, noise, marks=pytest.mark.slow)
             for name in CASES
-            for noise in (0.7, Shares(0.7))
+            for noise in (0.7, Distributed(0.7))
         ],
     ],
 )
@@ -89,7 +89,7 @@ def test_engines_agree_on_the_noise_and_the_ledger(name, noise):
 def test_the_server_s_noise_costs_nothing_and_shares_two_numbers_down():
     plain, central, shares = [
         finished(LOSSES, algorithm).ledger
-        for algorithm in (FEDAVG, private(FEDAVG), private(FEDAVG, noise=Shares(0.7)))
+        for algorithm in (FEDAVG, private(FEDAVG), private(FEDAVG, noise=Distributed(0.7)))
     ]
     assert plain == central
     assert shares.exchanges == plain.exchanges and shares.bytes_up == plain.bytes_up
@@ -168,7 +168,7 @@ def test_the_noise_fits_the_sensitivity_of_the_draw(rule, weights, clients, reac
 
 
 def test_shares_add_up_to_the_noise_of_the_server():
-    for noise in (0.7, Shares(0.7)):
+    for noise in (0.7, Distributed(0.7)):
         how = private(rk.FedAvg(lr=0.1), clip=0.5, noise=noise)
         assert spread(how, rk.participation.Everyone()) == pytest.approx(0.7 * 0.5 / 4, rel=0.05)
 
@@ -242,10 +242,10 @@ def test_settings_that_do_not_fit_are_refused():
         private(private(FEDAVG))
     with pytest.raises(TypeError, match="takes an algorithm first"):
         private(3)
-    with pytest.raises(ValueError, match="shares of noise need a cohort of known size"):
-        finished(LOSSES, private(rk.FedAvg(lr=0.1, clients=Poisson(0.5)), noise=Shares(1.0)))
+    with pytest.raises(ValueError, match="Distributed noise needs a cohort of known size"):
+        finished(LOSSES, private(rk.FedAvg(lr=0.1, clients=Poisson(0.5)), noise=Distributed(1.0)))
     with pytest.raises(ValueError, match="compressed uploads"):
-        finished(LOSSES, private(FedPAQ(lr=0.1, codec=rk.parts.TopK(1)), noise=Shares(1.0)))
+        finished(LOSSES, private(FedPAQ(lr=0.1, codec=rk.parts.TopK(1)), noise=Distributed(1.0)))
     with pytest.raises(ValueError, match=r"rate must be above 0 and at most 1, got 1\.5"):
         Poisson(1.5)
 

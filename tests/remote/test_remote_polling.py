@@ -48,13 +48,13 @@ class Anarchic(rk.AbstractAlgorithm):
 
     def round(self, fed, problem, state, key):
         """One poll."""
-        news = fed.poll(
+        result = fed.poll(
             state.jobs, slope, state.w, key=key, settings={"problem": problem},
             rules=rk.program.PollRules(self.wait_for, staleness=self.staleness),
         )  # fmt: skip
-        g = state.g + news.change
-        stalest = jnp.maximum(state.stalest, news.stalest)
-        return State(state.w - 0.1 * g, g, news.jobs, news.arrivals, stalest)
+        g = state.g + result.change
+        stalest = jnp.maximum(state.stalest, result.stalest)
+        return State(state.w - 0.1 * g, g, result.jobs, result.arrivals, stalest)
 
     def solution(self, state):
         """The iterate."""

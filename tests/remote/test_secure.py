@@ -15,7 +15,7 @@ from rookery.algorithms import FedPAQ, SimFBO
 from rookery.engines.engine import Program, Stopped
 from rookery.program.algorithm import numbers_to_arrays
 from rookery.program.participation import Everyone, WithReplacement
-from rookery.program.privacy import Private, QuantileClip, Shares
+from rookery.program.privacy import Distributed, Private, QuantileClip
 from rookery.remote import (
     Enforcer,
     Faults,
@@ -273,7 +273,7 @@ def test_nested_methods_run_and_only_rounding_differs(name):
     assert [event.client for event in hidden.events] == [None]  # what it cannot protect from
 
 
-@pytest.mark.parametrize("noise", [1.0, Shares(1.0)], ids=["central", "shares"])
+@pytest.mark.parametrize("noise", [1.0, Distributed(1.0)], ids=["central", "distributed"])
 @pytest.mark.parametrize("clip", [0.1, QuantileClip(0.1, noise=4.0)], ids=["fixed", "quantile"])
 def test_private_runs_clip_at_the_clients_and_have_the_same_noise(noise, clip):
     sampled = rk.FedAvg(lr=0.1, local_steps=2, batch_size=2, clients=4)

@@ -32,7 +32,7 @@ def but(**settings) -> SitePolicy:
 # ---- a server that asks one client what it likes
 
 
-class Asking:
+class OneClient:
     """A server with one client, which has these rows and this site policy."""
 
     def __init__(self, problem, rows, start, *, batch_size=None, lr=1.0, policy=None, folder=""):
@@ -91,7 +91,7 @@ def squared_distance(w, row):
 def rows_from_known_batches(policy, folder) -> int:
     rows = np.random.default_rng(0).normal(size=(60, 5)) / 10
     problem = rk.SingleLevel(squared_distance)
-    client = Asking(problem, rows, np.zeros(5), batch_size=10, policy=policy, folder=folder)
+    client = OneClient(problem, rows, np.zeros(5), batch_size=10, policy=policy, folder=folder)
     means = np.stack([client.gradient(np.zeros(5), seed=seed)[0] for seed in range(240)])
     return recovered(rows, np.linalg.lstsq(known_batches(), means, rcond=None)[0])
 
@@ -100,7 +100,7 @@ def rows_from_known_batches(policy, folder) -> int:
 def known_batches():
     """The server's own copy of the program, on rows that tell who is in a batch."""
     problem = rk.SingleLevel(squared_distance)
-    copy = Asking(problem, np.eye(60), np.zeros(60), batch_size=10)
+    copy = OneClient(problem, np.eye(60), np.zeros(60), batch_size=10)
     return np.stack([copy.gradient(np.zeros(60), seed=seed)[0] for seed in range(240)])
 
 
@@ -130,7 +130,7 @@ def rows_from_crafted_weights(policy, folder, scale=1.0) -> int:
         "out": np.full(units, scale),
     }
     leaves = jax.tree.leaves(weights)  # bias, in, out
-    client = Asking(rk.SingleLevel(sum_of_units), rows, weights, policy=policy, folder=folder)
+    client = OneClient(rk.SingleLevel(sum_of_units), rows, weights, policy=policy, folder=folder)
     bias, inner, _ = client.gradient(*leaves)
     by_row = np.diff(inner, axis=0), np.diff(bias)[:, None]
     is_some = np.abs(by_row[1][:, 0]) > 1e-9 * np.abs(bias).max()
@@ -152,9 +152,9 @@ def test_with_the_default_policy_they_give_none(scale, tmp_path):
 ROWS = np.arange(24.0).reshape(12, 2) / 10
 
 
-def asking(folder, policy, **settings):
+def one_client(folder, policy, **settings):
     problem = rk.SingleLevel(squared_distance)
-    return Asking(problem, ROWS, np.zeros(2), policy=policy, folder=folder, **settings)
+    return OneClient(problem, ROWS, np.zeros(2), policy=policy, folder=folder, **settings)
 
 
 @pytest.mark.parametrize(
@@ -171,24 +171,24 @@ def asking(folder, policy, **settings):
     ],
 )
 def test_a_limit_refuses_and_both_sides_know_why(tmp_path, settings, batch_size, reason):
-    client = asking(tmp_path, but(**settings), batch_size=batch_size)
+    client = one_client(tmp_path, but(**settings), batch_size=batch_size)
     reply = client.ask(np.array([3.0, 4.0]), steps=2)
     assert reply.kind is Kind.FAILURE and "refused" in reply.arrays
     told = wire.decode_text(reply.arrays["reason"])
     assert told.startswith("refused by the site's policy: ") and reason in told
     last = [*site_log.read(tmp_path / site_log.NAME)][-1]
     assert last["event"] == "refused" and reason in last["reason"]
-    assert asking(tmp_path / "open", OPEN).ask(np.array([3.0, 4.0]), steps=2).kind is Kind.REPLY
+    assert one_client(tmp_path / "open", OPEN).ask(np.array([3.0, 4.0]), steps=2).kind is Kind.REPLY
 
 
 def test_a_message_beyond_the_limit_is_not_read(tmp_path):
-    client = asking(tmp_path, but(largest_message=100))
+    client = one_client(tmp_path, but(largest_message=100))
     reply = client.ask(np.zeros(2))
     assert "largest_message = 100" in wire.decode_text(reply.arrays["reason"])
 
 
 def test_values_that_are_not_finite_are_refused(tmp_path):
-    reply = asking(tmp_path, but(largest_incoming_norm=1e9)).ask(np.array([np.nan, 0.0]))
+    reply = one_client(tmp_path, but(largest_incoming_norm=1e9)).ask(np.array([np.nan, 0.0]))
     assert "largest_incoming_norm" in wire.decode_text(reply.arrays["reason"])
 
 
@@ -212,8 +212,8 @@ def test_a_loop_of_known_length_can_be_differentiated():
 
 def test_requests_of_an_earlier_process_count(tmp_path):
     policy = but(requests_per_hour=4)
-    assert asking(tmp_path, policy).ask(np.zeros(2)).kind is Kind.REPLY  # after two handshakes
-    reply = asking(tmp_path, policy).ask(np.zeros(2))
+    assert one_client(tmp_path, policy).ask(np.zeros(2)).kind is Kind.REPLY  # after two handshakes
+    reply = one_client(tmp_path, policy).ask(np.zeros(2))
     assert "requests_per_hour = 4" in wire.decode_text(reply.arrays["reason"])
 
 
@@ -222,8 +222,8 @@ def test_requests_of_an_earlier_process_count(tmp_path):
 
 def test_the_way_from_what_was_sent_is_clipped(tmp_path):
     far = np.array([30.0, 40.0])
-    (plain,) = asking(tmp_path / "a", OPEN).gradient(far)
-    (short,) = asking(tmp_path / "b", but(clip=2.0)).gradient(far)
+    (plain,) = one_client(tmp_path / "a", OPEN).gradient(far)
+    (short,) = one_client(tmp_path / "b", but(clip=2.0)).gradient(far)
     np.testing.assert_allclose(plain, far - ROWS.mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(short, 2 * plain / np.linalg.norm(plain), rtol=1e-5)
 
@@ -307,7 +307,7 @@ def test_the_text_of_an_error_stays_at_the_site(tmp_path):
 
 
 def test_an_error_of_a_step_tells_the_server_its_kind_alone(tmp_path, monkeypatch):
-    client = asking(tmp_path, OPEN)
+    client = one_client(tmp_path, OPEN)
 
     def broken(*_):
         raise ValueError("patient 4711")
@@ -412,7 +412,7 @@ def test_joining_writes_a_hash_and_leaves_the_rest(tmp_path):
 
 def test_audit_prints_what_left_and_what_was_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    client = asking(tmp_path, SitePolicy())
+    client = one_client(tmp_path, SitePolicy())
     for _ in range(3):
         client.ask(np.zeros(2))
     client.ask(np.full(2, 1e9))

@@ -105,6 +105,33 @@ def test_every_client_s_value_is_kept_by_name_and_survives_a_resume(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda metrics: metrics.OnClients({"m": scaled}, "train"),
+            "losses of OnClients .*'train'",
+        ),
+        (lambda metrics: metrics.OnClients({"m": 3}), "scores of OnClients: 'm' .* got 3"),
+        (lambda metrics: metrics.OnServer(scaled, DATA), "metrics of OnServer .*<function scaled"),
+    ],
+)
+def test_metrics_that_are_no_functions_by_name(make, said, wrong_types):
+    with pytest.raises(TypeError, match=said):
+        make(rk.metrics)
+
+
+def test_a_split_that_clients_lack_is_found_before_the_run(tmp_path):
+    zoo = rk.zoo.scalar_bilevel()
+    with pytest.raises(ValueError, match=r"OnClients .*'test'.*: train"):
+        rk.run(
+            rk.FedNest(outer_lr=0.1, inner_lr=0.1), zoo.problem, rk.Population.stacked(zoo.data),
+            zoo.start, rounds=1, evaluate=[rk.metrics.OnClients({"m": scaled})],
+            directory=tmp_path / "run",
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
     "evaluate, said",
     [
         (None, "got None. Leave it out"),

@@ -35,7 +35,7 @@ def test_a_huge_but_finite_solution_is_divergence(tmp_path):
     with pytest.warns(rk.stop.DivergenceWarning):
         again = go(directory=tmp_path)
     assert (again.message, again.history.rows) == (result.message, result.history.rows)
-    # who knows better goes on
+    # a user who raises the limit continues
     finished = go(directory=tmp_path, growth_limit=None)
     assert (finished.status, finished.rounds) == ("finished", 10)
     assert finished.history.rows == go(growth_limit=None).history.rows

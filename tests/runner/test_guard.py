@@ -11,7 +11,7 @@ import rookery as rk
 from rookery.algorithms.shared.step_rule import first_opt, move
 from rookery.program.step_sizes import scale_steps
 from rookery.remote import Remote
-from rookery.runner.guard import Good, Guard, Watch
+from rookery.runner.guard import Good, Guard, GuardState
 
 POPULATION = rk.Population.stacked({"target": np.array([[1.0], [3.0]])})
 PROBLEM = rk.SingleLevel(lambda w, row: (w - row["target"]) ** 2, split="train")
@@ -156,7 +156,7 @@ def test_all_step_sizes_of_an_algorithm_shrink_and_nothing_else_does():
 
 def watch(values, goal, **settings):
     """In which evaluation a guard finds the metric wrong, what it says, and the best one."""
-    seen = Watch(Good(0, None), Good(0, ()))
+    seen = GuardState(Good(0, None), Good(0, ()))
     for i, value in enumerate(values):
         is_last = i == len(values) - 1
         said = seen.check_losses(Guard(**settings), {"m": value} if goal == "min" else {})
@@ -245,7 +245,7 @@ def test_what_an_algorithm_does_in_its_first_round_it_does_again():
 
 def test_a_variable_that_swings_without_end_does_not_break_down():
     """Steps of a cosine pass through nothing and grow again, but never beyond what they were."""
-    seen, guard = Watch(Good(0, None), Good(0, (np.ones(1),))), Guard()
+    seen, guard = GuardState(Good(0, None), Good(0, (np.ones(1),))), Guard()
     for k in range(1, 400):
         w = (np.array([np.cos(0.0507 * k)]),)
         assert seen.check_variables(guard, k, k, w, ("w",)) == ""

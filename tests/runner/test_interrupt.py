@@ -6,7 +6,8 @@ import signal
 import pytest
 
 import rookery as rk
-from rookery.runner.history import HistoryFile, make_directory
+from rookery.runner.atomic_file import make_directory
+from rookery.runner.history import HistoryFile
 from rookery.runner.interrupt import Interrupt, Terminated
 
 ZOO = rk.zoo.scalar_bilevel()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -132,9 +133,19 @@ def test_bad_arguments():
         rk.run(ALGORITHM, problem, POPULATION, ZOO.start, rounds=1)
     with pytest.raises(ValueError, match="outer cannot be evaluated on one example"):
         rk.run(ALGORITHM, ZOO.problem, POPULATION, (np.zeros(2), np.zeros(4)), rounds=1)
-    with pytest.raises(ValueError, match=r"unknown split 'validation'"):
+    with pytest.raises(ValueError, match=r"Bilevel.*'validation'.*: train\."):
         problem = rk.Bilevel(ZOO.problem.outer, ZOO.problem.inner)
         rk.run(ALGORITHM, problem, POPULATION, ZOO.start, rounds=1)
+
+
+@pytest.mark.usefixtures("wrong_types")
+def test_arguments_of_another_kind():
+    on: Any = ZOO.problem, ZOO.data, ZOO.start
+    with pytest.raises(TypeError, match=r"population must be .* got dict\. .*from_parts"):
+        rk.run(ALGORITHM, *on, rounds=1)
+    algorithm: Any = type(ALGORITHM)
+    with pytest.raises(TypeError, match=r"algorithm must be .* got <class"):
+        rk.run(algorithm, ZOO.problem, POPULATION, ZOO.start, rounds=1)
 
 
 PROGRAM = Path(__file__).parent / "killed_program.py"

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import rookery as rk
-from rookery.runner.search import Plan, Trial, at_ends, chosen, search
+from rookery.runner.search import SearchPlan, Trial, at_ends, chosen, search
 from rookery.runner.tune import Tuning
 
 ZOO = rk.zoo.scalar_bilevel()
@@ -72,7 +72,7 @@ def test_lists_have_ends_at_each_place(grid, value, sides):
 
 def test_a_grid_of_lists_is_not_widened():
     space = {"lr": [[0.01, 1], [0.1, 1]], "steps": [1, 2]}
-    found, _ = halved(space, Plan(extend=2), lambda one, share: one["lr"][0] + one["steps"])
+    found, _ = halved(space, SearchPlan(extend=2), lambda one, share: one["lr"][0] + one["steps"])
     assert found.widened == ["steps", "steps"] and found.space["lr"] == space["lr"]
 
 
@@ -128,7 +128,7 @@ def halved(space, plan, loss=first_digit):
 
 
 def test_one_in_three_goes_on_and_the_last_are_confirmed():
-    found, asked = halved({"lr": {"low": 0.01, "high": 100.0}}, Plan((0,), confirm=(1, 2)))
+    found, asked = halved({"lr": {"low": 0.01, "high": 100.0}}, SearchPlan((0,), confirm=(1, 2)))
     assert asked == [
         (27, (0,), 1 / 9),
         (9, (0,), 1 / 3),
@@ -144,34 +144,34 @@ def test_diverged_settings_do_not_go_on():
     def half_diverges(setting, share):
         return None if setting["lr"] > 1 else first_digit(setting, share)
 
-    found, asked = halved({"lr": {"low": 0.01, "high": 100.0}}, Plan(), half_diverges)
+    found, asked = halved({"lr": {"low": 0.01, "high": 100.0}}, SearchPlan(), half_diverges)
     assert [n for n, *_ in asked] == [27, 9, 3]
     assert all(one.setting["lr"] <= 1 for one in found.trials if one.share > 0.2)
-    found, asked = halved({"lr": {"low": 2.0, "high": 100.0}}, Plan(), half_diverges)
+    found, asked = halved({"lr": {"low": 2.0, "high": 100.0}}, SearchPlan(), half_diverges)
     assert chosen(found.trials, "max") is None
 
 
 def test_a_choice_at_an_end_widens_the_range_and_says_so():
     space = {"lr": {"low": 1e-3, "high": 0.05}, "kind": ["a", "b"]}
-    found, asked = halved(space, Plan(extend=3))
+    found, asked = halved(space, SearchPlan(extend=3))
     assert found.widened == ["lr", "lr"]  # to 0.5 and to 5, which contains 1
     assert found.space["lr"] == {"low": 1e-3, "high": pytest.approx(5.0)}
     best = chosen(found.trials, "max")
     assert best is not None and 0.5 < best.setting["lr"] < 2
     assert [n for n, *_ in asked] == [27, 9, 3, 13, 5, 2, 6, 2, 1]
-    found, _ = halved(space, Plan(extend=1))
+    found, _ = halved(space, SearchPlan(extend=1))
     best = chosen(found.trials, "max")
     assert found.widened == ["lr"] and best and at_ends(found.space, best.setting)
 
 
 def test_a_grid_goes_on_with_the_ratio_of_its_last_values():
-    found, asked = halved({"lr": [0.01, 0.03], "steps": [1]}, Plan(extend=9))
+    found, asked = halved({"lr": [0.01, 0.03], "steps": [1]}, SearchPlan(extend=9))
     assert found.space["lr"] == [0.01, 0.03, 0.09, 0.27, 0.81, 2.43]
     best = chosen(found.trials, "max")
     assert found.widened == ["lr"] * 4 and best and best.setting["lr"] == 0.81
     assert [n for n, *_ in asked] == [2, 1, 1, 1, 1]
     whole = {"steps": [2, 4]}  # below 1 there is nothing
-    found, _ = halved(whole, Plan(extend=9), lambda one, share: -one["steps"])
+    found, _ = halved(whole, SearchPlan(extend=9), lambda one, share: -one["steps"])
     assert found.space["steps"] == [2, 4, 1]
 
 
@@ -200,15 +200,15 @@ def test_ranges_in_python_go_on_from_rung_to_rung():
 )
 def test_a_search_that_cannot_be_is_refused(grid, wrong, message):
     with pytest.raises(ValueError, match=message):
-        Plan(**wrong).check(grid)
+        SearchPlan(**wrong).check(grid)
 
 
 def test_optuna_proposes_from_what_it_has_seen():
     pytest.importorskip("optuna")
     space = {"lr": {"low": 1e-4, "high": 1e4}, "steps": [1, 5]}
-    found, asked = halved(space, Plan(sampler="optuna"))
+    found, asked = halved(space, SearchPlan(sampler="optuna"))
     assert [n for n, *_ in asked] == [9, 9, 9, 9, 3]
-    reverse, _ = halved(space, Plan(sampler="optuna"), lambda *given: -first_digit(*given))
+    reverse, _ = halved(space, SearchPlan(sampler="optuna"), lambda *given: -first_digit(*given))
     tried = [[one.setting for one in each.trials] for each in (found, reverse)]
     assert tried[0][:9] == tried[1][:9] and tried[0][9:] != tried[1][9:]
-    assert found == halved(space, Plan(sampler="optuna"))[0]
+    assert found == halved(space, SearchPlan(sampler="optuna"))[0]

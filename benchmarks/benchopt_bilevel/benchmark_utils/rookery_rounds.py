@@ -83,7 +83,7 @@ class OneClient:
         self._state, self._done = None, 0
 
     def start(self, inner_var: Tree, outer_var: Tree) -> None:
-        """Begin anew from these variables."""
+        """Start again from these variables."""
         first = jax.tree.map(jnp.asarray, (outer_var, inner_var))
         self._state, self._done = first_state(self.algorithm, self.problem, 1, first), 0
 

@@ -94,8 +94,8 @@ class ADBO(PolledAlgorithm):
     Args:
         outer_lr: η_x.
         inner_lr: η_y.
-        server_outer_lr: η_v; None is ``outer_lr``.
-        server_inner_lr: η_z; None is ``inner_lr``.
+        server_outer_lr: η_v; None means ``outer_lr``.
+        server_inner_lr: η_z; None means ``inner_lr``.
         consensus_lr: η_θ.
         cut_lr: η_λ.
         consensus_damping: c_2.
@@ -103,9 +103,9 @@ class ADBO(PolledAlgorithm):
         tolerance: ε.
         admm: how the inner solution is estimated, with step sizes of its own.
         cut_every: k_pre, iterations from one new cut to the next.
-        cuts_until: T_1, the iteration after which there are no new cuts; None is never.
+        cuts_until: T_1, the iteration after which there are no new cuts; None means never.
         max_cuts: M.
-        staleness: the largest staleness of a result, in iterations; None is no bound.
+        staleness: the largest staleness of a result, in iterations; None means no bound.
     """
 
     _: KW_ONLY

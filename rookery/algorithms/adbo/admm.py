@@ -39,7 +39,7 @@ class Setting(NamedTuple):
         problem: whose inner problem is solved.
         everyone: all clients.
         v: the outer variable, held by all clients.
-        batch_size: rows per evaluation on a client; None is all.
+        batch_size: rows per evaluation on a client; None means all.
         key: of the samples.
     """
 

@@ -114,13 +114,13 @@ class AFBO(PolledAlgorithm):
             with hops, as in the paper, by :class:`APHESum`, :class:`APHERandom`,
             :class:`APHEPaper`.
         hessians: whose Hessians the hops use: :class:`ActiveHessians`, :class:`StaleHessians`,
-            :class:`LocalHessians`; None is the first. A running adjoint takes none.
+            :class:`LocalHessians`; None means the first. A running adjoint takes none.
         inner_steps: E_i, one number, one per client, or :class:`RandomSteps`, drawn for each job.
         local_lr: rule of the local iterations; no schedule, since a job spans several rounds. With
             0 all gradients of a job are at the values received; otherwise unequal numbers of
             iterations, or clients that differ, move the limit. None is 0 with a running adjoint and
             where ``inner_lr`` finds its size, and with hops ``inner_lr``, reset in every job.
-        first_wait_for: how many results the server waits for before its first steps; None is one
+        first_wait_for: how many results the server waits for before its first steps; None means one
             from every client. A result that has not arrived by then counts as zero.
         inner_staleness: the largest staleness of an inner result, in inner steps of the server;
             None is no bound.

@@ -1,11 +1,11 @@
-"""The adjoint as a variable that moves with y: no hops, nobody is waited for, and an exact limit.
+"""The adjoint as a variable that moves with y: no hops, no waiting, an exact limit.
 
 A client's inner job brings the mean gradient G_i and the residual  R_i = g_yy v - f_y  of the
 adjoint at the (x, y, v) that it received. The server keeps the latest of every client and steps
 
     y <- y - β mean_i G_i,    v <- v - β mean_i R_i,    x <- x - η mean_i H_i
 
-with means over all clients, however old. If the iterates come to rest, then every client's latest
+with means over all clients, however old. If the iterates converge, then every client's latest
 results are those at the same (x, y, v), and the three means are those of all clients. They are
 zero: g_y = 0, so y solves the inner problem; g_yy v = f_y with the means of both sides, so v is the
 adjoint of all clients together; and f_x - g_xy v = 0, so x is stationary. Neither delays nor
@@ -55,7 +55,7 @@ class RunningAdjoint(eqx.Module):
     It costs no exchange of its own, and its limit is exact.
 
     Args:
-        lr: step rule of v; None is the rule of y.
+        lr: step rule of v; None means the rule of y.
 
     >>> import rookery as rk
     >>> rk.AFBO().aphe == rk.parts.RunningAdjoint()
@@ -151,7 +151,7 @@ def measured_curvature(
 
 
 def summed_again(fed: AbstractFederation, mean: Tree, jobs: InFlight, wait_for: int) -> Tree:
-    """The mean of all clients' latest results, summed anew where rounding may have gathered.
+    """The mean of all clients' latest results, summed again where rounding errors add up.
 
     Args:
         fed: the federation.

@@ -56,7 +56,7 @@ import jax.numpy as jnp
 from rookery import tree
 from rookery.algorithms.comfedl.weighting import AbstractWeighting, NormalisedWeights
 from rookery.algorithms.shared import local
-from rookery.algorithms.shared.auto import DoG, Sent
+from rookery.algorithms.shared.auto import DoG, ServerOpts
 from rookery.algorithms.shared.meta_hessian import AbstractHessian, ExactHessian, meta_gradient
 from rookery.algorithms.shared.model import check_server_rule, move_to_mean
 from rookery.algorithms.shared.schedule import number
@@ -119,7 +119,7 @@ class ComFedL(SampledAlgorithm):
             with a gamma only. NormalisedWeights if not given.
         hessian: how the Hessian is treated, on Meta problems only; :class:`ExactHessian` if not
             given.
-        outer_batch_size: b_1, rows of the outer function per local step; None is ``batch_size``.
+        outer_batch_size: b_1, rows of the outer function per local step; None means ``batch_size``.
         shared_batch: whether one batch serves both functions, as in the paper's special version.
             It is exact for an outer function that does not depend on examples, and biased for
             others. Both functions must then use the same split.
@@ -231,7 +231,7 @@ class ComFedL(SampledAlgorithm):
         """The state after the server's step towards the mean of the clients' models."""
         w, opt = move_to_mean(self.server_lr, mean, state.opt, state.w, fed.round)
         w, own = projected(problem, "w", w), state.own_opt
-        if isinstance(own, Sent):
+        if isinstance(own, ServerOpts):
             own = observed(self.lr, direction_of(self.lr, own.opts, state.w, mean), own, w)
         return state._replace(w=w, opt=opt, own_opt=own)
 

@@ -49,7 +49,7 @@ class AbstractWeighting(eqx.Module):
     """A way to weigh clients by their losses.
 
     Attributes:
-        batch_size: rows per loss of a level; None is all.
+        batch_size: rows per loss of a level; None means all.
     """
 
     batch_size: eqx.AbstractVar[int | None]
@@ -148,7 +148,7 @@ class ShiftedWeights(AbstractWeighting):
     50
 
     Args:
-        batch_size: rows per loss of a level; None is all.
+        batch_size: rows per loss of a level; None means all.
     """
 
     _: KW_ONLY
@@ -204,7 +204,7 @@ class NormalisedWeights(AbstractWeighting):
         stale_scalar: use the level of the round before, which its cohort sends along with its
             models, instead of an exchange of its own; only the first round has that exchange. All
             weights of a round are then off by a common factor.
-        batch_size: rows per loss of a level; None is all.
+        batch_size: rows per loss of a level; None means all.
         max_weight: the largest weight, to which larger ones are clipped; None clips nothing, and
             then small batches can make values overflow (see the top of this file). The number of
             clients in a cohort is a good choice.
@@ -287,14 +287,14 @@ class NormalisedWeights(AbstractWeighting):
         )
 
 
-def soft_maximum(losses: jax.Array, shares: jax.Array, gamma: Number) -> jax.Array:
-    """γ log Σ share_i exp(f_i / γ), without overflow; for γ = inf the mean."""
-    gamma, takes_part = _like(losses, gamma), shares > 0
+def soft_maximum(losses: jax.Array, weights: jax.Array, gamma: Number) -> jax.Array:
+    """γ log Σ w_i exp(f_i / γ), without overflow; for γ = inf the mean."""
+    gamma, takes_part = _like(losses, gamma), weights > 0
     greatest = jnp.max(jnp.where(takes_part, losses, -jnp.inf))
     each = jnp.exp(jnp.where(takes_part, losses - greatest, 0) / gamma)
-    shares = shares.astype(losses.dtype)
-    mean = jnp.dot(shares, jnp.where(takes_part, losses, 0))
-    return jnp.where(jnp.isinf(gamma), mean, greatest + gamma * jnp.log(jnp.dot(shares, each)))
+    weights = weights.astype(losses.dtype)
+    mean = jnp.dot(weights, jnp.where(takes_part, losses, 0))
+    return jnp.where(jnp.isinf(gamma), mean, greatest + gamma * jnp.log(jnp.dot(weights, each)))
 
 
 def _like(loss: jax.Array, value: Number) -> jax.Array:

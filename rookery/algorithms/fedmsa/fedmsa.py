@@ -28,7 +28,7 @@ one per client of A and sends D down; with ``fresh=False`` there are K per clien
 Departures from the paper: means over clients, not sums; one sample serves both points of a
 difference; ρ = 1 and K = 1 in round 0 only; the random output is uniform over the iterates that
 exist; the first local step is along h and needs no evaluation; the maps of bilevel problems and
-compositions are mended (:mod:`rookery.algorithms.shared.views`). With several clients in B their
+compositions are corrected (:mod:`rookery.algorithms.shared.views`). With several clients in B their
 iterates are averaged, as in the paper's experiments; its theorem has one.
 """
 
@@ -42,7 +42,7 @@ import jax.numpy as jnp
 from rookery import check, tree
 from rookery.algorithms.fedmsa.output import AbstractOutput, Kept, LastIterate
 from rookery.algorithms.fedmsa.warmup import AbstractWarmUp
-from rookery.algorithms.shared.auto import Curvature, DoG, Sent
+from rookery.algorithms.shared.auto import Curvature, DoG, ServerOpts
 from rookery.algorithms.shared.blocks import (
     Radius,
     check_radius,
@@ -111,7 +111,7 @@ class FedMSA(AbstractOnView):
             they gain less from ρ than h does.
         momentum_batch: rows per evaluation for the direction, None for all; ``"same"`` is
             ``batch_size``, which is then that of the local steps alone.
-        first_batch: rows per evaluation in round 0; the theorem wants K times the number of rounds.
+        first_batch: rows per evaluation in round 0; the theorem needs K times the number of rounds.
         fresh: whether every local step draws rows of its own, as in the paper. If not, one sample
             serves the local steps of a client in a round. Then s_i(w^{k-1}) is known from the step
             before, and K evaluations take the place of 2 (K - 1). With full batches both are equal.
@@ -217,7 +217,7 @@ class FedMSA(AbstractOnView):
             """The k-th iterate of one client, which repeats its steps up to k."""
             alone = cohort.where(jnp.arange(len(cohort), dtype=jnp.int32) == slot)
             start = fed.broadcast(alone, at_u, along_h)  # ------------------ down  nothing new
-            again = own if isinstance(own, Sent) else ()
+            again = own if isinstance(own, ServerOpts) else ()
             how = {**settings, "steps": k - 1}
             w_i, _ = map_steps(fed, alone, again, local_steps, *start, **how)
             with fed.outer():

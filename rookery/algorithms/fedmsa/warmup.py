@@ -97,7 +97,7 @@ class CompositionWarmUp(AbstractWarmUp):
     adjoints.
 
     Args:
-        batch_size: rows per client; None is all.
+        batch_size: rows per client; None means all.
 
     >>> CompositionWarmUp(batch_size=8).batch_size
     8

@@ -102,7 +102,7 @@ def dealt_gradients(
         total, each = carry
         g = levels.inner_gradient(at.problem, x, y, deal.sample(b))
         each = jax.tree.map(lambda rows, new: rows.at[b].set(new), each, g)
-        return tree.axpy(deal.share(b), g, total), each
+        return tree.axpy(deal.fraction(b), g, total), each
 
     n = deal.batches
     each = jax.tree.map(lambda leaf: jnp.zeros((n, *leaf.shape), leaf.dtype), y)
@@ -168,9 +168,9 @@ class FedInn(AbstractLocalPart, AbstractInner):
     Args:
         lr: β, the rule of every local step, or a size for the whole call (:class:`PerCall`).
         local_steps: τ, one number or one per client.
-        anchor_batch: rows of the gradient q; None is all.
+        anchor_batch: rows of the gradient q; None means all.
         dealt: whether a client deals its rows into batches once a call and takes them in turn,
-            instead of drawing rows anew in every local step. Then its gradient at y is computed
+            instead of drawing new rows in every local step. Then its gradient at y is computed
             once for each batch, and their mean is its share of q: about half of the work. With
             full batches both are equal.
 

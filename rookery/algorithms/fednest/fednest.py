@@ -67,9 +67,9 @@ class FedNest(TwoLevelAlgorithm):
         outer_steps: τ of FedOut, likewise.
         ihgp: how the inverse Hessian times the outer gradient is estimated; bilevel only. If None
             it is FedIHGPSum, or WarmSeries if L is measured for the inner steps anyway.
-        anchor_batch: rows for FedInn's global gradient; None is all.
+        anchor_batch: rows for FedInn's global gradient; None means all.
         dealt: whether FedInn's local steps take batches in turn that were dealt once a call, which
-            saves about half of their work, instead of drawing rows anew; see :class:`FedInn`.
+            saves about half of their work, instead of drawing new rows; see :class:`FedInn`.
 
     >>> FedNest(outer_lr=0.05, inner_lr=0.1, inner_rounds=2, clients=10, batch_size=32).inner_rounds
     2

@@ -30,7 +30,7 @@ from rookery.algorithms.fednest.local_part import AbstractLocalPart
 from rookery.algorithms.nested import LocalRoundsSettings, Nested, local_rounds
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import own_piece
-from rookery.algorithms.shared.auto import Sent
+from rookery.algorithms.shared.auto import ServerOpts
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.local import LocalPlan
@@ -92,7 +92,7 @@ class LFedOut(AbstractLocalPart, AbstractOuter):
         with fed.outer():
             x = fed.mean(x_i, around=x)  # ----------------------------------- up    x
         x = projected(context.problem, "x", x)
-        if isinstance(opt, Sent):
+        if isinstance(opt, ServerOpts):
             opt = observed(self.lr, direction_of(self.lr, opt.opts, state.x, x), opt, x)
         return state._replace(x=x, opts=state.opts._replace(outer=opt))
 

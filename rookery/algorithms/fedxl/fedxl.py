@@ -85,7 +85,7 @@ class FeDXL(SampledAlgorithm):
         beta: β, above 0 and at most 1.
         local_steps: K, the same for all clients.
         pool_batch: pool entries drawn in every local step, with replacement; None uses them all.
-        refresh: after how many rounds everyone scores its rows anew with the model of the server;
+        refresh: after how many rounds all clients score their rows again with the server's model;
             None does so in round 0 alone.
     """
 

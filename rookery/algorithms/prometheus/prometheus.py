@@ -95,7 +95,7 @@ class Prometheus(BatchedAlgorithm):
         inner_lr: β.
         mixing: W, as :class:`RingGraph`, :class:`CompleteGraph` or :class:`MixingMatrix`.
         adjoint: how a client estimates its own inverse Hessian times its own outer gradient.
-        renew_every: q; None is ``batch_size``, the paper's choice.
+        renew_every: q; None means ``batch_size``, the paper's choice.
     """
 
     _: KW_ONLY

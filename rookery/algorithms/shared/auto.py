@@ -4,8 +4,8 @@
     DoG         (distance from the start) / sqrt(Σ sqrt(k) |h|²)
 
 Both are one number. The server finds it, and steps that clients take get it with the message that
-starts them, so it is billed. What the server remembers of a rule is :class:`AutoOpt`; :class:`Sent`
-marks those of local rules, of which a size goes down with every call.
+starts them, so it is billed. What the server remembers of a rule is :class:`AutoOpt`;
+:class:`ServerOpts` marks those of local rules, of which a size goes down with every call.
 """
 
 import abc
@@ -33,7 +33,7 @@ class AutoOpt(NamedTuple):
     memory: Tree = ()
 
 
-class Sent(NamedTuple):
+class ServerOpts(NamedTuple):
     """States of local rules that stay at the server; clients are sent the sizes with every call."""
 
     opts: Tree

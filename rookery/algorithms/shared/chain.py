@@ -15,14 +15,14 @@ from rookery.program.federation import AbstractFederation, Cached, Client
 from rookery.program.participation import Cohort
 from rookery.types import BatchSize, Key, Tree
 
-Turn = tuple[Cohort, Key]
-"""Who takes part in an exchange, and the key of its samples."""
+Draw = tuple[Cohort, Key]
+"""The cohort of an exchange, and the key of its samples."""
 
 
 def forward(
     fed: AbstractFederation,
     problem: Composition,
-    turns: Sequence[Turn],
+    draws: Sequence[Draw],
     x: Tree,
     batch_size: BatchSize,
     follow: Callable[[int, Tree], Tree] = lambda n, value: value,
@@ -32,14 +32,14 @@ def forward(
     Args:
         fed: the federation.
         problem: the composition.
-        turns: one for each layer but the last.
+        draws: one for each layer but the last.
         x: the start.
-        batch_size: rows per client; None is all.
+        batch_size: rows per client; None means all.
         follow: what z_{n+1} is, from n and the value of layer n; the value itself if not given.
     """
     points = [fed.cache(x)]
     settings = {"problem": problem, "batch_size": batch_size}
-    for n, (cohort, key) in enumerate(turns):
+    for n, (cohort, key) in enumerate(draws):
         at = fed.broadcast(cohort, points[n])  # ---------------------------- down  z_n
         value_i = fed.map(own_layer, at, key=key, layer=n, **settings)
         value = fed.mean(value_i)  # ---------------------------------------- up    F_n(z_n)
@@ -50,12 +50,12 @@ def forward(
 def backward(
     fed: AbstractFederation,
     problem: Composition,
-    turns: Sequence[Turn],
+    draws: Sequence[Draw],
     points: list[Cached],
     batch_size: BatchSize,
 ) -> list[Tree]:
-    """J_0(x)' a_1 and a_1 .. a_N, in this order; a turn for each layer, that of the last first."""
-    last, *others = turns
+    """J_0(x)' a_1 and a_1 .. a_N, in this order; a draw for each layer, that of the last first."""
+    last, *others = draws
     settings = {"problem": problem, "batch_size": batch_size}
     at = fed.broadcast(last[0], points[-1])  # ------------------------------ down  z_N
     pulled = [fed.mean(fed.map(own_gradient, at, key=last[1], **settings))]  # up   ∇F_N(z_N)

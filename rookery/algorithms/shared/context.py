@@ -1,7 +1,6 @@
 """What all parts of a round share: the federation, the problem, the cohorts and the batch size."""
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 
@@ -9,7 +8,7 @@ from rookery.algorithms.shared.local import LocalPlan, LocalSteps, map_steps
 from rookery.algorithms.shared.step_rule import StepRule
 from rookery.program.federation import AbstractFederation, Placed
 from rookery.program.participation import AbstractParticipation, Cohort
-from rookery.types import BatchSize, Key, Tree
+from rookery.types import AnyProblem, BatchSize, Key, Tree
 
 
 class Context(eqx.Module):
@@ -19,11 +18,11 @@ class Context(eqx.Module):
         fed: the federation.
         problem: the problem.
         clients: the rule that draws a cohort.
-        batch_size: rows per evaluation on a client; None is all its rows.
+        batch_size: rows per evaluation on a client; None means all its rows.
     """
 
     fed: AbstractFederation
-    problem: Any  # of whatever class the part accepts
+    problem: AnyProblem
     clients: AbstractParticipation
     batch_size: BatchSize = None
 

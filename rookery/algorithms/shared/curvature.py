@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from rookery import tree
 from rookery.algorithms.shared import levels
-from rookery.algorithms.shared.auto import AutoOpt, Curvature, Sent
+from rookery.algorithms.shared.auto import AutoOpt, Curvature, ServerOpts
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.penalty_view import PenaltyView
@@ -79,8 +79,8 @@ def measured(context: Context, rule: StepRule, opt: Tree, x: Tree, y: Tree, key:
     """The state of an inner rule with the size for this round; other rules stay as they are."""
     if not isinstance(rule, Curvature):
         return opt
-    if isinstance(opt, Sent):
-        return Sent(measured(context, rule, opt.opts, x, y, key))
+    if isinstance(opt, ServerOpts):
+        return ServerOpts(measured(context, rule, opt.opts, x, y, key))
     if isinstance(context.problem, Composition):
         return rule.renewed(opt, jnp.ones_like(opt.size))
     fed, (who, sample_key) = context.fed, jax.random.split(key)
@@ -97,15 +97,15 @@ def measured(context: Context, rule: StepRule, opt: Tree, x: Tree, y: Tree, key:
 
 def lipschitz_of(opt: Tree) -> jax.Array:
     """L as a measured state has it."""
-    return 1 / (opt.opts if isinstance(opt, Sent) else opt).size
+    return 1 / (opt.opts if isinstance(opt, ServerOpts) else opt).size
 
 
 def at_least(rule: StepRule, opt: Tree, L: jax.Array) -> Tree:
     """The state of an inner rule, if it measures L, once a product has shown that L is larger."""
     if not isinstance(rule, Curvature):
         return opt
-    if isinstance(opt, Sent):
-        return Sent(at_least(rule, opt.opts, L))
+    if isinstance(opt, ServerOpts):
+        return ServerOpts(at_least(rule, opt.opts, L))
     return opt._replace(size=jnp.minimum(opt.size, (1 / L).astype(opt.size.dtype)))
 
 
@@ -191,8 +191,8 @@ def check_blocks(name: str, rule: StepRules, problem: Problem, view: AbstractVie
 
 def with_damping(view: AbstractView, rules: tuple[StepRule, ...], opts: Tree) -> Tree:
     """The states before round 0, with a damping for v where there is one."""
-    if isinstance(opts, Sent):
-        return Sent(with_damping(view, rules, opts.opts))
+    if isinstance(opts, ServerOpts):
+        return ServerOpts(with_damping(view, rules, opts.opts))
     if not isinstance(view, BilevelView) or not isinstance(rules[2], Curvature):
         return opts
     return (*opts[:2], opts[2]._replace(damping=jnp.zeros_like(opts[2].size)))
@@ -220,7 +220,7 @@ def measured_blocks(
         problem: the problem.
         view: of the problem; by its class if None.
         rules: one for each block.
-        opts: their states, or :class:`Sent` with them.
+        opts: their states, or :class:`ServerOpts` with them.
         blocks: x and the others.
         key: of the measurement.
         clients: who takes part in it.
@@ -236,9 +236,9 @@ def measured_blocks(
         )
     if not is_measured(rules):
         return opts
-    if isinstance(opts, Sent):
+    if isinstance(opts, ServerOpts):
         how = {"clients": clients, "batch_size": batch_size, "is_alone": is_alone}
-        return Sent(measured_blocks(fed, problem, view, rules, opts.opts, blocks, key, **how))
+        return ServerOpts(measured_blocks(fed, problem, view, rules, opts.opts, blocks, key, **how))
     view = view_of(problem, view)
     if isinstance(view, AbstractLayersView):
         return _renewed(rules, opts, jnp.ones(()), jnp.zeros(()))

@@ -205,7 +205,7 @@ class STORM(AbstractEstimator):
 
 
 class PAGE(AbstractEstimator):
-    """The estimate follows differences, and is replaced now and then by that of a large batch.
+    """The estimate follows differences, and is replaced at random by that of a large batch.
 
     Z. Li, H. Bao, X. Zhang, P. Richtárik. PAGE: a simple and optimal probabilistic gradient
     estimator for nonconvex optimization. ICML 2021, arXiv:2008.10898.
@@ -213,7 +213,7 @@ class PAGE(AbstractEstimator):
     Args:
         refresh: p, the probability of a large batch, above 0 and at most 1; at 1 the estimate is
             plain, on large batches.
-        large_batch: rows of it; None is all of a client's rows.
+        large_batch: rows of it; None means all of a client's rows.
 
     >>> PAGE(refresh=0.1).large_batch is None
     True

@@ -54,7 +54,7 @@ Lipschitz = float | PowerIteration
 
 
 def given_or_estimated(rule: Lipschitz | None) -> Lipschitz:
-    """L as given; None is :class:`PowerIteration`."""
+    """L as given; None means :class:`PowerIteration`."""
     return PowerIteration() if rule is None else rule
 
 

@@ -1,14 +1,13 @@
 """Local steps on a client: how many, how large, and in which direction."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.shared.auto import Sent
+from rookery.algorithms.shared.auto import ServerOpts
 from rookery.algorithms.shared.step_rule import (
     Place,
     StepRule,
@@ -22,7 +21,7 @@ from rookery.program.memory import Memory
 from rookery.program.participation import Cohort
 from rookery.rng import below
 from rookery.samples import Deal
-from rookery.types import BatchSize, Count, Key, Sample, Tree
+from rookery.types import AnyProblem, BatchSize, Count, Key, Sample, Tree
 
 
 class RandomSteps(eqx.Module):
@@ -50,12 +49,12 @@ class LocalPlan(eqx.Module):
 
     Attributes:
         problem: the problem.
-        batch_size: rows per evaluation; None is all of a client's rows.
+        batch_size: rows per evaluation; None means all of a client's rows.
         lr: the rule of every step.
         steps: how many, one number or one per client.
     """
 
-    problem: Any  # of whatever class the client step accepts
+    problem: AnyProblem
     batch_size: BatchSize
     lr: StepRule
     steps: LocalSteps
@@ -181,7 +180,7 @@ def map_steps(
     Returns:
         the replies, and what the clients keep.
     """
-    if isinstance(kept, Sent):
+    if isinstance(kept, ServerOpts):
         sizes = fed.broadcast(cohort, kept.message())  # -------------------- down  sizes
         replies, _ = fed.map(step, *values, sizes, key=key, round=fed.round, **settings)
         return replies, kept

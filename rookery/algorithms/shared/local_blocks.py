@@ -118,7 +118,7 @@ class AbstractLocalBlocks(AbstractOnView):
         local_steps: τ_i, one number or one per client.
         estimator: of the maps along the local steps.
         first_batch: rows per client for the first evaluation, which starts an estimate that is
-            averaged and a size that is not given; None is all rows.
+            averaged and a size that is not given; None means all rows.
         weighting: of the replies of a sampled cohort. "unbiased" weighs by (m / |C|) p_i, whose sum
             is one on average; "normalised" divides by their sum, with less variance and, if
             clients' weights differ, with bias. For equal weights they are the same. Iterates are

@@ -7,7 +7,7 @@ the first size of :class:`DoG` needs a direction, so round 0 asks for the maps a
 import jax
 import jax.numpy as jnp
 
-from rookery.algorithms.shared.auto import DoG, Sent
+from rookery.algorithms.shared.auto import DoG, ServerOpts
 from rookery.algorithms.shared.blocks import own_maps
 from rookery.algorithms.shared.curvature import measured_blocks
 from rookery.algorithms.shared.on_view import AbstractOnView
@@ -62,7 +62,7 @@ def sized(
 
 def after(algorithm: AbstractOnView, own: Tree, u: Blocks, new: Blocks) -> Tree:
     """The states after a round that moved u: the mean directions were (u - new) / size."""
-    if not isinstance(own, Sent):
+    if not isinstance(own, ServerOpts):
         return own
     rules = each_rule(algorithm.outer_lr, algorithm.inner_lr, len(u))
     along = tuple(map(direction_of, rules, own.opts, u, new))

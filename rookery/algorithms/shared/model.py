@@ -46,7 +46,7 @@ class RobustState(NamedTuple):
     """The model, the weights λ of the clients, in the simplex, and the state of w's rule."""
 
     w: Tree
-    shares: Probabilities
+    probabilities: Probabilities
     opt: Tree = ()
 
 

@@ -51,7 +51,7 @@ class AbstractOnView(SampledAlgorithm):
         """Raise unless the view's initial values have the shapes that the problem has."""
         view_of(problem, self.view).check_start(problem, start, example)
 
-    def solution(self, state: Any) -> tuple[Tree, ...]:
+    def solution(self, state: Any) -> tuple[Tree, ...]:  # a subclass has its own
         """The problem's own variables, as the view has them."""
         if self.view is None:
             return state.variables

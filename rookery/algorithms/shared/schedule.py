@@ -2,7 +2,6 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -10,10 +9,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from rookery import check
-from rookery.types import Count
+from rookery.types import Converted, Count
 
 
-def number(value: object) -> Any:  # of the type of the field that it converts
+def number(value: object) -> Converted:
     """Field converter: whole numbers become floats, so that they can be swept over."""
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 

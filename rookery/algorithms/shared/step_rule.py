@@ -27,12 +27,18 @@ import jax
 import jax.numpy as jnp
 
 from rookery import check, tree
-from rookery.algorithms.shared.auto import AbstractAuto, Curvature, Sent, inner_auto, outer_auto
+from rookery.algorithms.shared.auto import (
+    AbstractAuto,
+    Curvature,
+    ServerOpts,
+    inner_auto,
+    outer_auto,
+)
 from rookery.algorithms.shared.schedule import AbstractSchedule, number
 from rookery.program.memory import Memory, check_rule
 from rookery.program.participation import AbstractParticipation
 from rookery.program.step_sizes import smaller
-from rookery.types import Count, Number, Tree
+from rookery.types import Converted, Count, Number, Tree
 
 if TYPE_CHECKING:
     import optax  # it takes long to import, and few programs need it
@@ -242,7 +248,7 @@ Place = Literal["server", "local", "job"]
 """Who takes the steps: the server, clients in a round, or clients in an asynchronous job."""
 
 
-def step_rule(value: object) -> Any:  # of the type of the field that it converts
+def step_rule(value: object) -> Converted:
     """Field converter: whole numbers become floats, and transformations of Optax optimisers.
 
     "auto" becomes :class:`DoG`, which needs no curvature.
@@ -252,27 +258,27 @@ def step_rule(value: object) -> Any:  # of the type of the field that it convert
     return outer_auto(number(value))
 
 
-def inner_rule(value: object) -> Any:  # of the type of the field that it converts
+def inner_rule(value: object) -> Converted:
     """The same for an inner variable, where "auto" is :class:`Curvature`."""
     return step_rule(inner_auto(value))
 
 
-def step_rules(value: object) -> Any:  # of the type of the field that it converts
+def step_rules(value: object) -> Converted:
     """:func:`step_rule` for one rule or several; lists become tuples."""
     return _each(step_rule, value)
 
 
-def inner_rules(value: object) -> Any:  # of the type of the field that it converts
+def inner_rules(value: object) -> Converted:
     """:func:`inner_rule` for one rule or several; lists become tuples."""
     return _each(inner_rule, value)
 
 
-def server_rules(value: object) -> Any:  # of the type of the field that it converts
+def server_rules(value: object) -> Converted:
     """:func:`step_rules` where "auto" is None: the clients' rules, which the server takes too."""
     return None if isinstance(value, str) and value == "auto" else step_rules(value)
 
 
-def _each(convert: Callable[[object], Any], value: object) -> Any:
+def _each(convert: Callable[[object], Converted], value: object) -> Converted:
     if isinstance(value, list | tuple) and not is_transformation(value):
         return tuple(map(convert, value))
     return convert(value)
@@ -438,10 +444,10 @@ def first_opt(rule: StepRule | None, w: Tree) -> Tree:
 def kept_opt(rule: StepRule, w: Tree) -> Tree:
     """A memory for the states of a local rule, if the clients keep them; otherwise empty.
 
-    The state of a rule that finds its size is :class:`Sent`.
+    The state of a rule that finds its size is :class:`ServerOpts`.
     """
     if is_auto(rule):
-        return Sent(first_opt(rule, w))
+        return ServerOpts(first_opt(rule, w))
     return Memory.of(first_opt(rule, w)) if is_keeping(rule) else ()
 
 
@@ -449,7 +455,7 @@ def kept_opts(rules: tuple[StepRule, ...], blocks: tuple[Tree, ...]) -> Tree:
     """:func:`kept_opt` of several rules together, one for each variable."""
     if is_auto(rules):
         each = zip(rules, blocks, strict=True)
-        return Sent(tuple(first_opt(rule, w) if is_auto(rule) else () for rule, w in each))
+        return ServerOpts(tuple(first_opt(rule, w) if is_auto(rule) else () for rule, w in each))
     if not any(map(is_keeping, rules)):
         return ()
     return Memory.of(opts_to_keep(rules, tuple(map(first_opt, rules, blocks))))
@@ -504,8 +510,8 @@ def observed(rule: StepRule, direction: Tree, opt: Tree, w: Tree) -> Tree:
     """The state of a rule with the size for a step along a direction; others stay as they are."""
     if not isinstance(rule, AbstractAuto):
         return opt
-    if isinstance(opt, Sent):
-        return Sent(rule.observed(direction, opt.opts, w))
+    if isinstance(opt, ServerOpts):
+        return ServerOpts(rule.observed(direction, opt.opts, w))
     return rule.observed(direction, opt, w)
 
 
@@ -513,9 +519,9 @@ def all_observed(
     rules: tuple[StepRule, ...], directions: Tree, opts: Tree, blocks: tuple[Tree, ...]
 ) -> Tree:
     """:func:`observed` of several rules together, whose states are sent with one call."""
-    if not isinstance(opts, Sent):
+    if not isinstance(opts, ServerOpts):
         return opts
-    return Sent(tuple(map(observed, rules, directions, opts.opts, blocks)))
+    return ServerOpts(tuple(map(observed, rules, directions, opts.opts, blocks)))
 
 
 def direction_of(rule: StepRule, opt: Tree, old: Tree, new: Tree) -> Tree:

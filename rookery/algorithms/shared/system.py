@@ -123,7 +123,7 @@ class LocalSystem(AbstractSystem):
     def prepared_for(self, draws: int | None) -> "LocalSystem":
         """The system for this many inner samples at x: their rows are prepared once, if that pays.
 
-        It pays if all samples together have as many rows as the client; None is all rows.
+        It pays if all samples together have as many rows as the client; None means all rows.
         """
         problem, client = self.problem, self.client
         if not isinstance(problem, AbstractBilevel) or problem.prepare is None:

@@ -11,7 +11,7 @@
     ConditionalView w                               the gradient of the plug-in
 
 z_0 is x, J_n is the Jacobian of layer F_n, and a_{N+1} is 1. The problem's own variables are always
-the first blocks. (FedMSA, arXiv:2306.01648, equations 10 and 11; in 10 the system of v is mended
+the first blocks. (FedMSA, arXiv:2306.01648, equations 10 and 11; in 10 the system of v is corrected
 to have f_y on its right.)
 """
 
@@ -92,7 +92,7 @@ class AbstractLevelsView(AbstractView[Bilevel]):
 
     Args:
         one_sample: whether both levels are evaluated on the same rows, as in many programs. They
-            must then read one split. If not, rows are drawn for each level, as proofs want it.
+            must then read one split. If not, rows are drawn for each level, as proofs need it.
     """
 
     kind: ClassVar[type] = Bilevel

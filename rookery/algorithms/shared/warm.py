@@ -1,4 +1,4 @@
-"""The adjoint by a series that goes on from the last round's v, and so ends at the exact one."""
+"""The adjoint by a series that continues from the last round's v, and so finds the exact one."""
 
 from dataclasses import KW_ONLY
 from typing import NamedTuple

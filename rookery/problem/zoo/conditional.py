@@ -23,7 +23,7 @@ class ConditionalQuadratic(eqx.Module):
         A: of the examples.
         b: likewise.
         N: the draws of every row.
-        m_in: draws per evaluation; None is all.
+        m_in: draws per evaluation; None means all.
 
     >>> zoo = conditional_quadratic(n_clients=3, m_in=2)
     >>> (w,) = zoo.solution()
@@ -107,7 +107,7 @@ def conditional_quadratic(
         size: length of w.
         draws: inner draws of every row.
         spread: standard deviation of the draws' entries.
-        m_in: draws per evaluation; None is all of a row.
+        m_in: draws per evaluation; None means all of a row.
         **clients: how the clients are drawn, see :class:`ClientDraws`.
 
     >>> conditional_quadratic(n_clients=2, size=2, draws=5).data["draws"].shape

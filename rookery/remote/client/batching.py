@@ -25,7 +25,7 @@ def finish(clients: Sequence[Answering], max_batch: int | None = None) -> list[P
 
     Args:
         clients: each at work on one reply. Clients are batched if they share a population.
-        max_batch: a batch is not padded beyond this many clients; None is no limit.
+        max_batch: a batch is not padded beyond this many clients; None means no limit.
     """
     replies: dict[int, Parts] = {}
     results: dict[int, Result | Exception | None] = dict.fromkeys(range(len(clients)))

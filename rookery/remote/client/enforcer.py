@@ -131,7 +131,7 @@ class Enforcer:
         """The key to draw with: a keyed hash of the server's, if the policy says so.
 
         Equal keys stay equal and others independent, as algorithms need them; which rows a key
-        draws is known only to whoever has the site's secret.
+        draws is known only to those who have the site's secret.
         """
         if not self.policy.mix_keys:
             return key

@@ -31,7 +31,7 @@ class _Exchange:
         shares: by client, its two shares for this client.
         members: the clients whose masks are in the sum.
         masked: the masked reply.
-        survivors: those of whom shares of self-masks were revealed.
+        survivors: clients whose shares of self-masks were revealed.
     """
 
     number: int

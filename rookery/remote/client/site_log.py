@@ -172,7 +172,7 @@ def spent(file: Path) -> dict[int, float]:
 
 
 def request_times(file: Path, since: float) -> dict[int, list[float]]:
-    """By client, when requests came that the log tells of, after a time."""
+    """By client, the times of the requests in the log, after a given time."""
     times: dict[int, list[float]] = {}
     for record in read(file) if file.exists() else ():
         client, at = record.get("client"), record.get("time")

@@ -86,7 +86,7 @@ def stream(key: bytes, size: int, dtype: np.dtype) -> np.ndarray:
 
 
 def seal(key: bytes, plain: bytes, context: bytes) -> bytes:
-    """Encrypt and authenticate; whoever opens it must know the context too."""
+    """Encrypt and authenticate; opening it needs the same context."""
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     nonce = secrets.token_bytes(_NONCE_BYTES)

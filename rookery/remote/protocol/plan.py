@@ -63,7 +63,7 @@ class Call:
         draws: which rows it averages: of each sample the split, its size (None: all rows) and the
             number of batches that the rows are dealt into.
         evaluations: what it evaluates.
-        most_iterations: no loop of it goes on longer; None is no limit. See :func:`is_beyond`.
+        most_iterations: no loop of it is longer; None means no limit. See :func:`is_beyond`.
     """
 
     number: int
@@ -91,7 +91,7 @@ class Call:
         return [leaf for leaf in self.settings if isinstance(leaf, TracedSetting)]
 
     def work(self, rows: Mapping[str, Bounds]) -> tuple[Bounds, Bounds]:
-        """Gradients and Hessian-vector products of a run by a client with so many rows by split."""
+        """Gradients and Hessian-vector products for a client, from its numbers of rows by split."""
         parts = [one.work(rows[one.split]) for one in self.evaluations]
         gradients, products = zip(*parts, strict=True) if parts else ((), ())
         return _total(gradients), _total(products)
@@ -227,7 +227,7 @@ class Plan:
     Args:
         calls: in the order in which tracing a round first meets them.
         anchors: where replies have moved away from.
-        most_iterations: no loop of a call goes on longer; None is no limit.
+        most_iterations: no loop of a call is longer; None means no limit.
         secure: the settings of secure aggregation, if replies are masked.
     """
 

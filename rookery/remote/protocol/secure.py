@@ -106,7 +106,7 @@ class SecureAggregation:
 
         Args:
             leaves: of the reply, floating-point numbers or integers. Integers are exact.
-            weight: a factor on the reply, for floating-point leaves alone; None is one.
+            weight: a factor on the reply, for floating-point leaves alone; None means one.
             n_clients: how many replies are summed.
 
         Raises:

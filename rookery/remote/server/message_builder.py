@@ -35,7 +35,7 @@ class Messages:
         if holdings in self._common:
             builder, arrays = self._common[holdings]
         else:
-            builder = MessageBuilder(self._records, self._round, client, slot, shares=True)
+            builder = MessageBuilder(self._records, self._round, client, slot, may_split=True)
             arrays = builder.request(self._values)
             if holdings is not None:
                 self._common[holdings] = builder, arrays
@@ -60,18 +60,18 @@ class MessageBuilder:
         round: number of the round.
         client: the client.
         slot: its slot.
-        shares: whether messages to other slots of the same client in this exchange may carry values
-            for this one.
+        may_split: whether messages to other slots of the same client in this exchange may carry
+            values for this one.
 
     Attributes:
         calls: the steps that the client is to run.
     """
 
     def __init__(
-        self, records: ClientRecords, round: int, client: int, slot: int, *, shares: bool = False
+        self, records: ClientRecords, round: int, client: int, slot: int, *, may_split: bool = False
     ):
         self._records, self._record = records, records[client]
-        self._client, self._slot, self._shares = client, slot, shares
+        self._client, self._slot, self._may_split = client, slot, may_split
         self._arrays: dict[str, Leaf] = {}
         self._instructions = instructions.Instructions(
             round, commit=list(self._record.unconfirmed_changes)
@@ -122,7 +122,7 @@ class MessageBuilder:
     def _has(self, token: int) -> bool:
         if token in self._new or self._record.has(token):
             return True
-        return self._shares and self._record.is_carried(token, self._slot)
+        return self._may_split and self._record.is_carried(token, self._slot)
 
     def _sent(self, source: Sent, slot: int) -> int:
         token = source.token + slot if source.are_rows else source.token

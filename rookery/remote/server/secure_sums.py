@@ -33,7 +33,7 @@ class WantedSum(NamedTuple):
         step: name of the step.
         requests: by slot; each client in one slot.
         like: types and shapes of the leaves of a reply.
-        weights: by slot, a factor on the reply; None is one.
+        weights: by slot, a factor on the reply; None means one.
     """
 
     step: str

@@ -32,7 +32,7 @@ class Actors:
         start: starts the actor of a group, a
             :class:`~rookery.remote.transports.ray.transport.Host`.
         restarts: how often a dead actor is restarted.
-        max_batch: how many clients one call of an actor has at most; None is all.
+        max_batch: how many clients one call of an actor has at most; None means all.
         is_ours: whether to leave the cluster when the port is closed.
     """
 

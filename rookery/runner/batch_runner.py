@@ -18,7 +18,7 @@ def structure(algorithm: AbstractAlgorithm, start: Tree) -> Hashable:
     return tuple(shapes), tree, tuple(leaves)
 
 
-class Lanes(AbstractRunner):
+class BatchRunner(AbstractRunner):
     """Runs in step, some of which continue with another algorithm from an earlier round.
 
     Those have a runner of their own, so that the other runs compute what they would without them.
