@@ -60,7 +60,7 @@ def pytest_configure(config):
 def pytest_collection_finish():
     """Collect garbage less often: modules and tests stay, and passes over them took a tenth."""
     gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
+    gc.set_threshold(100_000, 20, 20)
 
 
 def pytest_runtest_teardown():
