@@ -167,6 +167,7 @@ class Comparison:
         settings: for the name of a curve, how its runs were made: nested, and fit for JSON.
         versions: of the software that ran.
         notes: plain text to print below the headline.
+        findings: sentences that the page begins with; without any it names the best final value.
         tuning: what was tried to choose settings, as :mod:`rookery.report.sensitivity` shows it.
         goals: whether more or less of a metric is better, as far as its evaluation knows.
         holdings: the labels of every client, if the data has labels and all curves share it.
@@ -182,6 +183,7 @@ class Comparison:
     settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: str = ""
+    findings: Sequence[str] = ()
     tuning: Mapping[str, object] = field(default_factory=dict)
     goals: Mapping[str, Goal] = field(default_factory=dict)
     holdings: Holdings | None = None
