@@ -167,11 +167,11 @@ class Comparison:
         settings: for the name of a curve, how its runs were made: nested, and fit for JSON.
         versions: of the software that ran.
         notes: plain text to print below the headline.
-        findings: sentences that the page begins with; without any it names the best final value.
         tuning: what was tried to choose settings, as :mod:`rookery.report.sensitivity` shows it.
         goals: whether more or less of a metric is better, as far as its evaluation knows.
         holdings: the labels of every client, if the data has labels and all curves share it.
         wall_seconds: how long the longest run took; None if that is not known.
+        findings: sentences that the page begins with; without any it names the best final value.
 
     >>> curve = Curve("FedAvg", [History([{"round": 0, "loss": 1.0}])])
     >>> Comparison("One curve", [curve]).metrics
@@ -183,11 +183,11 @@ class Comparison:
     settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: str = ""
-    findings: Sequence[str] = ()
     tuning: Mapping[str, object] = field(default_factory=dict)
     goals: Mapping[str, Goal] = field(default_factory=dict)
     holdings: Holdings | None = None
     wall_seconds: float | None = None
+    findings: Sequence[str] = ()
 
     def __post_init__(self):
         names = [curve.name for curve in self.curves]
