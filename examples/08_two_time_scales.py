@@ -54,7 +54,7 @@ for steps in (1, 10):
     print(f"actor {residuals[0]:.1e} and critic {residuals[1]:.1e} from rest")
 
 for (steps, residuals), shift in zip(ends.items(), (-0.2, 0.2), strict=True):
-    plt.bar(np.arange(2) + shift, residuals, width=0.4, label=f"{steps} local steps")
+    plt.bar(np.arange(2) + shift, residuals, width=0.4, label=f"{steps} local step{'s' * (steps > 1)}")
 plt.yscale("log")
 plt.xticks([0, 1], ["actor", "critic"])
 plt.ylabel("distance from rest")
