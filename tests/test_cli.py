@@ -497,7 +497,7 @@ def test_the_demo_says_what_was_seen():
     good, slow = runs_of("A", 0.9, 0.8, cost=9), runs_of("B", 0.8, 0.8, cost=900)
     first, second = demo.naive_against_nested(Comparison("", [naive, good, slow]))
     assert "alone ends at 0.35" in first and "methods at 0.8 (B) to 0.85 ± 0.64 (A)." in first
-    assert "are 8.5 ± 6.4 with A, 900 with B; A needs the fewest megabytes, 0.94" in second
+    assert "are 8.5 ± 6.4 with A, 900 with B; A needs the fewest megabytes in all, 0.94" in second
     (third,) = demo.waiting(Comparison("", [good, slow]))
     assert "virtual seconds; B, the fastest method that waits, needs 900, 105.9 times as" in third
     late = runs_of("C", 0.8, 0.7)

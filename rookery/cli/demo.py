@@ -84,7 +84,7 @@ def naive_against_nested(comparison: Comparison) -> list[str]:
         found,
         f"The exchanges needed for {TARGET} accuracy are {', '.join(needed)}"
         + (f" ({late}: not reached with every seed)" if late else "")
-        + f"; {small.name} needs the fewest megabytes, {plus_minus(_cost(small, 'megabytes'))}.",
+        + f"; {small.name} needs the fewest megabytes in all, {plus_minus(_cost(small, 'megabytes'))}.",
     ]
 
 
