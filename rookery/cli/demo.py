@@ -80,11 +80,12 @@ def naive_against_nested(comparison: Comparison) -> list[str]:
         for curve in sorted(there, key=lambda curve: _cost(curve, "exchanges").mean)
     )
     small = min(there, key=lambda curve: _cost(curve, "megabytes").mean)
+    least = plus_minus(_cost(small, "megabytes"))
     return [
         found,
         f"The exchanges needed for {TARGET} accuracy are {', '.join(needed)}"
         + (f" ({late}: not reached with every seed)" if late else "")
-        + f"; {small.name} needs the fewest megabytes in all, {plus_minus(_cost(small, 'megabytes'))}.",
+        + f"; {small.name} needs the fewest megabytes in all, {least}.",
     ]
 
 
