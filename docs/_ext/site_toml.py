@@ -68,8 +68,8 @@ TUNE = {
     "without": "by curve, keys of the grid that it does not have",
     "metric": "what decides; needed",
     "goal": "min or max; needed",
-    "unseen": "a metric of other rows, recorded with every trial: it gives the regret of the choice "
-    "and decides nothing",
+    "unseen": "a metric of other rows, recorded with every trial: it gives the regret of the "
+    "choice and decides nothing",
     "rounds": "rounds of a trial; those of [run] by default",
     "seconds": "virtual seconds of a trial",
     "seeds": "seeds of the trials; other than those of [run], to be fair",
