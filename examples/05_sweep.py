@@ -43,6 +43,7 @@ curves = [
 ]
 Console().print(final_table(Comparison("Step sizes of FedNest", curves)))
 
+plt.figure(layout="constrained")
 for curve in curves:
     rounds = curve.runs[0]["round"]
     plt.semilogy(rounds, np.mean([run["distance"] for run in curve.runs], axis=0), label=curve.name)

@@ -50,14 +50,14 @@ for steps in (1, 10):
     result = rk.run(fedmsa, problem, rk.Population.stacked(worlds), start, rounds=200)
     residuals = [float(jnp.linalg.norm(m)) for m in problem.maps(result.solution, everything)]
     ends[steps] = residuals
-    print(f"{steps:>2} local steps: {result.ledger.exchanges} exchanges,", end=" ")
-    print(f"actor {residuals[0]:.1e} and critic {residuals[1]:.1e} from rest")
+    print(f"local steps: {steps}; {result.ledger.exchanges} exchanges; norms of the maps:", end=" ")
+    print(f"actor {residuals[0]:.1e}, critic {residuals[1]:.1e}")
 
 for (steps, residuals), shift in zip(ends.items(), (-0.2, 0.2), strict=True):
-    plt.bar(np.arange(2) + shift, residuals, width=0.4, label=f"{steps} local steps")
+    plt.bar(np.arange(2) + shift, residuals, width=0.4, label=f"local steps: {steps}")
 plt.yscale("log")
 plt.xticks([0, 1], ["actor", "critic"])
-plt.ylabel("distance from rest")
+plt.ylabel("norm of the mean map")
 plt.legend()
 plt.savefig("time_scales.png")
 

@@ -1,4 +1,4 @@
-"""Do two processes, as two machines would, compute the numbers of one?
+"""Do two processes, as two machines would, compute the same numbers as one?
 
 The program starts itself twice. On real machines you start it once on each, with the address of the
 first machine and the number of the process; docs/devices.md has the details.

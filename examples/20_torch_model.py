@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false
-"""Can a PyTorch network be trained federatedly and handed back to PyTorch?
+"""Can a PyTorch network be trained by clients together and handed back to PyTorch?
 
 The last layer is fitted by the inner level, the convolutions by the outer level on held-out rows: a
-shared representation. Needs ``pip install rookery[torch,digits]``.
+shared representation. Needs ``pip install -e '.[torch,digits]'``.
 """
 
 import jax.numpy as jnp

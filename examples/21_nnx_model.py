@@ -2,7 +2,7 @@
 """Does dropout work, if Hessians and differences need the same mask twice?
 
 A loss with a parameter ``key`` gets one for every row, which seeds the dropout; metrics use the
-network in evaluation mode. Needs ``pip install rookery[flax,digits]``.
+network in evaluation mode. Needs ``pip install -e '.[flax,digits]'``.
 """
 
 import matplotlib.pyplot as plt

@@ -496,12 +496,13 @@ def test_the_demo_says_what_was_seen():
     naive = runs_of("naive", 0.3, 0.4)
     good, slow = runs_of("A", 0.9, 0.8, cost=9), runs_of("B", 0.8, 0.8, cost=900)
     first, second = demo.naive_against_nested(Comparison("", [naive, good, slow]))
-    assert "alone ends at 0.35" in first and "end at 0.80 ± 0.00 (B) or better" in first
-    assert "A needs the fewest exchanges, 8 (B: 900), and A the fewest megabytes, 1." in second
+    assert "alone ends at 0.35" in first and "methods at 0.8 (B) to 0.85 ± 0.64 (A)." in first
+    assert "are 8.5 ± 6.4 with A, 900 with B; A needs the fewest megabytes in all, 0.94" in second
     (third,) = demo.waiting(Comparison("", [good, slow]))
-    assert (
-        "after 8 virtual seconds, B, the fastest that waits, after 900: 105.9 times soon" in third
-    )
+    assert "virtual seconds; B, the fastest method that waits, needs 900, 105.9 times as" in third
+    late = runs_of("C", 0.8, 0.7)
+    _, second = demo.naive_against_nested(Comparison("", [naive, good, late]))
+    assert "8.5 ± 6.4 with A (C: not reached with every seed); A" in second
 
 
 def test_the_demo_says_when_a_claim_does_not_hold():
@@ -510,7 +511,7 @@ def test_the_demo_says_when_a_claim_does_not_hold():
     assert "only 1 of 2 nested methods did better" in first and "does not hold" in first
     assert "No nested method reached 0.8" in second
     fast, late = runs_of("A", 0.8, cost=9), runs_of("B", 0.8, cost=90)
-    assert "later: not waiting did not pay" in demo.waiting(Comparison("", [late, fast]))[0]
+    assert "so not waiting did not pay" in demo.waiting(Comparison("", [late, fast]))[0]
     assert "did not reach 0.8" in demo.waiting(Comparison("", [bad, fast]))[0]
     assert "no method that waits did" in demo.waiting(Comparison("", [fast, bad]))[0]
 

@@ -26,7 +26,7 @@ EXPECTED = {  # regular expressions that a line of the output must match as a wh
     "06_equinox_model.py": r"round  50: accuracy 0\.[89]\d\d",
     "07_read_a_run.py": r"round 30: 303 exchanges, x = -0\.29\d\d",
     "08_two_time_scales.py": (
-        rf"10 local steps: 400 exchanges, actor {SMALL} and critic {SMALL} from rest"
+        rf"local steps: 10; 400 exchanges; norms of the maps: actor {SMALL}, critic {SMALL}"
     ),
     "09_your_own_data.py": r"client 7: +\d+ training rows, classes \[.*\]",
     "10_pandas_table.py": r"Oslo   accuracy 0\.[89]\d",

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "signature": set(),
     "uint64": set(),
     "lazy": set(),
-    "citation": set(),
+    "citation": {"check"},
     "loss": {"types"},
     "samples": {"types", "rng", "loss"},
     "models": {"types", "check", "models"},

@@ -544,5 +544,5 @@ def test_a_missing_package_is_named(name, package, monkeypatch):
         getattr(models, f"from_{name}"),
         lambda m: getattr(models, f"to_{name}")({}, m),
     ):
-        with pytest.raises(ImportError, match=rf"pip install rookery\[{extra}\]"):
+        with pytest.raises(ImportError, match=rf"pip install -e '\.\[{extra}\]'"):
             function(None)

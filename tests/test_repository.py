@@ -103,3 +103,17 @@ def test_the_citation_is_of_this_version():
     assert f"\nversion: {PROJECT['version']}\n" in citation
     assert f"\nlicense: {PROJECT['license']}\n" in citation
     assert "Apache License" in (ROOT / "LICENSE").read_text()
+
+
+def test_nothing_says_that_rookery_is_on_pypi():
+    """It would send people to whoever takes the name there; a Git address is fine."""
+    for path in [*PAGES, *SOURCES, *(ROOT / "examples").rglob("*.py"), ROOT / "docs/llms.txt"]:
+        assert not re.findall(r"""pip install ['"]?rookery(?! @)""", path.read_text()), path
+
+
+def test_the_page_on_installing_has_every_extra():
+    page = (ROOT / "docs/guide/install.md").read_text()
+    named = re.findall(r"^\| (`.*?`) \|", page, flags=re.MULTILINE)
+    assert {name.strip("`") for cell in named for name in cell.split(", ")} == {
+        *PROJECT["optional-dependencies"]
+    }

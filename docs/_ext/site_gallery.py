@@ -42,6 +42,7 @@ def settings(docs: Path) -> dict:
         "plot_gallery": True,
         "download_all_examples": False,
         "show_memory": False,
+        "write_computation_times": False,  # its page loads scripts from elsewhere
         "show_signature": False,
         "min_reported_time": 1e9,
         "reset_modules": ("site_gallery.fresh",),

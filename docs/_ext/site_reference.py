@@ -12,6 +12,7 @@ from pathlib import Path
 
 from docutils import nodes
 from site_names import LAYERS, algorithm_names, escaped, heading, public_names, resolve
+from site_toml import described_by, keys_of, table
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -50,6 +51,7 @@ def algorithm_page(name: str, full: str) -> str:
         [
             heading(name),
             directive(full, members=False),
+            inherited(cls),
             heading("Paper, letters and cost", "-"),
             prose(head),
             "",
@@ -62,6 +64,21 @@ def algorithm_page(name: str, full: str) -> str:
             *(f"   {line}" for line in cite(name).splitlines()),
             "",
         ]
+    )
+
+
+def inherited(cls: type) -> str:
+    """The settings of a class that its own docstring does not describe, as a table."""
+    own = described_by(inspect.getdoc(cls) or "")
+    rows = [
+        (f"``{key}``", f"``{default}``", text)
+        for key, default, text in keys_of(cls)
+        if inspect.isclass(cls) and key not in own and text
+    ]
+    if not rows:
+        return ""
+    return "Settings that it shares with other algorithms:\n\n" + table(
+        rows, ("setting", "default", "meaning"), "20 15 65"
     )
 
 

@@ -68,7 +68,8 @@ TUNE = {
     "without": "by curve, keys of the grid that it does not have",
     "metric": "what decides; needed",
     "goal": "min or max; needed",
-    "unseen": "a metric of other rows, recorded with every trial for its regret; never decides",
+    "unseen": "a metric of other rows, recorded with every trial: it gives the regret of the "
+    "choice and decides nothing",
     "rounds": "rounds of a trial; those of [run] by default",
     "seconds": "virtual seconds of a trial",
     "seeds": "seeds of the trials; other than those of [run], to be fair",
@@ -109,14 +110,20 @@ def described(fn: Callable) -> dict[str, str]:
     found: dict[str, str] = {}
     for owner in fn.__mro__ if isinstance(fn, type) else (fn,):
         doc = inspect.getdoc(owner) if "__doc__" in vars(owner) or not isinstance(fn, type) else ""
-        inside = re.search(r"^Args:\n((?:    .*\n?|\n)+)", doc or "", flags=re.MULTILINE)
-        if inside is None:
-            continue
-        for name, text in re.findall(
-            r"^    (\w+): (.*(?:\n        .*)*)", inside[1], flags=re.MULTILINE
-        ):
-            found.setdefault(name, " ".join(text.split()))
+        found = described_by(doc or "") | found
     return found
+
+
+def described_by(doc: str) -> dict[str, str]:
+    r"""The descriptions of parameters in one docstring.
+
+    >>> described_by("Steps.\n\nArgs:\n    lr: size of\n        a step.\n")
+    {'lr': 'size of a step.'}
+    """
+    inside = re.search(r"^Args:\n((?:    .*\n?|\n)+)", doc, flags=re.MULTILINE)
+    each = r"^    (\w+): (.*(?:\n        .*)*)"
+    pairs = re.findall(each, inside[1], flags=re.MULTILINE) if inside else []
+    return {name: " ".join(text.split()) for name, text in pairs}
 
 
 def default_of(fn: Callable, parameter: inspect.Parameter) -> str:

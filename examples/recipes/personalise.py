@@ -46,4 +46,5 @@ plt.legend()
 plt.savefig("personal.png")
 
 # %%
-# What was learnt: the common model is not good by itself; it is good after one step on own rows.
+# What was learnt: one step on own rows makes the common model a better one for each hospital. Both
+# errors are lowest after ten rounds: the tables are small, and more rounds fit their rows too well.

@@ -4,7 +4,7 @@
 method has one grid of steps, judged without attackers on rows that no client has. Writes
 results.json and curves.png beside itself:
 
-    python experiments/byzantine/measure.py [iid shards]     # 3 CPU minutes; needs rookery[digits]
+    python experiments/byzantine/measure.py [iid shards]     # 3 CPU minutes; needs the extra digits
 """
 
 import json

@@ -3,7 +3,7 @@
 20 clients with two digits each, all of them in every exchange. Every method has the same grid of
 steps, judged on rows that no client has. Writes results.json and curves.png beside itself:
 
-    python experiments/compression/measure.py [METHOD ...]   # 2 CPU minutes; needs rookery[digits]
+    python experiments/compression/measure.py [METHOD ...]   # 2 CPU minutes; needs the extra digits
 """
 
 import json

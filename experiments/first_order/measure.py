@@ -5,7 +5,7 @@ Hessian- and Jacobian-vector products, and those of a penalty, which need gradie
 x and two inner variables each way. 20 clients with two digits each, all in every exchange. Writes
 results.json and curves.png beside itself:
 
-    python experiments/first_order/measure.py      # 2 CPU minutes; needs rookery[digits]
+    python experiments/first_order/measure.py      # 2 CPU minutes; needs the extra digits
 """
 
 import json

@@ -60,7 +60,7 @@ class AggITD(SampledAlgorithm):
     Args:
         outer_lr: α, step rule of x.
         inner_lr: λ, a number or a schedule; below 2 over the largest eigenvalue of g_yy.
-        inner_rounds: T.
+        inner_rounds: T, inner steps per round.
 
     >>> AggITD(outer_lr=0.05, inner_lr=0.1, inner_rounds=10).inner_rounds
     10

@@ -1,7 +1,7 @@
 """ALSET: alternating stochastic gradient steps with sizes made for a known number of rounds.
 
 T. Chen, Y. Sun, W. Yin. Closing the gap: tighter analysis of alternating stochastic gradient
-methods for bilevel problems. NeurIPS 2021, arXiv:2106.13781. It is BSA (S. Ghadimi, M. Wang,
+methods for bilevel problems. NeurIPS 2021. It is BSA (S. Ghadimi, M. Wang,
 arXiv:1802.02246) with a fixed number of inner steps. The method for a single machine, its gradients
 and products computed as means over clients; no client takes a local step.
 

@@ -60,7 +60,7 @@ class BOME(SampledAlgorithm):
     Args:
         lr: ξ, step rule of x and y together.
         inner_lr: α, a step rule whose state, if any, is reset in every round.
-        inner_rounds: T.
+        inner_rounds: T, inner steps per round.
         barrier: η.
 
     >>> BOME(lr=0.05, inner_lr=0.2, inner_rounds=10).barrier

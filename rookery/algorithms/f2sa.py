@@ -59,7 +59,7 @@ class F2SA(AbstractBlockSteps):
     Args:
         outer_lr: step rule of x.
         inner_lr: of the two inner variables, or a tuple with one each.
-        inner_rounds: T.
+        inner_rounds: T, inner steps per round.
         penalty: σ, and whether the difference is symmetric.
 
     >>> F2SA(outer_lr=0.1, inner_lr=0.2, penalty=PenaltyView(sigma=30.0)).inner_rounds

@@ -56,7 +56,7 @@ class FedBuff(AbstractAsyncModel):
     Args:
         lr: η_ℓ, the rule of every local step, or a size for a whole job (:class:`PerCall`); no
             schedule, since a job spans several rounds. An optimiser is reset in every job.
-        buffer_size: K.
+        buffer_size: K, results that the server waits for.
         local_steps: Q, one number or one per client.
         server_lr: η_g, the step rule of the server, for which minus the mean of the buffer is the
             gradient.

@@ -64,7 +64,7 @@ class FedMBO(TwoLevelAlgorithm):
     Args:
         outer_lr: α, the step rule of x.
         inner_lr: β, likewise.
-        inner_rounds: T.
+        inner_rounds: T, inner steps per round.
         hypergradient: the estimator of the outer gradient, :class:`PHESum` or :class:`PHE`. If None
             it is PHESum, or WarmSeries if L is measured for the inner steps anyway: one vector v
             that the clients' mean products improve from round to round, instead of chains.

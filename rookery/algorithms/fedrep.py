@@ -42,7 +42,7 @@ class FedRep(AbstractPersonal):
 
     Args:
         inner_lr: step rule of the head.
-        inner_steps: τ.
+        inner_steps: τ, steps of the head per round.
 
     >>> FedRep(outer_lr=0.05, inner_lr=0.1, inner_steps=10, clients=10).local_steps
     1

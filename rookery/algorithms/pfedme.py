@@ -45,7 +45,7 @@ class PFedMe(AbstractOwnModels):
         lr: η, step rule of a client's copy of w.
         mu: λ.
         inner_lr: step size of the steps for θ; below 2 / (L + λ).
-        inner_steps: K.
+        inner_steps: K, gradient steps for θ, on one batch.
 
     >>> PFedMe(lr=0.05, mu=15.0, inner_lr=0.05, local_steps=20, clients=10).inner_steps
     5

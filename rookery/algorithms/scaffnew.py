@@ -12,7 +12,10 @@ lead to communication acceleration! Finally! ICML 2022, arXiv:2202.09357.
     every step          w_i = w_i - γ (∇f_i(w_i) - c_i)
     with probability p  w = mean of w_i,  c_i = c_i + (p / γ) (w - w_i),  w_i = w
 
-On a minimax problem the field (f_x, -f_y) stands for the gradient; that is ProxSkip-VIP.
+On a minimax problem the field (f_x, -f_y) stands for the gradient; that is ProxSkip-VIP of
+S. Zhang, S. Choudhury, S. U. Stich, N. Loizou. Communication-efficient gradient descent-accent
+methods for distributed variational inequalities: unified analysis and local updates. 2023,
+arXiv:2306.05100.
 
 A round is one communication and the steps before it, whose number all clients share: it is drawn
 from the geometric distribution with mean 1 / p. All clients take part in every round. The limit is

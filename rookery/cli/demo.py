@@ -1,9 +1,8 @@
 """The demo: one nested problem solved naively and by nested methods, and what that shows."""
 
 import importlib.resources
-import math
-from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
@@ -11,7 +10,8 @@ from rich.console import Console
 from rookery.experiment import config, execution
 from rookery.experiment.task_loader import TaskLoader
 from rookery.report.comparison import Comparison, Curve, best_curve, cost_to_reach, final_values
-from rookery.report.statistics import interval
+from rookery.report.statistics import Interval, interval
+from rookery.report.tables import plus_minus
 from rookery.report.write import PlotSettings, print_tables, write_report
 
 METRIC, TARGET = "accuracy", 0.8
@@ -39,87 +39,90 @@ def run_demo(out: Path, rounds: int | None, data: Path | None, console: Console)
             experiment, folder, loader, overwrite=True, console=console
         )
         done.append((comparison, folder, PlotSettings(**experiment.plot)))
-    first, second = (comparison for comparison, *_ in done)
-    said = [*naive_against_nested(first), *waiting(second)]
+    found = [naive_against_nested(done[0][0]), waiting(done[1][0])]
     pages = []
-    for comparison, folder, settings in done:
-        notes = f"{comparison.notes} What was seen: {' '.join(said)}"
-        print_tables(comparison, settings, console)
-        page, figure = write_report(replace(comparison, notes=notes), folder, settings)
+    for (comparison, folder, settings), said in zip(done, found, strict=True):
+        print_tables(comparison, settings, console, is_paired=False)
+        page, figure = write_report(replace(comparison, findings=said), folder, settings)
         pages += [f"The page: {page}", f"The figure: {figure}"]
     console.print(*pages, sep="\n", highlight=False)
     console.print("\n[bold]What was seen[/]")
-    for sentence in said:
+    for sentence in chain(*found):
         console.print(f"- {sentence}", markup=False, highlight=False)
 
 
 def naive_against_nested(comparison: Comparison) -> list[str]:
     """What the naive method reached and what nested methods did, and at what cost."""
     naive, *nested = comparison.curves
-    worst = best_curve(nested, METRIC, higher_is_better=False)
     ends, wins = final_values(naive, METRIC), 0
     for curve in nested:
         pairs = zip(final_values(curve, METRIC), ends, strict=True)
         wins += all(theirs > own for theirs, own in pairs)
-    is_better = wins == len(nested)
-    found = [
-        f"Where every client holds one class, averaging what each client finds alone ends at "
-        f"{_final(naive)} accuracy; the nested methods end at {_final(worst)} ({worst.name}) or "
-        f"better."
-        if is_better
-        else f"Averaging what each client finds alone ends at {_final(naive)} accuracy, and only "
-        f"{wins} of {len(nested)} nested methods did better with every seed: the claim that the "
-        "naive way fails does not hold here."
-    ]
-    costs = {
-        axis: {curve.name: _cost(curve, axis) for curve in nested}
-        for axis in ("exchanges", "megabytes")
-    }
-    if not any(math.isfinite(cost) for cost in costs["exchanges"].values()):
-        return [*found, f"No nested method reached {TARGET} with every seed."]
-    few = min(costs["exchanges"], key=lambda name: costs["exchanges"][name])
-    small = min(costs["megabytes"], key=lambda name: costs["megabytes"][name])
-    most = max(
-        (name for name, cost in costs["exchanges"].items() if math.isfinite(cost)),
-        key=lambda name: costs["exchanges"][name],
+    if wins == len(nested):
+        worst, best = (best_curve(nested, METRIC, is_better) for is_better in (False, True))
+        found = (
+            f"With one class per client, averaging what each client finds alone ends at "
+            f"{_final(naive)} accuracy, the nested methods at {_final(worst)} ({worst.name}) to "
+            f"{_final(best)} ({best.name})."
+        )
+    else:
+        found = (
+            f"Averaging what each client finds alone ends at {_final(naive)} accuracy, and only "
+            f"{wins} of {len(nested)} nested methods did better with every seed: the claim that "
+            "the naive way fails does not hold here."
+        )
+    there = [curve for curve in nested if _has_reached(curve)]
+    if not there:
+        return [found, f"No nested method reached {TARGET} with every seed."]
+    late = " and ".join(curve.name for curve in nested if curve not in there)
+    needed = (
+        f"{plus_minus(_cost(curve, 'exchanges'))} with {curve.name}"
+        for curve in sorted(there, key=lambda curve: _cost(curve, "exchanges").mean)
     )
+    small = min(there, key=lambda curve: _cost(curve, "megabytes").mean)
+    least = plus_minus(_cost(small, "megabytes"))
     return [
-        *found,
-        f"To {TARGET} accuracy {few} needs the fewest exchanges, {costs['exchanges'][few]:.0f} "
-        f"({most}: {costs['exchanges'][most]:.0f}), and {small} the fewest megabytes, "
-        f"{costs['megabytes'][small]:.0f}.",
+        found,
+        f"The exchanges needed for {TARGET} accuracy are {', '.join(needed)}"
+        + (f" ({late}: not reached with every seed)" if late else "")
+        + f"; {small.name} needs the fewest megabytes in all, {least}.",
     ]
 
 
 def waiting(comparison: Comparison) -> list[str]:
     """What it costs to wait for slow clients; the first curve does not wait."""
     alone, *waiters = comparison.curves
-    own = _cost(alone, "seconds")
-    best = min(waiters, key=lambda curve: _cost(curve, "seconds"))
-    theirs = _cost(best, "seconds")
-    if not math.isfinite(own):
+    if not _has_reached(alone):
         return [f"With four slow clients {alone.name} did not reach {TARGET} with every seed."]
-    if not math.isfinite(theirs):
-        return [
-            f"With four slow clients {alone.name}, which does not wait for them, reaches {TARGET} "
-            f"after {own:.0f} virtual seconds; no method that waits did in the time given."
-        ]
-    verdict = "sooner" if own < theirs else "later: not waiting did not pay"
-    return [
+    own = _cost(alone, "seconds")
+    found = (
         f"With four slow clients {alone.name}, which does not wait for them, reaches {TARGET} "
-        f"after {own:.0f} virtual seconds, {best.name}, the fastest that waits, after "
-        f"{theirs:.0f}: "
-        f"{max(own, theirs) / min(own, theirs):.1f} times {verdict}."
+        f"accuracy after {plus_minus(own)} virtual seconds; "
+    )
+    there = [curve for curve in waiters if _has_reached(curve)]
+    if not there:
+        return [found + "no method that waits did in the time given."]
+    best = min(there, key=lambda curve: _cost(curve, "seconds").mean)
+    theirs = _cost(best, "seconds")
+    verdict = (
+        f"{theirs.mean / own.mean:.1f} times as long"
+        if own.mean < theirs.mean
+        else "so not waiting did not pay"
+    )
+    return [
+        f"{found}{best.name}, the fastest method that waits, needs {plus_minus(theirs)}, {verdict}."
     ]
 
 
-def _cost(curve: Curve, axis: str) -> float:
-    """The mean cost of the target; infinite unless every seed has reached it."""
-    cost = cost_to_reach(curve, METRIC, TARGET, axis)
-    return cost.interval.mean if cost.reached == cost.total else math.inf
+def _has_reached(curve: Curve) -> bool:
+    """Whether every seed has reached the target."""
+    cost = cost_to_reach(curve, METRIC, TARGET, "exchanges")
+    return cost.reached == cost.total
+
+
+def _cost(curve: Curve, axis: str) -> Interval[float]:
+    return cost_to_reach(curve, METRIC, TARGET, axis).interval
 
 
 def _final(curve: Curve) -> str:
-    ends: Sequence[float] = final_values(curve, METRIC)
-    over_seeds = interval(ends)
-    return f"{over_seeds.mean:.2f} ± {over_seeds.high - over_seeds.mean:.2f}"
+    return plus_minus(interval(final_values(curve, METRIC)))

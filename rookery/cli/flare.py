@@ -11,7 +11,7 @@ from rich.table import Column, Table
 def simulate(study: tyro.conf.Positional[Path], workspace: Path = Path("runs/flare")) -> None:
     """Run a study of several sites with NVIDIA FLARE's simulator: a process for each site.
 
-    Needs pip install 'rookery[flare]'. If a site crashes, the same command resumes from the last
+    Needs the extra flare. If a site crashes, the same command resumes from the last
     checkpoint. examples/04_deploy has a study and shows all commands. Sites of the simulator have
     no policy.
 

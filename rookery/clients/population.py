@@ -655,7 +655,7 @@ class Population(eqx.Module):
         Traceback (most recent call last):
             ...
         ValueError: client 1, split 'train', field ['a'], row 1: the data has a NaN or an infinity \
-(1 such rows in all). Correct or remove these rows.
+(number of such rows: 1). Correct or remove them.
         """
         if self.is_on_disk and self.digest:
             return  # rows are checked when they are saved
@@ -664,8 +664,8 @@ class Population(eqx.Module):
             split, client, field, row, times = found
             raise ValueError(
                 f"{self.client_name(client)}, split {self.splits[split]!r}, {field}row {row}: the "
-                f"data has a NaN or an infinity ({times} such rows in all). Correct or remove "
-                "these rows."
+                f"data has a NaN or an infinity (number of such rows: {times}). Correct or "
+                "remove them."
             )
 
     def split_index(self, split: str) -> int:

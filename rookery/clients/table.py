@@ -214,7 +214,7 @@ def _without_missing(
             of = "" if owner.missing[row] else f" (client {str(owner.values[row])!r})"
             raise ValueError(
                 f"column {name!r}, row {row_numbers[row]}{of}: the value is missing "
-                f"({column.missing.sum()} such rows in all). Correct the table, or pass "
+                f"(number of such rows: {column.missing.sum()}). Correct the table, or pass "
                 f"missing='drop' to leave such rows out, or missing={{{name!r}: value}} to fill "
                 "them."
             )

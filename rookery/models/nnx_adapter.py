@@ -25,7 +25,7 @@ def from_nnx(
 
     ``apply`` takes **one example** without a batch axis, as losses do; use ``jax.vmap`` for many.
     The module's mode (training or evaluation) stays as it was. All variables but ``nnx.Param`` are
-    constants, except that a key seeds the random layers. Needs ``pip install rookery[flax]``.
+    constants, except that a key seeds the random layers. Needs ``pip install -e '.[flax]'``.
 
     Args:
         module: any callable module with one input.
@@ -120,5 +120,7 @@ def _nnx(who: str) -> ModuleType:
     try:
         from flax import nnx  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ImportError(f"{who} needs the package flax: pip install rookery[flax]") from error
+        raise ImportError(
+            f"{who} needs the package flax: pip install -e '.[flax]' in rookery's checkout."
+        ) from error
     return nnx

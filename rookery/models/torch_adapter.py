@@ -34,7 +34,7 @@ def from_torch(
     ``apply`` takes **one example** without a batch axis, as losses do; use ``jax.vmap`` for many.
     It works on a copy of the module, whose mode (training or evaluation) stays as it was. Buffers,
     and parameters with ``requires_grad=False``, are constants. A module whose forward pass changes
-    a buffer is refused. Needs ``pip install rookery[torch]``.
+    a buffer is refused. Needs ``pip install -e '.[torch]'``.
 
     Args:
         module: its forward pass takes one argument, a tensor or a structure of tensors.
@@ -153,6 +153,7 @@ def _torch(who: str) -> tuple[ModuleType, ModuleType]:
         import torchax  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ImportError(
-            f"{who} needs the packages torch and torchax: pip install rookery[torch]"
+            f"{who} needs the packages torch and torchax: "
+            "pip install -e '.[torch]' in rookery's checkout."
         ) from error
     return torch, torchax

@@ -171,6 +171,7 @@ class Comparison:
         goals: whether more or less of a metric is better, as far as its evaluation knows.
         holdings: the labels of every client, if the data has labels and all curves share it.
         wall_seconds: how long the longest run took; None if that is not known.
+        findings: sentences that the page begins with; without any it names the best final value.
 
     >>> curve = Curve("FedAvg", [History([{"round": 0, "loss": 1.0}])])
     >>> Comparison("One curve", [curve]).metrics
@@ -186,6 +187,7 @@ class Comparison:
     goals: Mapping[str, Goal] = field(default_factory=dict)
     holdings: Holdings | None = None
     wall_seconds: float | None = None
+    findings: Sequence[str] = ()
 
     def __post_init__(self):
         names = [curve.name for curve in self.curves]

@@ -36,6 +36,8 @@ def write_page(
     axis: str = "exchanges",
     target: float | None = None,
     higher_is_better: bool | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
 ) -> None:
     """Write the interactive page: charts, tables, settings and versions in one file.
 
@@ -46,9 +48,17 @@ def write_page(
         axis: the axis that the chart shows first, a name out of ``AXES``.
         target: the target that the table of costs shows first; by default the page guesses one.
         higher_is_better: whether the metric has to rise; by default what the comparison knows.
+        log_x: whether the chart's costs are logarithmic at first.
+        log_y: whether its metric is.
     """
     text = render(
-        comparison, metric=metric, axis=axis, target=target, higher_is_better=higher_is_better
+        comparison,
+        metric=metric,
+        axis=axis,
+        target=target,
+        higher_is_better=higher_is_better,
+        log_x=log_x,
+        log_y=log_y,
     )
     replace_file(Path(path), text.encode())
 
@@ -60,6 +70,8 @@ def render(
     axis: str = "exchanges",
     target: float | None = None,
     higher_is_better: bool | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
 ) -> str:
     """The text of the page that :func:`write_page` writes.
 
@@ -69,7 +81,8 @@ def render(
     >>> "<title>Losses</title>" in render(Comparison("Losses", [Curve("FedAvg", [run])]))
     True
     """
-    data = {**_content(comparison, metric, axis, higher_is_better), "target": target}
+    first = {"target": target, "log_x": log_x, "log_y": log_y}
+    data = {**_content(comparison, metric, axis, higher_is_better), **first}
     return filled(template(), comparison.title, data)
 
 
@@ -115,9 +128,7 @@ def _content(
     return {
         "title": comparison.title,
         "notes": comparison.notes,
-        "summary": ""
-        if first is None
-        else summary(comparison, first, higher_is_better=higher_is_better),
+        "summary": _opening(comparison, first, higher_is_better),
         "metric": first,
         "axis": axis,
         "axes": {name: AXES[name].label for name in axes},
@@ -138,6 +149,15 @@ def _content(
         "wall_seconds": comparison.wall_seconds,
         "versions": _plain(comparison.versions),
     }
+
+
+def _opening(comparison: Comparison, metric: str | None, higher_is_better: bool | None) -> str:
+    """What the page begins with, a line for each sentence."""
+    if comparison.findings:
+        return "\n".join(comparison.findings)
+    if metric is None:
+        return ""
+    return summary(comparison, metric, higher_is_better=higher_is_better)
 
 
 def _sensitivity(tuning: Mapping[str, object]) -> dict[str, object] | None:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from rookery.report.comparison import Comparison, best_curve, final_values
+from rookery.report.comparison import Comparison, Curve, best_curve, final_values
 from rookery.report.statistics import interval
 from rookery.report.tables import plus_minus
 
@@ -17,7 +17,6 @@ def summary(comparison: Comparison, metric: str, *, higher_is_better: bool | Non
         metric: what is compared.
         higher_is_better: which way it is better; if None, what the comparison knows.
 
-    >>> from rookery.report.comparison import Curve
     >>> from rookery.runner.history import History
     >>> ends = {"A": 2.0, "B": 1.0}
     >>> curves = [Curve(name, [History([{"round": 0, "loss": ends[name]}])]) for name in ends]
@@ -51,7 +50,14 @@ def summary(comparison: Comparison, metric: str, *, higher_is_better: bool | Non
         if others := [curve for curve in ended if curve is not best]:
             second = best_curve(others, metric, higher_is_better)
             said += f", before {second.name} with {final(second)}"
+            if seeds > 1 and _overlap(best, second, metric):
+                over += "; the two intervals overlap"
         said += f" ({over})."
     if wild := [curve.name for curve in comparison.curves if curve.diverged]:
         said += f" With diverged runs: {', '.join(wild)}."
     return said
+
+
+def _overlap(one: Curve, other: Curve, metric: str) -> bool:
+    a, b = interval(final_values(one, metric)), interval(final_values(other, metric))
+    return a.low <= b.high and b.low <= a.high

@@ -134,15 +134,22 @@ def write_only_page(comparison: Comparison, path: Path, settings: PlotSettings) 
         axis=settings.axes[0],
         target=settings.target,
         higher_is_better=settings.higher_is_better,
+        log_x=settings.log_x,
+        log_y=settings.log_y,
     )
 
 
 def report_tables(
-    comparison: Comparison, settings: PlotSettings, *, most_metrics: int = 4
+    comparison: Comparison,
+    settings: PlotSettings,
+    *,
+    most_metrics: int = 4,
+    is_paired: bool = True,
 ) -> list[Table]:
     """Final values and costs, values of each client, paired tests, and the cost of a target.
 
     The first table shows the metrics of the settings, otherwise the first few that were measured.
+    Without ``is_paired`` there are no paired tests.
     """
     chosen = settings.resolved(comparison)
     others = [] if settings.metrics else [m for m in comparison.metrics if m not in chosen.metrics]
@@ -151,16 +158,18 @@ def report_tables(
     if not chosen.metrics:
         return tables
     metric, better = chosen.metrics[0], chosen.higher_is_better
-    if len([curve for curve in comparison.curves if metric in curve.metrics]) > 1:
+    if is_paired and sum(metric in curve.metrics for curve in comparison.curves) > 1:
         tables.append(paired_table(comparison, metric, higher_is_better=better))
     if chosen.target is not None and better is not None:
         tables.append(cost_table(comparison, metric, chosen.target, higher_is_better=better))
     return tables
 
 
-def print_tables(comparison: Comparison, settings: PlotSettings, console: Console) -> None:
-    """Print the tables of a report."""
-    console.print(*report_tables(comparison, settings), sep="\n")
+def print_tables(
+    comparison: Comparison, settings: PlotSettings, console: Console, *, is_paired: bool = True
+) -> None:
+    """Print the tables of a report, with paired tests or without."""
+    console.print(*report_tables(comparison, settings, is_paired=is_paired), sep="\n")
     if not comparison.metrics:
         console.print("The runs have measured no metric; pass evaluate= to rookery.run.")
 

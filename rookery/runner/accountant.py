@@ -215,7 +215,8 @@ def accounting() -> DPObject:
     except ImportError as error:
         raise ImportError(
             "the epsilon of a private run needs the package dp-accounting: "
-            "pip install rookery[privacy]. With delta=None nothing is accounted."
+            "pip install -e '.[privacy]' in rookery's checkout. "
+            "With delta=None nothing is accounted."
         ) from error
     return dp_accounting
 

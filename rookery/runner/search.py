@@ -258,8 +258,8 @@ def _proposals(
         import optuna  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            'the sampler optuna needs the package optuna: install "rookery[tune]", or use the '
-            "sampler halton."
+            "the sampler optuna needs the package optuna: pip install -e '.[tune]' in rookery's "
+            "checkout, or use the sampler halton."
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     at_once = math.ceil(n / KEEP)

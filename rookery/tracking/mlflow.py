@@ -37,7 +37,7 @@ class MLflow:
         except ImportError as error:
             raise ImportError(
                 "MLflow needs the packages mlflow-skinny and sqlalchemy: "
-                "pip install rookery[mlflow]"
+                "pip install -e '.[mlflow]' in rookery's checkout."
             ) from error
         self._mlflow: ModuleType = mlflow
         self._store, self._experiment, self._name = store, experiment, run

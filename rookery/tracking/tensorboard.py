@@ -26,7 +26,8 @@ class TensorBoard:
             import tensorboardX  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ImportError(
-                "TensorBoard needs the package tensorboardX: pip install rookery[tensorboard]"
+                "TensorBoard needs the package tensorboardX: "
+                "pip install -e '.[tensorboard]' in rookery's checkout."
             ) from error
         self._open = tensorboardX.SummaryWriter
         self._directory = Path(directory)

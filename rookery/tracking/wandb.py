@@ -34,7 +34,7 @@ class WandB:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ImportError(
-                "WandB needs the package wandb: pip install rookery[wandb]"
+                "WandB needs the package wandb: pip install -e '.[wandb]' in rookery's checkout."
             ) from error
         if mode not in ("offline", "online"):
             raise ValueError(f"mode must be 'offline' or 'online', got {mode!r}.")

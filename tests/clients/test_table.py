@@ -199,7 +199,7 @@ def test_a_population_knows_its_classes():
 def test_missing_values(hole):
     table = {**HOSPITALS, "visits": pd.Series([1, 2, 3, 4, 5, 6, hole], dtype=object)}
     with pytest.raises(
-        ValueError, match=r"'visits', row 6 \(client 'Oslo'\).*missing .1 such.*drop"
+        ValueError, match=r"'visits', row 6 \(client 'Oslo'\).*missing .*rows: 1.*drop"
     ):
         built(table)
     dropped = built(table, missing="drop")

@@ -145,4 +145,4 @@ def test_without_flare_its_commands_say_what_to_install(tmp_path, capsys):
         main(["flare-stop", "--kit", str(tmp_path)])
     assert end.value.code == 2
     error = capsys.readouterr().err
-    assert "pip install 'rookery[flare]'" in error and "Traceback" not in error
+    assert "pip install -e '.[flare]'" in error and "Traceback" not in error

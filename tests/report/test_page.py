@@ -20,6 +20,7 @@ from rookery.report.comparison import (
 )
 from rookery.report.page import render, write_page
 from rookery.report.statistics import interval
+from rookery.report.summary import summary
 from rookery.report.tables import number, plus_minus
 from rookery.runner.history import ClientHistory, History
 
@@ -231,6 +232,24 @@ def test_only_a_metric_with_a_known_direction_has_a_best_value(tmp_path, browse)
     document, _ = browse(tmp_path / "p.html")
     assert bold(document) == ["2", "4"]
     assert '<p id="summary">c1 ends with the largest size, 4, before c0 with 3 (one' in document
+
+
+def test_the_page_begins_with_what_was_found_and_with_the_declared_axes(comparison):
+    data = content(render(replace(comparison, findings=["One.", EVIL]), log_x=True))
+    assert data["summary"] == f"One.\n{EVIL}"
+    assert (data["log_x"], data["log_y"]) == (True, False)
+
+
+@pytest.mark.parametrize(("ends", "is_said"), [((1.0, 1.1, 2.0), True), ((5.0, 5.1), False)])
+def test_a_best_value_whose_interval_is_not_clear_of_the_next_says_so(ends, is_said):
+    others = [ends[0] - 0.5, ends[0] - 0.45] if is_said else [1.0, 1.1]
+    curves = [
+        Curve(name, [History([{"round": 0, "size": end}]) for end in values])
+        for name, values in (("best", ends), ("next", others))
+    ]
+    said = summary(Comparison("", curves, goals={"size": "max"}), "size")
+    assert said.startswith("best ends with the largest size")
+    assert ("the two intervals overlap" in said) == is_said
 
 
 def test_the_page_says_who_holds_what_and_when_it_was_made(comparison, tmp_path, browse):

@@ -17,7 +17,7 @@ from rookery.problem.sample import Rows
 def digits():
     """A third of the training rows, to be quick, and all test rows."""
     if importlib.util.find_spec("sklearn") is None:
-        pytest.skip("the package that carries digits is missing: pip install rookery[digits]")
+        pytest.skip("the package that carries digits is missing: the extra digits")
     dataset = rk.datasets.load("digits")
     return dataset.keep(np.arange(0, len(dataset.train["labels"]), 3))
 

@@ -194,7 +194,7 @@ def test_a_tracker_that_cannot_finish_leaves_the_others_and_the_directory_whole(
 )
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, package, make, extra):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=rf"pip install rookery\[{extra}\]"):
+    with pytest.raises(ImportError, match=rf"pip install -e '\.\[{extra}\]'"):
         make()
 
 

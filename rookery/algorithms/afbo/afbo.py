@@ -109,7 +109,7 @@ class AFBO(PolledAlgorithm):
             (:mod:`rookery.algorithms.afbo.running`). With hops it is 1 / (2 L) with their L, half
             as much as elsewhere since results are old; y then rests in round 0, whose hops estimate
             L.
-        inner_rounds: K.
+        inner_rounds: K, inner steps of the server per round.
         aphe: how the adjoint is estimated: without hops and exactly by :class:`RunningAdjoint`;
             with hops, as in the paper, by :class:`APHESum`, :class:`APHERandom`,
             :class:`APHEPaper`.

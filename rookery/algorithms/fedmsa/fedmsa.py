@@ -98,7 +98,7 @@ class FedMSA(AbstractOnView):
             still keep the direction fresh, but the steps are no longer along its mean over clients.
         inner_lr: the rules of all other blocks, one for all or a tuple with one each; in a bilevel
             problem those of y and v, of which v's should not be the larger.
-        local_steps: K.
+        local_steps: K, local steps of a round.
         renewal: ρ, above 0 and at most 1. At 1 the direction is that of the round alone. None is 1
             too, and known when the program is compiled: the previous blocks are neither sent nor
             evaluated, which halves the work of exchange A. With all clients and all their rows in

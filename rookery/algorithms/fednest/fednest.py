@@ -62,7 +62,7 @@ class FedNest(TwoLevelAlgorithm):
     Args:
         outer_lr: α, the rule of every local step, or a size for the whole call (:class:`PerCall`).
         inner_lr: β, likewise.
-        inner_rounds: T.
+        inner_rounds: T, calls of FedInn per round.
         inner_steps: τ of FedInn, one number or one per client.
         outer_steps: τ of FedOut, likewise.
         ihgp: how the inverse Hessian times the outer gradient is estimated; bilevel only. If None

@@ -28,7 +28,8 @@ def require() -> None:
     """Raise unless the package ``cryptography`` is installed."""
     if importlib.util.find_spec("cryptography") is None:
         raise ImportError(
-            "secure aggregation needs the package cryptography: pip install rookery[secure]"
+            "secure aggregation needs the package cryptography: "
+            "pip install -e '.[secure]' in rookery's checkout."
         )
 
 

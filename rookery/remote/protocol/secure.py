@@ -41,7 +41,7 @@ FEWEST = 3
 class SecureAggregation:
     """Means and sums of which the server sees no single reply; a setting of the remote engine.
 
-    It needs ``pip install rookery[secure]`` on the server and on the clients. Rounding moves a mean
+    It needs ``pip install -e '.[secure]'`` on the server and on the clients. Rounding moves a mean
     by at most n / 2^(fraction_bits + 1) for n clients.
 
     >>> secure = SecureAggregation(threshold=0.8)

@@ -40,7 +40,7 @@ try:
     from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "NVIDIA FLARE is not installed: pip install 'rookery[flare]'"
+        "NVIDIA FLARE is not installed: pip install -e '.[flare]' in rookery's checkout."
     ) from error
 
 RUNS = "ROOKERY_RUNS"

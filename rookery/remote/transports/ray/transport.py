@@ -34,7 +34,7 @@ Load = Callable[[int], Mapping[str, Tree]]
 
 
 class Ray(eqx.Module):
-    """Clients in processes of a Ray cluster. Needs ``pip install rookery[ray]``.
+    """Clients in processes of a Ray cluster. Needs ``pip install -e '.[ray]'``.
 
     If this process has already joined a cluster, that one is used and left as it is. Otherwise a
     cluster is joined or started when a run begins, and left or stopped when it ends. It is given
@@ -149,7 +149,9 @@ class Ray(eqx.Module):
         try:
             import ray  # pyright: ignore[reportMissingImports]
         except ImportError as error:
-            raise ImportError("Ray needs the package ray: pip install rookery[ray]") from error
+            raise ImportError(
+                "Ray needs the package ray: pip install -e '.[ray]' in rookery's checkout."
+            ) from error
         return ray
 
 
