@@ -238,7 +238,9 @@ def test_noise_of_a_private_study_cannot_be_subtracted(tmp_path):
     def gradients(policy, folder):
         rows = np.random.default_rng(2).normal(size=(20, 3))
         problem = rk.SingleLevel(product)
-        client = OneClient(problem, rows, np.zeros(3), policy=policy, folder=folder, algorithm=private)
+        client = OneClient(
+            problem, rows, np.zeros(3), policy=policy, folder=folder, algorithm=private
+        )
         return [client.gradient(np.full(3, at))[0] for at in (1.0, 2.0, 1.0)]
 
     known = gradients(but(), tmp_path / "known")
