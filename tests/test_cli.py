@@ -367,6 +367,26 @@ def test_control_c_while_the_command_is_loaded_is_no_traceback(monkeypatch):
     assert ended.value.code == 130
 
 
+def test_control_c_while_an_extension_is_loaded_is_no_traceback(monkeypatch):
+    class Loading:
+        def find_spec(self, name, *_):
+            if name == "rookery.cli.main":  # jaxlib, in here, has an error of its own for it
+                handlers.append(signal.getsignal(signal.SIGINT))
+                raise KeyboardInterrupt
+
+    handlers = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        monkeypatch.delitem(sys.modules, "rookery.cli.main")
+        monkeypatch.setattr(sys, "meta_path", [Loading(), *sys.meta_path])
+        with pytest.raises(SystemExit):
+            entry.main()
+        assert handlers == [signal.SIG_DFL]  # the process ends, and nothing is raised
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -54,6 +54,8 @@ def _print(summary: Summary, file: Path, console: Console) -> None:
     for client, epsilon in sorted(summary.epsilon.items()):
         known = "unknown: replies left without noise" if epsilon is None else f"{epsilon:.4g}"
         say(f"Epsilon of client {client}: {known}.")
+    for client, times in sorted(summary.not_finite.items()):
+        say(f"Not finite: {times} replies of client {client}. Noise left in their place.")
     for (client, step, reason), times in sorted(summary.refused.items()):
         who = f"client {client}, " if client >= 0 else ""
         say(f"Refused {times} times: {who}{step.rpartition('.')[2]}: {reason}.")

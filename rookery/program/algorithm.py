@@ -32,6 +32,8 @@ class AbstractAlgorithm(eqx.Module):
         label: the name of a configuration that a function returns, such as ``FedNestSGD``; None for
             the class itself.
         projects: whether the rounds keep every variable in its set (``project=`` of a problem).
+        shows_rows: whether clients upload numbers of single rows, such as scores. A site's policy
+            refuses it.
 
     >>> class Nothing(AbstractAlgorithm):
     ...     def check(self, problem, n_clients): ...
@@ -44,6 +46,7 @@ class AbstractAlgorithm(eqx.Module):
 
     label: str | None = eqx.field(static=True, default=None, kw_only=True)
     projects: ClassVar[bool] = False
+    shows_rows: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

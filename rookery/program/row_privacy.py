@@ -7,7 +7,8 @@ oracle averages over the rows of a sample, such as the gradients of single rows,
 
 This is DP-SGD (M. Abadi et al., CCS 2016, arXiv:1607.00133) inside the local steps of any
 algorithm. Every average is a release, and all that a client uploads or remembers is computed from
-releases alone, so the server need not be trusted with anything but the draw.
+releases alone. Rows and noise are drawn from the server's key: it must be trusted to forget it, or
+sites mix in a key of their own (:class:`~rookery.remote.SitePolicy`).
 
 **What is protected.** A single row of a client: the guarantee compares two runs that differ in the
 content of one row, and holds for every client. The number of rows of a client is public.

@@ -1,4 +1,4 @@
-"""A site's policy at work: two attacks that rebuild rows, every limit, and the site's log."""
+"""A site's policy at work: attacks that rebuild rows, every limit, and the site's log."""
 
 import functools
 import json
@@ -11,8 +11,11 @@ import pytest
 from world import QUICK, ZOO, go, plan, reasons, same
 
 import rookery as rk
+from rookery.algorithms import FedPAQ, FeDXL
 from rookery.cli.main import main
 from rookery.program.algorithm import first_state, numbers_to_arrays
+from rookery.program.memory import Memory
+from rookery.program.row_privacy import RowPrivate
 from rookery.remote import Enforcer, Policy, SitePolicy, Worker
 from rookery.remote.client import site_log
 from rookery.remote.client.site_policy import Refused, add_study, content_hash
@@ -22,6 +25,7 @@ from rookery.remote.protocol.tracing import trace_round
 from rookery.remote.protocol.wire import Kind, Message
 
 OPEN = SitePolicy.without_limits()
+ROWS = np.arange(24.0).reshape(12, 2) / 10
 
 
 def but(**settings) -> SitePolicy:
@@ -35,9 +39,13 @@ def but(**settings) -> SitePolicy:
 class OneClient:
     """A server with one client, which has these rows and this site policy."""
 
-    def __init__(self, problem, rows, start, *, batch_size=None, lr=1.0, policy=None, folder=""):
+    def __init__(
+        self, problem, rows, start, *, batch_size=None, lr=1.0, policy=None, folder="",
+        algorithm=None,
+    ):  # fmt: skip
         population = rk.Population.stacked(jax.tree.map(lambda a: np.asarray(a)[None], rows))
-        algorithm = rk.FedAvg(lr=lr, local_steps=1, batch_size=batch_size)
+        if algorithm is None:
+            algorithm = rk.FedAvg(lr=lr, local_steps=1, batch_size=batch_size)
         state = first_state(algorithm, problem, 1, (start,))
         enforcer = None if policy is None else Enforcer(policy, folder)
         self.plan = trace_round(numbers_to_arrays(algorithm), problem, population, state)
@@ -54,17 +62,24 @@ class OneClient:
 
     def ask(self, *leaves, seed=0, steps=1) -> Message:
         """The reply of the client to one local step from these leaves, with this key."""
-        (call,) = self.plan.calls
         refs = [(1, i) for i in range(len(leaves))]
         todo = [instructions.Instruction(2 + i, 0, -1, refs) for i in range(steps)]
         reply = [(1 + steps, i) for i in range(len(leaves))]
-        wanted = instructions.Instructions(0, tokens=[1], steps=todo, reply=reply)
+        return self.request(*leaves, seed=seed, steps=todo, reply=reply)
+
+    def request(self, *leaves, seed=0, steps, **what) -> Message:
+        """The reply to any request; the leaves are the value with the token 1."""
+        wanted = instructions.Instructions(0, tokens=[1], steps=steps, **what)
         words = wire.Keys("threefry2x32", np.array([0, seed], np.uint32))
-        key: dict[str, wire.Leaf] = {f"key/{i}": words for i in range(steps)}
-        number = np.zeros((), np.int32)  # of the round
-        key |= {f"setting/{i}/0": number for i in range(steps)}
-        values = {f"value/0/{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
-        return self.send(Kind.RUN, {**instructions.write(wanted), **values, **key}, call.name)
+        arrays: dict[str, wire.Leaf] = {}
+        for i, step in enumerate(steps):
+            call = self.plan.calls[step.call]
+            arrays |= {f"key/{i}": words} if call.has_key else {}
+            for j, setting in enumerate(call.traced_settings):  # the number of the round
+                arrays[f"setting/{i}/{j}"] = np.zeros(setting.shape, setting.dtype)
+        arrays |= {f"value/0/{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        name = self.plan.calls[steps[-1].call].name if steps else "memory"
+        return self.send(Kind.RUN, {**instructions.write(wanted), **arrays}, name)
 
     def gradient(self, *leaves, seed=0) -> list[np.ndarray]:
         """What the server takes for the client's gradient at these leaves."""
@@ -146,10 +161,199 @@ def test_with_the_default_policy_they_give_none(scale, tmp_path):
     assert rows_from_crafted_weights(SitePolicy(), tmp_path, scale) == 0
 
 
+# ---- attack (c): one bit without noise, whether a reply is finite, tells how far rows reach
+
+
+def exponential(w, row):
+    return jnp.exp(row @ w)
+
+
+def bits_of_a_server_that_overflows(policy, folder) -> set[Kind]:
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    client = OneClient(rk.SingleLevel(exponential), rows, np.zeros(3), policy=policy, folder=folder)
+    reach = np.linspace(0.2, 5, 9)  # the exponential overflows if a row reaches as far
+    asked = [client.ask(np.array([800.0, 0, 0]) / one) for one in reach]
+    return {reply.kind for reply in asked}
+
+
+def test_whether_a_reply_is_finite_does_not_show(tmp_path):
+    loud = bits_of_a_server_that_overflows(but(clip=1.0), tmp_path / "loud")
+    assert loud == {Kind.REPLY, Kind.FAILURE}  # without noise nothing is promised
+    assert bits_of_a_server_that_overflows(SitePolicy(), tmp_path / "quiet") == {Kind.REPLY}
+    summary = site_log.summarise(tmp_path / "quiet" / site_log.NAME)
+    assert 0 < summary.not_finite[0] < 9 and not summary.refused
+    (replies,) = [t.replies for (_, step), t in summary.traffic.items() if "gradient" in step]
+    assert replies == 9
+
+
+def test_a_reply_that_is_not_finite_leaves_as_noise_around_what_was_sent(tmp_path):
+    enforcer = Enforcer(but(clip=2.0, noise=0.5), tmp_path)
+    sent, got = np.full(20_000, 7.0), np.full(20_000, np.nan)
+    (out,), rho = enforcer.released(0, "step", [got], [sent])
+    assert rho == enforcer.policy.rho
+    assert np.mean(np.asarray(out)) == pytest.approx(7.0, abs=0.05)
+    assert np.std(np.asarray(out)) == pytest.approx(1.0, rel=0.03)
+
+
+# ---- attack (d): weights at which a single row has a gradient; the noise is averaged out
+
+
+def row_that_is_alone(policy, folder, algorithm=None) -> int:
+    """How many rows a server has after 300 requests at weights where one row has a gradient."""
+    rng = np.random.default_rng(1)
+    rows, direction = rng.normal(size=(64, 20)), rng.normal(size=20)
+    second, farthest = np.sort(rows @ direction)[-2:]  # bisection finds them, for a server
+    bias = np.full(1, -(second + farthest) / 2)
+    weights = {"bias": bias, "in": direction[None], "out": np.full(1, 1e4)}
+    client = OneClient(
+        rk.SingleLevel(sum_of_units), rows, weights, policy=policy, folder=folder,
+        algorithm=algorithm,
+    )  # fmt: skip
+    replies = [client.gradient(*jax.tree.leaves(weights), seed=seed) for seed in range(300)]
+    bias, inner, _ = (np.mean(leaf, axis=0) for leaf in zip(*replies, strict=True))
+    return recovered(rows, inner / bias)
+
+
+def test_the_default_noise_does_not_hide_a_row_that_is_alone(tmp_path):
+    assert row_that_is_alone(SitePolicy(), tmp_path) == 1  # docs/guide/threat-model.md says so
+    assert row_that_is_alone(SitePolicy(noise=1.0), tmp_path / "more noise") == 0
+
+
+def test_a_private_study_hides_it(tmp_path):
+    local = rk.FedAvg(lr=1.0, local_steps=1)
+    algorithm = RowPrivate(local, clip=1.0, noise=1.0, delta=None)
+    assert row_that_is_alone(but(mix_keys=True), tmp_path, algorithm) == 0
+
+
+# ---- attack (e): a private study whose noise comes from a key that the server sends twice
+
+
+def product(w, row):
+    return w @ row
+
+
+def test_noise_of_a_private_study_cannot_be_subtracted(tmp_path):
+    private = RowPrivate(rk.FedAvg(lr=1.0, local_steps=1), clip=5.0, noise=1.0, delta=None)
+
+    def gradients(policy, folder):
+        rows = np.random.default_rng(2).normal(size=(20, 3))
+        problem = rk.SingleLevel(product)
+        client = OneClient(
+            problem, rows, np.zeros(3), policy=policy, folder=folder, algorithm=private
+        )
+        return [client.gradient(np.full(3, at))[0] for at in (1.0, 2.0, 1.0)]
+
+    known = gradients(but(), tmp_path / "known")
+    np.testing.assert_allclose(known[0], known[1])  # the same rows, clip and noise: it cancels
+    own = gradients(but(mix_keys=True), tmp_path / "own")
+    assert np.abs(own[0] - own[1]).min() > 1e-3
+    np.testing.assert_array_equal(own[0], own[2])  # asking again tells nothing new
+
+
+# ---- attack (f): results that the algorithm does not upload
+
+
+def two_gradients(client, w, *, problem):
+    sample = client.draw("train", None, jax.random.key(0))
+    gradient = problem.gradient(w, sample)
+    return gradient, 2 * gradient
+
+
+def shifted(client, w, gradient):
+    return w - gradient
+
+
+class Careful(rk.AbstractAlgorithm):
+    """Uploads what the second step makes of the first leaf of the first, and nothing else."""
+
+    def check(self, problem, n_clients): ...
+
+    def init(self, problem, w):
+        return w, Memory.of(jnp.zeros_like(w))
+
+    def round(self, fed, problem, state, key):
+        w, memory = state
+        cohort = fed.sample(rk.participation.Everyone(), key)
+        there = fed.broadcast(cohort, w)
+        one, _ = fed.map(two_gradients, there, problem=problem)
+        new = fed.map(shifted, there, one)
+        return fed.mean(new), fed.keep(memory, new)
+
+    def solution(self, state):
+        return (state[0],)
+
+
+SENT, FIRST, SECOND = (1, 0), (2, 0), (2, 1)
+RUN_FIRST = instructions.Instruction(2, 0, -1, [SENT])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        ({"steps": [RUN_FIRST], "reply": [FIRST]}, "does not upload leaf 0 of"),
+        ({"steps": [RUN_FIRST], "reply": [SECOND]}, "does not upload leaf 1 of"),
+        (
+            {
+                "steps": [RUN_FIRST, instructions.Instruction(3, 1, -1, [SENT, SECOND])],
+                "reply": [(3, 0)],
+            },
+            "is not given leaf 1 of",
+        ),
+        (
+            {
+                "steps": [RUN_FIRST, instructions.Instruction(3, 1, -1, [FIRST, FIRST])],
+                "reply": [(3, 0)],
+            },
+            "is not given leaf 0 of",
+        ),
+    ],
+)
+def test_only_what_the_algorithm_uploads_can_be_asked_for(wanted, reason):
+    client = OneClient(rk.SingleLevel(squared_distance), ROWS, np.zeros(2), algorithm=Careful())
+    told = client.request(np.ones(2), **wanted).arrays["reason"]
+    assert reason in wire.decode_text(told)
+    allowed = [RUN_FIRST, instructions.Instruction(3, 1, -1, [SENT, FIRST])]
+    reply = client.request(np.ones(2), steps=allowed, reply=[(3, 0), SENT])
+    np.testing.assert_allclose(np.asarray(reply.arrays["reply/0"]), ROWS.mean(axis=0), rtol=1e-6)
+
+
+def test_memories_take_only_what_the_algorithm_keeps():
+    client = OneClient(rk.SingleLevel(squared_distance), ROWS, np.zeros(2), algorithm=Careful())
+    steps = [RUN_FIRST, instructions.Instruction(3, 1, -1, [SENT, FIRST])]
+    client.request(np.ones(2), steps=steps)
+    told = client.request(np.ones(2), steps=[], commit=[(0, 1, [FIRST])]).arrays["reason"]
+    assert "does not keep leaf 0 of" in wire.decode_text(told)
+    reply = client.request(np.ones(2), steps=[], commit=[(0, 1, [(3, 0)])], reply=[(-1, 0)])
+    np.testing.assert_allclose(np.asarray(reply.arrays["reply/0"]), ROWS.mean(axis=0), rtol=1e-6)
+
+
+# ---- studies that the default policy refuses: what leaves would not be a noised average
+
+
+def refusal(policy, folder, zoo, algorithm) -> str | None:
+    population = rk.Population.stacked(zoo.data)
+    state = first_state(algorithm, zoo.problem, population.n_clients, zoo.start)
+    own = trace_round(numbers_to_arrays(algorithm), zoo.problem, population, state)
+    return Enforcer(policy, folder).objection(algorithm, own, population, 0)
+
+
+def test_whole_numbers_leave_only_if_the_site_says_so(tmp_path):
+    zoo = rk.zoo.quadratic_losses(n_clients=2, size=2, rows=12)
+    packed = FedPAQ(lr=0.1, codec=rk.parts.StochasticRounding(5))
+    told = refusal(SitePolicy(), tmp_path, zoo, packed)
+    assert told is not None and "uploads whole numbers, and whole_numbers = false" in told
+    assert refusal(SitePolicy(whole_numbers=True), tmp_path, zoo, packed) is None
+    assert refusal(SitePolicy(), tmp_path, zoo, rk.FedAvg(lr=0.1)) is None
+
+
+def test_scores_of_single_rows_do_not_leave(tmp_path):
+    zoo = rk.zoo.pair_risk(n_clients=2, rows=12)
+    told = refusal(SitePolicy(), tmp_path, zoo, FeDXL(lr=0.1))
+    assert told == "algorithm FeDXL uploads numbers of single rows, and min_rows = 10"
+    assert refusal(SitePolicy(min_rows=1), tmp_path, zoo, FeDXL(lr=0.1)) is None
+
+
 # ---- every limit refuses, with a reason that has no data
-
-
-ROWS = np.arange(24.0).reshape(12, 2) / 10
 
 
 def one_client(folder, policy, **settings):
@@ -231,7 +435,7 @@ def test_the_way_from_what_was_sent_is_clipped(tmp_path):
 def test_noise_has_the_size_that_the_policy_says_and_epsilon_is_that_of_zcdp(tmp_path):
     enforcer = Enforcer(but(clip=2.0, noise=3.0, delta=1e-6), tmp_path)
     zero = np.zeros(20_000)
-    (reply,), rho = enforcer.released([zero], [None])
+    (reply,), rho = enforcer.released(7, "step", [zero], [None])
     noised = np.asarray(reply)
     assert rho is not None and abs(noised.mean()) < 0.2
     assert np.std(noised) == pytest.approx(6.0, rel=0.03)
@@ -249,10 +453,25 @@ def test_noise_has_the_size_that_the_policy_says_and_epsilon_is_that_of_zcdp(tmp
     assert [*site_log.read(tmp_path / site_log.NAME)][-1]["epsilon"] is None
 
 
+def test_no_reply_leaves_beyond_the_largest_epsilon(tmp_path):
+    policy = but(clip=1.0, noise=2.0, largest_epsilon=20.0)
+    rho = policy.rho
+    assert rho is not None
+    most = max(n for n in range(1, 100) if policy.epsilon(n * rho) <= 20.0)
+    for first, last in ((0, 2), (2, most)):  # the second time in another process
+        client = one_client(tmp_path, policy)
+        for _ in range(first, last):
+            assert client.ask(np.zeros(2)).kind is Kind.REPLY
+    told = wire.decode_text(client.ask(np.zeros(2)).arrays["reason"])
+    assert told.endswith("one more reply would exceed largest_epsilon = 20")
+    records = [r for r in site_log.read(tmp_path / site_log.NAME) if r.get("shapes")]
+    assert len(records) == most > 2 and records[-1]["epsilon"] <= 20.0
+
+
 def test_numbers_keep_their_type_and_whole_numbers_leave_as_they_are(tmp_path):
     enforcer = Enforcer(SitePolicy(), tmp_path)
     reply = [np.zeros(2, jnp.bfloat16), np.arange(3), jnp.ones((2, 2), jnp.float32)]
-    out, rho = enforcer.released(reply, [None] * 3)
+    out, rho = enforcer.released(0, "step", reply, [None] * 3)
     assert list(map(spec, out)) == list(map(spec, reply)) and rho is None
     assert np.array_equal(np.asarray(out[1]), [0, 1, 2])
 
@@ -374,6 +593,9 @@ def test_the_default_policy_is_the_default_file(tmp_path):
         ("mix_keys = 1", "true or false"),
         ('algorithms = "FedAvg"', "list of names"),
         ("delta = 1.0", "below 1"),
+        ("whole_numbers = 1", "whole_numbers must be true or false"),
+        ("largest_epsilon = 3.0\nnoise = 0.0", "needs noise above 0"),
+        ("largest_outgoing_norm = 0.5", "at most largest_outgoing_norm = 0.5"),
         ('[studies]\nclinics = "abc"', "64 hexadecimal"),
         ("min_rows = ", "not a TOML file"),
     ],

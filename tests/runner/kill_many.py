@@ -106,9 +106,11 @@ class Arena:
         """Start or resume the run of a directory."""
         command = [sys.executable, "-m", "rookery.cli.entry", "run", str(self._file)]
         cache = {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax")}
+        # a shell starts background jobs with SIGINT ignored, and children inherit that
         return subprocess.Popen(
             [*command, "--out", str(directory)], env={**cache, **os.environ}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
     def stopped(self, how: str, directory: Path, row: Row) -> bool:

@@ -90,6 +90,7 @@ class FeDXL(SampledAlgorithm):
     """
 
     projects: ClassVar[bool] = True
+    shows_rows: ClassVar[bool] = True
 
     _: KW_ONLY
     lr: Size = eqx.field(converter=step_rule)

@@ -75,6 +75,13 @@ class Enforcer:
         name, allowed = type(algorithm).__name__, self.policy.algorithms
         if allowed and name not in allowed:
             return f"algorithm {name} is not among those allowed, {', '.join(allowed)}"
+        if algorithm.shows_rows and self.policy.min_rows > 1:
+            return (
+                f"algorithm {name} uploads numbers of single rows, and min_rows = "
+                f"{self.policy.min_rows}"
+            )
+        if not self.policy.whole_numbers and (step := _step_with_whole_numbers(plan)) is not None:
+            return f"step {step} uploads whole numbers, and whole_numbers = false"
         place = int(population.place(client))
         for call in plan.calls:
             for split, size, batches in sorted(call.draws, key=str):
@@ -127,41 +134,63 @@ class Enforcer:
         if sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) > self.policy.memory:
             raise Refused(f"the values to keep exceed memory = {self.policy.memory} bytes")
 
-    def mixed(self, client: int, key: wire.Keys) -> wire.Keys:
+    def mixed(self, client: int, key: wire.Keys, inputs: Sequence[Leaf] = ()) -> wire.Keys:
         """The key to draw with: a keyed hash of the server's, if the policy says so.
 
         Equal keys stay equal and others independent, as algorithms need them; which rows a key
         draws is known only to those who have the site's secret.
+
+        Args:
+            client: the client's number.
+            key: the server's.
+            inputs: what a step is given, if its noise comes from the key. A server that sends one
+                key twice, with different values, would otherwise see the same noise twice, and
+                subtract it.
         """
         if not self.policy.mix_keys:
             return key
         words = np.asarray(key.words)
-        said = f"{client}/{key.impl}/".encode() + words.astype("<u4").tobytes()
-        digest = hashlib.blake2b(said, key=self._secret, digest_size=words.nbytes).digest()
-        return wire.Keys(key.impl, np.frombuffer(digest, "<u4").astype(np.uint32))
+        said = hashlib.blake2b(key=self._secret, digest_size=words.nbytes)
+        said.update(f"{client}/{key.impl}/".encode() + words.astype("<u4").tobytes())
+        for leaf in inputs:
+            array = np.asarray(leaf.words if isinstance(leaf, wire.Keys) else leaf)
+            said.update(f"/{spec(array)}/".encode() + array.tobytes())
+        return wire.Keys(key.impl, np.frombuffer(said.digest(), "<u4").astype(np.uint32))
 
     # ---- what goes out
 
     def released(
-        self, leaves: Sequence[Leaf], anchors: Sequence[Leaf | None]
+        self, client: int, step: str, leaves: Sequence[Leaf], anchors: Sequence[Leaf | None]
     ) -> tuple[list[Leaf], float | None]:
         """A reply as it may leave: clipped and noised; and its cost in zCDP, None if unknown.
 
+        With noise, whether a reply is refused does not depend on the client's rows: the refusal
+        would tell about them without noise. A reply that is not finite leaves as noise alone.
+
         Args:
+            client: the client's number.
+            step: the step's name, for the log.
             leaves: the reply.
             anchors: for each leaf the value that was sent and that the client has moved away from,
                 or None. The way from there is clipped.
         """
         policy = self.policy
         if math.isinf(policy.clip):
-            self._check_outgoing(leaves)
+            self._check_outgoing(_norm(leaves))
             return [*leaves], None
         floats = [i for i, leaf in enumerate(leaves) if _is_inexact(leaf)]
-        base = {i: 0.0 if (at := anchors[i]) is None else _wide(at) for i in floats}
+        rho = policy.rho if len(floats) == len(leaves) else None
+        if leaves:
+            self._check_epsilon(client, rho)
+        base = {i: np.float64(0) if (at := anchors[i]) is None else _wide(at) for i in floats}
+        self._check_outgoing(_norm(base.values()) + policy.clip)
         ways = {i: _wide(leaves[i]) - base[i] for i in floats}
         length = _norm(ways.values())
         if not math.isfinite(length):
-            raise Refused("the reply is not finite")
+            if policy.noise == 0:
+                raise Refused("the reply is not finite")
+            self.log.append("not_finite", client=client, step=step)
+            ways, length = {i: np.zeros_like(way) for i, way in ways.items()}, 0.0
         scale = min(1.0, policy.clip / length) if length > 0 else 1.0
         out = [*leaves]
         with self._lock:  # the generator is not safe for threads
@@ -169,8 +198,7 @@ class Enforcer:
         for i in floats:
             changed = base[i] + scale * ways[i] + policy.noise * policy.clip * noise[i]
             out[i] = np.asarray(changed).astype(leaves[i].dtype)
-        self._check_outgoing(out)
-        return out, policy.rho if len(floats) == len(leaves) else None
+        return out, rho
 
     def sent(
         self, client: int, step: str, leaves: Sequence[Leaf], nbytes: int, rho: float | None
@@ -204,9 +232,18 @@ class Enforcer:
         """Log an error with its text; returns what the server may know of it."""
         return self.log.error(step, error, client=client)
 
-    def _check_outgoing(self, leaves: Sequence[Leaf]) -> None:
+    def _check_epsilon(self, client: int, rho: float | None) -> None:
+        limit = self.policy.largest_epsilon
+        if math.isinf(limit):
+            return
+        with self._lock:
+            total = self._rho.get(client, 0.0) + (math.inf if rho is None else rho)
+        if not self.policy.epsilon(total) <= limit:
+            raise Refused(f"one more reply would exceed largest_epsilon = {limit:g}")
+
+    def _check_outgoing(self, norm: float) -> None:
         limit = self.policy.largest_outgoing_norm
-        if limit < math.inf and not _norm(leaves) <= limit:
+        if limit < math.inf and not norm <= limit:
             raise Refused(f"the reply's norm is above largest_outgoing_norm = {limit:g}")
 
     def _drawn(self, like: np.ndarray) -> np.ndarray:
@@ -235,6 +272,15 @@ def _secret_key(file: Path) -> bytes:
         new.flush()
         os.fsync(new.fileno())
     return secret
+
+
+def _step_with_whole_numbers(plan: Plan) -> str | None:
+    """A step whose uploads are not floating-point numbers alone."""
+    for number, leaf in sorted(plan.flow.uploaded):
+        call = plan.calls[number]
+        if not jnp.issubdtype(jax.tree.leaves(call.reply)[leaf].dtype, jnp.inexact):
+            return call.name
+    return None
 
 
 def _wide(leaf: Leaf) -> np.ndarray:

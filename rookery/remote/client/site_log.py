@@ -47,7 +47,8 @@ class SiteLog:
         """Add a line; it is on the disk when this returns.
 
         Args:
-            event: ``sent``, ``repeated``, ``refused``, ``failed``, ``error`` or ``joined``.
+            event: ``sent``, ``repeated``, ``not_finite``, ``refused``, ``failed``, ``error`` or
+                ``joined``.
             content: what there is to tell.
         """
         record = {"time": time.time(), "event": event, **content}
@@ -110,6 +111,7 @@ class Summary:
         first, last: when the log begins and ends; None if it is empty.
         traffic: by client and step.
         epsilon: by client, the last one known; None if it is not known.
+        not_finite: by client, how many replies were not finite: noise left in their place.
         refused: how often, by client, step and reason; requests that failed are counted too.
         errors: reference, client and kind of each.
         joined: name and content hash of each study.
@@ -119,6 +121,7 @@ class Summary:
     last: datetime | None = None
     traffic: dict[tuple[int, str], Traffic] = field(default_factory=dict)
     epsilon: dict[int, float | None] = field(default_factory=dict)
+    not_finite: dict[int, int] = field(default_factory=dict)
     refused: dict[tuple[int, str, str], int] = field(default_factory=dict)
     errors: list[tuple[str, int, str]] = field(default_factory=list)
     joined: list[tuple[str, str]] = field(default_factory=list)
@@ -151,6 +154,8 @@ def _add(summary: Summary, record: Record) -> None:
                 if record["shapes"]:
                     epsilon = record["epsilon"]
                     summary.epsilon[client] = None if epsilon is None else float(epsilon)
+        case "not_finite":
+            summary.not_finite[client] = summary.not_finite.get(client, 0) + 1
         case "refused" | "failed":
             key = client, step, str(record["reason"])
             summary.refused[key] = summary.refused.get(key, 0) + 1
@@ -176,7 +181,8 @@ def request_times(file: Path, since: float) -> dict[int, list[float]]:
     times: dict[int, list[float]] = {}
     for record in read(file) if file.exists() else ():
         client, at = record.get("client"), record.get("time")
-        is_request = record["event"] != "error"  # its request also "failed"
+        # a request with an error also "failed", one that is not finite was also "sent"
+        is_request = record["event"] not in ("error", "not_finite")
         if is_request and isinstance(client, int) and isinstance(at, int | float) and at > since:
             times.setdefault(client, []).append(float(at))
     return times

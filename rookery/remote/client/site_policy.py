@@ -26,6 +26,8 @@ _MEANING = {
     "clip": "longest way of a reply from what was sent, or from zero; a longer one is shortened",
     "noise": "standard deviation of the noise on every number that leaves, in units of clip",
     "delta": "delta of the epsilon in the site's log",
+    "largest_epsilon": "no reply leaves that would make a client's epsilon larger",
+    "whole_numbers": "let whole numbers leave, which are neither clipped nor noised",
     "requests_per_hour": "most requests per client in an hour",
     "largest_message": "most bytes of a request or a reply",
     "most_local_iterations": "most iterations of a loop of a step, and most steps of a request",
@@ -64,6 +66,10 @@ class SitePolicy:
             an iterate, otherwise the reply itself.
         noise: standard deviation of Gaussian noise on every number of a reply, in units of clip.
         delta: for the epsilon that the noise gives; see :meth:`epsilon`.
+        largest_epsilon: replies that would make a client's epsilon larger are not sent; infinity
+            sets no limit.
+        whole_numbers: whether a study may upload whole numbers, such as compressed directions. They
+            are neither clipped nor noised.
         requests_per_hour: the most requests of one client in an hour, repeated ones included.
         largest_message: the most bytes of one message, in either direction.
         most_local_iterations: the most iterations of a loop of a step, and steps of a request.
@@ -79,6 +85,8 @@ class SitePolicy:
     clip: float = 1.0
     noise: float = 0.05
     delta: float = 1e-5
+    largest_epsilon: float = math.inf
+    whole_numbers: bool = False
     requests_per_hour: int = 10_000
     largest_message: int = 256 << 20
     most_local_iterations: int = 1000
@@ -91,18 +99,30 @@ class SitePolicy:
                 f"SitePolicy.algorithms must be a list of names, got {self.algorithms!r}."
             )
         object.__setattr__(self, "algorithms", tuple(self.algorithms))
-        if not isinstance(self.mix_keys, bool):
-            raise TypeError(f"SitePolicy.mix_keys must be true or false, got {self.mix_keys!r}.")
+        for name in ("mix_keys", "whole_numbers"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise TypeError(f"SitePolicy.{name} must be true or false, got {value!r}.")
         counts = ("min_rows", "requests_per_hour", "largest_message", "most_local_iterations")
         for name in (*counts, "memory"):
             check.count(f"SitePolicy.{name}", getattr(self, name))
-        for name in ("largest_incoming_norm", "largest_outgoing_norm", "clip"):
+        norms = ("largest_incoming_norm", "largest_outgoing_norm")
+        for name in (*norms, "clip", "largest_epsilon"):
             check.positive_or_infinite(f"SitePolicy.{name}", getattr(self, name))
         check.not_negative("SitePolicy.noise", self.noise)
         if self.noise > 0 and math.isinf(self.clip):
             raise ValueError(
                 f"SitePolicy.noise = {self.noise} is in units of clip, so clip must be finite, got "
                 f"{self.clip}."
+            )
+        if math.isfinite(self.clip) and self.clip > self.largest_outgoing_norm:
+            raise ValueError(
+                f"SitePolicy.clip = {self.clip} must be at most largest_outgoing_norm = "
+                f"{self.largest_outgoing_norm}: no reply could leave."
+            )
+        if math.isfinite(self.largest_epsilon) and self.noise == 0:
+            raise ValueError(
+                f"SitePolicy.largest_epsilon = {self.largest_epsilon} needs noise above 0: without "
+                "noise no epsilon is finite."
             )
         if not 0 < check.fraction("SitePolicy.delta", self.delta) < 1:
             raise ValueError(f"SitePolicy.delta must be below 1, got {self.delta}.")
@@ -122,8 +142,9 @@ class SitePolicy:
         """
         return cls(
             min_rows=1, mix_keys=False, largest_incoming_norm=math.inf,
-            largest_outgoing_norm=math.inf, clip=math.inf, noise=0.0, requests_per_hour=1 << 40,
-            largest_message=1 << 30, most_local_iterations=1 << 30, memory=1 << 40,
+            largest_outgoing_norm=math.inf, clip=math.inf, noise=0.0, whole_numbers=True,
+            requests_per_hour=1 << 40, largest_message=1 << 30, most_local_iterations=1 << 30,
+            memory=1 << 40,
         )  # fmt: skip
 
     @classmethod

@@ -9,13 +9,14 @@ import numpy as np
 from rookery.clients.population import Population
 from rookery.program.algorithm import AbstractAlgorithm, numbers_to_arrays
 from rookery.program.memory import Memory
+from rookery.program.row_privacy import RowPrivate
 from rookery.remote.client import batching
 from rookery.remote.client.batching import Answering, PendingCall
 from rookery.remote.client.enforcer import Enforcer
 from rookery.remote.client.masking import KeysLost, Masking
 from rookery.remote.client.site_policy import REFUSED, Refused
 from rookery.remote.protocol import handshake, instructions, wire
-from rookery.remote.protocol.plan import Call, Inputs, Plan, is_beyond, spec
+from rookery.remote.protocol.plan import Call, Computed, Inputs, Plan, is_beyond, spec
 from rookery.remote.protocol.tracing import trace_round
 from rookery.remote.protocol.wire import Arrays, Kind, Leaf, Message, WireError
 from rookery.types import Problem, Tree
@@ -98,6 +99,7 @@ class Worker:
             problem, algorithm, population.n_clients, plan
         )
         self._masking = None if plan.secure is None else Masking(id, plan.secure)
+        self._has_noise_of_key = isinstance(algorithm, RowPrivate)
         self._memory_specs = _memory_specs(state)
         self._handshake_done = False
         self._latest = 0  # largest exchange number of the session so far
@@ -230,10 +232,12 @@ class Worker:
             hessian_vectors += low_2 + (high_2 << 32)
         self._check_memory()
         work = np.array((gradients, hessian_vectors), np.uint64)
+        for ref in wanted.reply:
+            self._check_leaves(ref)
         leaves, rho = [self._leaf(ref) for ref in wanted.reply], None
         if self._enforcer is not None:
             anchors = [self._anchor(ref) for ref in wanted.reply]
-            leaves, rho = self._enforcer.released(leaves, anchors)
+            leaves, rho = self._enforcer.released(self.id, message.name, leaves, anchors)
         sent = leaves
         if self._masking is not None and leaves:  # single replies leave this client masked, or not
             sent = [self._masking.mask(message.arrays, [np.asarray(leaf) for leaf in leaves])]
@@ -254,6 +258,14 @@ class Worker:
         self, i: int, step: instructions.Instruction, message: Message
     ) -> PendingCall:
         call = self._call(step)
+        for place, ref in enumerate(step.arguments):
+            if (value := self._computed(ref)) is None:
+                continue
+            if not self._plan.flow.may_be_used(value, call.number, place):
+                raise WireError(
+                    f"step {call.name} of this algorithm is not given leaf {value[1]} of "
+                    f"{self._plan.calls[value[0]].name}"
+                )
         values = [self._leaf(ref) for ref in step.arguments]
         if (got := [spec(v) for v in values]) != call.argument_specs:
             raise WireError(f"step {call.name} takes {call.argument_specs}, got {got}")
@@ -270,7 +282,8 @@ class Worker:
         if key is not None and not (isinstance(key, wire.Keys) and key.shape == ()):
             raise WireError(f"step {call.name} takes a single key, got {spec(key)}")
         if key is not None and self._enforcer is not None:
-            key = self._enforcer.mixed(self.id, key)
+            inputs = [*values, *settings] if self._has_noise_of_key else []
+            key = self._enforcer.mixed(self.id, key, inputs)
         folds = (self.id,) if step.occurrence < 0 else (self.id, step.occurrence)
         if key is None or step.occurrence == instructions.OWN_KEY:
             folds = ()
@@ -304,6 +317,10 @@ class Worker:
     def _change_memory(self, changes: list[instructions.MemoryChange]) -> None:
         for memory, stamp, refs in changes:
             if stamp > self._memory.get(memory, (-1,))[0]:
+                for value in map(self._computed, refs):
+                    if value is not None and value not in self._plan.flow.kept:
+                        name = self._plan.calls[value[0]].name
+                        raise WireError(f"this algorithm does not keep leaf {value[1]} of {name}")
                 leaves = [self._leaf(ref) for ref in refs]
                 got, specs = [spec(leaf) for leaf in leaves], self._memory_specs
                 if not 0 <= memory < len(specs) or got != specs[memory]:
@@ -320,6 +337,18 @@ class Worker:
         if not 0 <= leaf < len(leaves):
             raise _Lost(f"leaf {leaf} of value {token}", ALL if token < 0 else VALUES)
         return leaves[leaf]
+
+    def _computed(self, ref: instructions.Ref) -> Computed | None:
+        """Which call of the algorithm has made a leaf; None if the server has sent it."""
+        call, _ = self._origins.get(ref[0], (None, []))
+        return None if call is None else (call.number, ref[1])
+
+    def _check_leaves(self, ref: instructions.Ref) -> None:
+        """Refuse to send what the algorithm would not upload."""
+        value = self._computed(ref)
+        if value is not None and not self._plan.flow.may_leave(value):
+            name = self._plan.calls[value[0]].name
+            raise WireError(f"this algorithm does not upload leaf {value[1]} of {name}")
 
     def _anchor(self, ref: instructions.Ref) -> Leaf | None:
         """What the server sent and a leaf has moved away from, if the leaf is an iterate."""

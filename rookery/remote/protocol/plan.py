@@ -221,11 +221,39 @@ if that argument was computed, the place among the arguments of its call follows
 """
 
 
+Computed = tuple[int, int]
+"""What a client has computed: the number of the call, and the leaf of its reply."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Where a round takes what clients compute. A client takes it nowhere else.
+
+    Attributes:
+        uploaded: what is sent to the server.
+        kept: what becomes a client's memory.
+        used: by call and place of an argument, what that argument may be.
+    """
+
+    uploaded: frozenset[Computed]
+    kept: frozenset[Computed]
+    used: Mapping[tuple[int, int], frozenset[Computed]]
+
+    def may_leave(self, value: Computed) -> bool:
+        """Whether a value is uploaded, or kept: memories leave for checkpoints."""
+        return value in self.uploaded or value in self.kept
+
+    def may_be_used(self, value: Computed, call: int, place: int) -> bool:
+        """Whether a value can be this argument: a round uses it there, or has kept it before."""
+        return value in self.used.get((call, place), ()) or value in self.kept
+
+
 class Plan:
     """What both sides have agreed on: the calls of an algorithm, and how replies are protected.
 
     Args:
         calls: in the order in which tracing a round first meets them.
+        flow: where what they compute goes.
         anchors: where replies have moved away from.
         most_iterations: no loop of a call is longer; None means no limit.
         secure: the settings of secure aggregation, if replies are masked.
@@ -234,12 +262,13 @@ class Plan:
     def __init__(
         self,
         calls: Sequence[Call],
+        flow: Flow,
         anchors: Anchors = MappingProxyType({}),
         most_iterations: int | None = None,
         secure: SecureAggregation | None = None,
     ):
-        self.calls, self.anchors, self.most_iterations = tuple(calls), anchors, most_iterations
-        self.secure = secure
+        self.calls, self.flow, self.anchors = tuple(calls), flow, anchors
+        self.most_iterations, self.secure = most_iterations, secure
         self._bounded: dict[int, Plan] = {}
 
     def bounded(self, most_iterations: int) -> "Plan":
@@ -252,7 +281,7 @@ class Plan:
                 )
                 for call in self.calls
             ]  # fmt: skip
-            plan = Plan(calls, self.anchors, most_iterations, self.secure)
+            plan = Plan(calls, self.flow, self.anchors, most_iterations, self.secure)
             self._bounded.setdefault(most_iterations, plan)
         return self._bounded[most_iterations]
 

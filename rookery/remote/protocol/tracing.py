@@ -3,7 +3,8 @@
 Before the first message both sides trace a round abstractly, without data. The resulting plan keeps
 messages small and safe: both sides have the calls in the same order, so a message names a call by
 its number; a client runs only calls of its own algorithm; settings given by keyword are not sent,
-because the client's own trace has them; and each side knows which shapes and types to expect.
+because the client's own trace has them; each side knows which shapes and types to expect; and a
+client knows which of its results the algorithm uploads, and uses where.
 """
 
 from collections.abc import Sequence
@@ -43,6 +44,8 @@ from rookery.program.polling import (
 from rookery.program.step import traced_loop
 from rookery.remote.protocol.plan import (
     Call,
+    Computed,
+    Flow,
     Plan,
     TracedSetting,
     is_same,
@@ -75,38 +78,64 @@ def trace_round(
     """
     rule = Mean() if aggregate is None else aggregate
     calls: list[Call] = []
-    anchors = _Anchors()
+    flow = _FlowOfRound()
 
     def round(state, key, number):
         is_secure = secure is not None
-        fed = _TracingFederation(population, number, calls, anchors, rule, is_secure=is_secure)
+        fed = _TracingFederation(population, number, calls, flow, rule, is_secure=is_secure)
         return algorithm.round(fed, problem, state, key)
 
     jax.eval_shape(round, state, jax.random.key(0), jnp.int32(0))
-    return Plan(calls, anchors.found, secure=secure)
+    return Plan(calls, flow.found(), flow.anchors, secure=secure)
 
 
-class _Anchors:
-    """Finds, of replies that are iterates, the values that they have moved away from.
+class _FlowOfRound:
+    """Finds where values go, and of replies that are iterates what they have moved away from.
 
     Values are told apart by their tracers, which are kept so that none is made at another's place.
 
     Attributes:
-        found: see :data:`~rookery.remote.protocol.plan.Anchors`.
+        anchors: see :data:`~rookery.remote.protocol.plan.Anchors`.
     """
 
     def __init__(self):
-        self.found: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.anchors: dict[tuple[int, int], tuple[int, ...]] = {}
         self._made: dict[int, tuple[Call, int, list]] = {}  # by tracer: call, leaf, arguments
-        self._kept: list = []
+        self._uploaded: set[Computed] = set()
+        self._kept: set[Computed] = set()
+        self._used: dict[tuple[int, int], set[Computed]] = {}
+        self._tracers: list = []
+
+    def found(self) -> Flow:
+        """What was found."""
+        used = {at: frozenset(values) for at, values in self._used.items()}
+        return Flow(frozenset(self._uploaded), frozenset(self._kept), used)
 
     def mapped(self, call: Call, arguments: Sequence[Placed], reply: Placed) -> None:
         """A call has made a reply of arguments."""
         given = jax.tree.leaves([value.value for value in arguments])
         leaves = jax.tree.leaves(reply.value)
-        self._kept += [given, leaves]
+        self._tracers += [given, leaves]
+        for place, tracer in enumerate(given):
+            self._used.setdefault((call.number, place), set()).update(self._computed([tracer]))
         for leaf, tracer in enumerate(leaves):
             self._made[id(tracer)] = call, leaf, given
+
+    def collected(self, placed: Placed) -> None:
+        """Values go to the server."""
+        self._uploaded |= self._computed(jax.tree.leaves(placed.value))
+
+    def polled(self, call: Call) -> None:
+        """All that a call computes goes to the server."""
+        self._uploaded |= {(call.number, i) for i in range(len(jax.tree.leaves(call.reply)))}
+
+    def remembered(self, placed: Placed) -> None:
+        """Values become memories."""
+        self._kept |= self._computed(jax.tree.leaves(placed.value))
+
+    def _computed(self, tracers: list) -> set[Computed]:
+        made = [self._made[id(one)] for one in tracers if id(one) in self._made]
+        return {(call.number, leaf) for call, leaf, _ in made}
 
     def averaged(self, reply: Placed, around: Around) -> None:
         """A mean of replies is taken, which have moved away from given values."""
@@ -118,8 +147,8 @@ class _Anchors:
                 continue
             call, leaf, given = made
             path = () if anchor is None else self._path(given, anchor)
-            if self.found.setdefault((call.number, leaf), path) != path:
-                self.found[call.number, leaf] = ()  # not the same each time: around zero
+            if self.anchors.setdefault((call.number, leaf), path) != path:
+                self.anchors[call.number, leaf] = ()  # not the same each time: around zero
 
     def _path(self, given: list, anchor: object) -> tuple[int, ...]:
         """Where an anchor is among the arguments of a call, or of the calls that made them."""
@@ -150,7 +179,7 @@ class _TracingFederation(AbstractFederation):
         population: Population,
         round,
         calls: list[Call],
-        anchors: _Anchors,
+        flow: _FlowOfRound,
         rule: Aggregate,
         *,
         is_secure: bool,
@@ -160,7 +189,7 @@ class _TracingFederation(AbstractFederation):
         super().__init__(population.n_clients, weights, round, rule, hidden_total=total)
         self._drawn: set[int] = set()  # cohorts that were drawn, by token
         self._population = population
-        self._calls, self._anchors = calls, anchors
+        self._calls, self._flow = calls, flow
 
     def map(
         self, step: Step, *values: Placed, key: Key | None = None, **settings: object
@@ -176,12 +205,12 @@ class _TracingFederation(AbstractFederation):
             return jnp.broadcast_to(leaf, (len(cohort), *jnp.shape(leaf)))
 
         placed = Placed(cohort, jax.tree.map(repeated, reply), is_stacked=True)
-        self._anchors.mapped(call, values, placed)
+        self._flow.mapped(call, values, placed)
         return placed
 
     def mean(self, placed: Placed, *, around: Around = None, **how: Any) -> Tree:
         """Records what replies have moved away from."""
-        self._anchors.averaged(placed, around)
+        self._flow.averaged(placed, around)
         return super().mean(placed, around=around, **how)
 
     def recall(self, cohort: Cohort, memory: Memory) -> Placed:
@@ -193,11 +222,18 @@ class _TracingFederation(AbstractFederation):
         if self.hides_replies:
             raise only_sums("fed.keep", "the server collects what clients keep, for checkpoints")
         rows_to_keep(memory, placed, self.n_clients)
+        self._flow.remembered(placed)
         return memory
 
     def repeat(self, n, body, init):
-        """Traces the body once: every iteration makes the same calls."""
+        """Traces the body once: every iteration makes the same calls.
+
+        If clients carry something from one iteration to the next, it is traced once more.
+        """
         index = jnp.asarray(self.round * 0, jnp.int32)  # traced: its value changes per iteration
+        nodes = jax.tree.leaves(init, is_leaf=lambda node: isinstance(node, Placed))
+        if any(isinstance(node, Placed) for node in nodes):
+            init = body(index, init)
         return body(index, init)
 
     def poll(self, jobs, step, *values, rules, key, settings=NO_SETTINGS) -> PollResult:
@@ -206,7 +242,8 @@ class _TracingFederation(AbstractFederation):
             raise only_sums("fed.poll", "results come from single clients, at times of their own")
         plain = plain_values(values)
         check_poll(jobs, self.n_clients, plain, rules, self.aggregate)
-        reply, _ = self._trace(step, received(plain, 0), key, dict(settings))
+        reply, call = self._trace(step, received(plain, 0), key, dict(settings))
+        self._flow.polled(call)
         check_result(jobs, jax.tree.map(lambda a: jnp.asarray(a)[None], reply))
         polls = jobs.polls + 1
         return PollResult(
@@ -219,7 +256,9 @@ class _TracingFederation(AbstractFederation):
             raise only_sums("fed.ask", "the set of clients is not drawn, and may be small")
         plain = plain_values(values)
         check_ask(self.n_clients, plain, self.aggregate)
-        return self._trace(step, received(plain, 0), key, dict(settings))[0]
+        reply, call = self._trace(step, received(plain, 0), key, dict(settings))
+        self._flow.polled(call)
+        return reply
 
     def _new_cohort(self, cohort: Cohort) -> None:
         self._drawn.add(cohort.token)
@@ -231,9 +270,11 @@ class _TracingFederation(AbstractFederation):
         return value.value if isinstance(value, Cached) else value
 
     def _collect(self, placed: Placed, *, needs_all: bool) -> tuple[Tree, Cohort]:
+        self._flow.collected(placed)
         return placed.rows(), placed.cohort
 
     def _hidden(self, placed, weights, *, needs_all: bool) -> tuple[Tree, Cohort]:
+        self._flow.collected(placed)
         cohort = placed.cohort
         if cohort.token not in self._drawn:
             raise only_sums(
