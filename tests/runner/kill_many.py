@@ -106,12 +106,16 @@ class Arena:
         """Start or resume the run of a directory."""
         command = [sys.executable, "-m", "rookery.cli.entry", "run", str(self._file)]
         cache = {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax")}
-        # a shell starts background jobs with SIGINT ignored, and children inherit that
-        return subprocess.Popen(
-            [*command, "--out", str(directory)], env={**cache, **os.environ}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
+        # A shell starts background jobs with SIGINT ignored, and children inherit that. It is
+        # changed in this process: preexec_fn would fork while JAX has threads.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return subprocess.Popen(
+                [*command, "--out", str(directory)], env={**cache, **os.environ}, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def stopped(self, how: str, directory: Path, row: Row) -> bool:
         """Start a run and send it a signal at a random moment; whether it came in time."""
