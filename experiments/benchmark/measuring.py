@@ -81,7 +81,7 @@ class Size:
 FULL = Size()
 QUICK = Size(exchanges=20, evaluations=4, grid=(2, 1), extensions=1, seeds=(0, 1), lanes=2)
 PROBE = 5
-"""Rounds that tell how many exchanges a round has."""
+"""Rounds that tell how many exchanges a usual round has."""
 
 
 def clock(name: str) -> Clock:
@@ -138,11 +138,28 @@ class Measurement:
         self.task = suite.task(cell.task, cell.form, cell.data, cell.split)
         self.entrant = entering(cell.algorithm, self.task)
         self.tried: list[dict[str, object]] = []
-        probe = self._swept(self._settings_at_centre(), [size.tuning_seed], PROBE, PROBE)
-        # a probe that diverges is shorter
-        ends = [(one.history["exchanges"][-1], one.history["round"][-1]) for one in probe]
-        per_round = np.mean([exchanges / rounds for exchanges, rounds in ends])
-        self.rounds = max(1, int(size.exchanges / per_round))
+        self.rounds = self._rounds_within(size.exchanges)
+
+    def _rounds_within(self, exchanges: int) -> int:
+        """How many rounds the exchanges suffice for.
+
+        A first round may cost more than the others, and a round that comes now and then may cost
+        much more. So a short probe tells what a usual round costs, and a probe of as many rounds as
+        that would allow shows what they do cost.
+        """
+        costs = self._costs(PROBE)
+        usual = (costs[-1] - costs[0]) / max(len(costs) - 1, 1) or costs[0]
+        most = 1 + max(0, int((exchanges - costs[0]) / usual))
+        costs = self._costs(most)
+        within = sum(cost <= exchanges for cost in costs)
+        if within == len(costs):  # so are the rounds that are missing if the probe diverged
+            return most
+        return max(1, within)
+
+    def _costs(self, rounds: int) -> list[float]:
+        """The exchanges of one round, two rounds, and so on, at the centre of the grid."""
+        found = self._swept(self._settings_at_centre(), [self.size.tuning_seed], rounds, 1)
+        return [float(value) for value in found[0].history["exchanges"][1:]]
 
     def _settings_at_centre(self) -> list[Setting]:
         grid = self.entrant.grid(self.kind.centres, (1, 1))

@@ -135,8 +135,8 @@ def test_a_server_with_a_rule_of_its_own_steps_as_its_clients_do():
     assert isinstance(made, SimFBO) and made.server_lr == (0.5, 0.25, 0.25)
 
 
-def fake(best, exchanges=1):
-    """Sweeps whose metric is best at a step size, and diverges above 10."""
+def fake(best, cost=lambda round: 1):
+    """Sweeps whose metric is best at a step size, and diverges above 10; cost: of a round."""
 
     def swept(self, settings, seeds, rounds, every, delays=""):
         found = []
@@ -146,8 +146,8 @@ def fake(best, exchanges=1):
             status = "diverged" if lr > 10 else "finished"
             metrics = {"accuracy": np.array([value]), "holdout_accuracy": np.array([value])}
             done = min(rounds, 2) if rounds == measuring.PROBE else rounds  # the probe diverges
-            costs = {"round": np.array([done]), "exchanges": np.array([exchanges * done])}
-            history = {**costs, **metrics}
+            spent = np.cumsum([0, *map(cost, range(1, done + 1))])
+            history = {"round": np.arange(done + 1), "exchanges": spent, **metrics}
             found += [SimpleNamespace(history=history, status=status)] * len(seeds)
         return found
 
@@ -163,7 +163,7 @@ def fake(best, exchanges=1):
     ],
 )
 def test_a_choice_at_the_edge_extends_the_grid(monkeypatch, best, widened, tried, setting, edge):
-    monkeypatch.setattr(Measurement, "_swept", fake(best, exchanges=4))
+    monkeypatch.setattr(Measurement, "_swept", fake(best, lambda round: 4))
     size = Size(extensions=1, exchanges=22)
     own = Measurement(Cell("SOBA", "regularisation", "bilevel", "digits", "iid"), size)
     assert own.rounds == 5  # of four exchanges each
@@ -171,6 +171,21 @@ def test_a_choice_at_the_edge_extends_the_grid(monkeypatch, best, widened, tried
     assert len(found.widened) == widened and len(found.tried) == tried
     assert found.setting is not None and found.setting["outer_lr"] == pytest.approx(setting)
     assert [e for e in found.edge if e[0] == "outer_lr"] == edge
+
+
+@pytest.mark.parametrize(
+    ("cost", "rounds"),
+    [
+        (lambda round: 1, 100),
+        (lambda round: 3 if round == 1 else 2, 49),  # the first round costs more
+        (lambda round: 61 if round % 50 == 0 else 1, 49),  # so does every fiftieth
+        (lambda round: 200, 1),  # more than there are: one round at least
+    ],
+)
+def test_rounds_cost_as_many_exchanges_as_there_are(monkeypatch, cost, rounds):
+    monkeypatch.setattr(Measurement, "_swept", fake(1.0, cost))
+    cell = Cell("SOBA", "regularisation", "bilevel", "digits", "iid")
+    assert Measurement(cell, Size(exchanges=100)).rounds == rounds
 
 
 def test_a_setting_that_is_refused_counts_like_one_that_diverges(monkeypatch):
