@@ -32,11 +32,14 @@ from rookery.experiment.tuning_file import (
 )
 from rookery.remote.study import JobFailed
 from rookery.report import markup, sensitivity
+from rookery.report.asynchrony import plot_traces
 from rookery.report.comparison import Comparison, joined
-from rookery.report.read import read_plot_settings, read_runs
+from rookery.report.read import read_comparison, read_plot_settings
 from rookery.report.write import (
+    PICTURES,
     PlotSettings,
     print_tables,
+    write_only_figure,
     write_only_page,
     write_report,
     write_tables,
@@ -368,14 +371,18 @@ def report(
     higher_is_better: bool | None = None,
     latex: bool = False,
     markdown: bool = False,
+    jobs: bool = False,
 ) -> None:
     """Print tables, and write a self-contained page and a figure, from runs finished or not.
+
+    Reads run directories, or files of results such as experiments/*/results.json.
 
     Without options it shows what the [plot] table of the runs' experiment asks for.
 
     Args:
-        runs: run directories, or folders of them.
-        out: folder for report.html and curves.png; a name ending in .html writes only the page.
+        runs: run directories, or folders of them; or files of results, or folders with one.
+        out: folder for report.html and curves.png; a name ending in .html writes only the page, one
+            ending in .png, .svg or .pdf only the figure.
         title: headline; by default that of the experiment.
         metric: metrics to draw; tables use the first. By default accuracy, or the first measured.
         axes: costs to draw against: round, exchanges, megabytes, megabytes_up, megabytes_down,
@@ -385,10 +392,13 @@ def report(
             evaluation knows, or its name says.
         latex: also write the tables for a paper, as tables.tex beside the page.
         markdown: also write the tables as tables.md beside the page.
+        jobs: if only a figure is written: of which client worked when in asynchronous runs.
     """
     if not runs:
         raise ValueError("name at least one run directory.")
-    comparison = read_runs(runs, Console(stderr=True))
+    if jobs and out.suffix not in PICTURES:
+        raise ValueError(f"--jobs draws one figure: name a file ending in {', '.join(PICTURES)}.")
+    comparison = read_comparison(runs, Console(stderr=True))
     if title is not None:
         comparison = replace(comparison, title=title)
     settings = read_plot_settings(runs, comparison)
@@ -398,8 +408,13 @@ def report(
     settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
     console = Console()
     print_tables(comparison, settings, console)
-    _write(comparison, out, settings, console)
-    folder = out.parent if out.suffix == ".html" else out
+    if jobs:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        plot_traces(comparison, out)
+        console.print(f"The figure: {out}", markup=False)
+    else:
+        _write(comparison, out, settings, console)
+    folder = out.parent if out.suffix in (".html", *PICTURES) else out
     for is_asked, name, as_text in (
         (latex, "tables.tex", markup.latex),
         (markdown, "tables.md", markup.markdown),
@@ -536,10 +551,16 @@ def _write(comparison: Comparison, out: Path, settings: PlotSettings, console: C
     if out.suffix == ".html":
         out.parent.mkdir(parents=True, exist_ok=True)
         write_only_page(comparison, out, settings)
-        page, figure = out, None
+        written = {"page": out}
+    elif out.suffix in PICTURES:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_only_figure(comparison, out, settings)
+        written = {"figure": out}
     else:
         page, figure = write_report(comparison, out, settings)
-    console.print(f"The page: {page}", *([f"The figure: {figure}"] if figure else []), sep="\n")
+        written = {"page": page} | ({"figure": figure} if figure else {})
+    for name, path in written.items():
+        console.print(f"The {name}: {path}")
 
 
 def _spread(values: Sequence[float]) -> str:

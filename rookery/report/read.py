@@ -1,4 +1,4 @@
-"""Run directories read back as a comparison."""
+"""Run directories, or the results of an experiment, read back as a comparison."""
 
 import math
 import os
@@ -10,7 +10,7 @@ from typing import NotRequired, TypedDict
 
 from rich.console import Console
 
-from rookery.report.comparison import Comparison, Curve, Examined, Holdings, Trace
+from rookery.report.comparison import Comparison, Curve, Examined, Holdings, Trace, joined
 from rookery.report.write import RESULTS, PlotSettings
 from rookery.runner.best import Goal
 from rookery.runner.documents import read_document, read_summary
@@ -48,9 +48,14 @@ class _Tuning(TypedDict, total=False):
 class _Results(TypedDict, total=False):
     title: str
     claim: str
+    versions: dict[str, str]
     plot: _Plot
-    curves: dict[str, dict]
+    curves: dict[str, dict[str, dict[str, list]]]
     settings: dict[str, dict]
+    per_client: dict[str, dict[str, list]]
+    diverged: dict[str, dict[str, int]]
+    traces: dict[str, dict[str, Trace]]
+    goals: dict[str, str]
     tuning: _Tuning
     holdings: Holdings
 
@@ -147,17 +152,80 @@ def read_runs(directories: Iterable[Path], console: Console | None = None) -> Co
     )
 
 
-def read_plot_settings(directories: Iterable[Path], comparison: Comparison) -> PlotSettings:
-    """The ``[plot]`` table of the first directory's experiment, without metrics it lacks now."""
-    table = _results(list(directories)).get("plot", {})
+def read_comparison(paths: Iterable[Path], console: Console | None = None) -> Comparison:
+    """Read run directories as :func:`read_runs` does, or files of results.
+
+    Args:
+        paths: folders of runs; or files that a report or an experiment has written, or folders
+            with a ``results.json`` and without runs.
+        console: for warnings.
+    """
+    paths = list(paths)
+    files = [file for path in paths if (file := _results_file(path)) is not None]
+    if not files:
+        return read_runs(paths, console)
+    if len(files) < len(paths):
+        raise ValueError(
+            f"{', '.join(map(str, paths))}: name either runs or files of results, not both."
+        )
+    found = [_comparison_of(file) for file in files]
+    return found[0] if len(found) == 1 else joined(found)
+
+
+def _results_file(path: Path) -> Path | None:
+    """The file of results that a path stands for; None if it stands for runs."""
+    if path.is_file():
+        return path
+    is_alone = (path / RESULTS).is_file() and not any(path.rglob("config.json"))
+    return path / RESULTS if is_alone else None
+
+
+def _comparison_of(file: Path) -> Comparison:
+    content = _read_file(file)
+    if not content.get("curves"):
+        raise ValueError(f"{file} has no curves, so it holds no results of an experiment.")
+    return Comparison(
+        title=content.get("title", "Comparison"),
+        curves=[_curve_of(name, content) for name in content["curves"]],
+        settings=content.get("settings", {}),
+        versions=content.get("versions", {}),
+        notes=content.get("claim", ""),
+        tuning=content.get("tuning", {}),
+        goals=content.get("goals", {}),
+        holdings=content.get("holdings"),
+    )
+
+
+def _curve_of(name: str, content: dict) -> Curve:
+    """One curve of the content of a file of results."""
+    seeds = content["curves"][name]
+    clients = content.get("per_client", {}).get(name, {})
+    return Curve(
+        name,
+        runs=[
+            History([dict(zip(run, row, strict=True)) for row in zip(*run.values(), strict=True)])
+            for run in seeds.values()
+        ],
+        seeds=[int(seed) for seed in seeds],
+        traces=content.get("traces", {}).get(name, {}),
+        diverged={int(k): v for k, v in content.get("diverged", {}).get(name, {}).items()},
+        per_client=[ClientHistory(clients[seed]) for seed in seeds] if clients else (),
+    )
+
+
+def read_plot_settings(paths: Iterable[Path], comparison: Comparison) -> PlotSettings:
+    """The ``[plot]`` table of the first path's experiment, without metrics it lacks now."""
+    table = _results(list(paths)).get("plot", {})
     valid = [each.name for each in fields(PlotSettings)]
     declared = PlotSettings(**{key: value for key, value in table.items() if key in valid})
     return declared.for_metrics([m for m in declared.metrics if m in comparison.metrics])
 
 
-def _results(directories: list[Path]) -> dict:
-    """The results of the first directory's experiment; empty if there are none."""
-    return read_results(directories[0]) if directories else {}
+def _results(paths: list[Path]) -> dict:
+    """The results of the first path's experiment; empty if there are none."""
+    if not paths:
+        return {}
+    return _read_file(paths[0]) if paths[0].is_file() else read_results(paths[0])
 
 
 def read_results(directory: Path) -> dict:
@@ -167,10 +235,11 @@ def read_results(directory: Path) -> dict:
     {}
     """
     path = directory / RESULTS
-    if not os.path.lexists(path):
-        return {}
-    remedy = 'Remove it; "rookery run" writes it again.'
-    return read_document(path, _Results, remedy)
+    return _read_file(path) if os.path.lexists(path) else {}
+
+
+def _read_file(path: Path) -> dict:
+    return read_document(path, _Results, 'Remove it; "rookery run" writes it again.')
 
 
 def _read_traces(path: Path) -> dict[str, Trace]:

@@ -21,6 +21,8 @@ RESULTS = "results.json"
 PAGE, FIGURE, TRACES = "report.html", "curves.png", "asynchrony.png"
 FILES = (RESULTS, PAGE, FIGURE, TRACES)
 """What a report folder holds."""
+PICTURES = (".png", ".svg", ".pdf")
+"""Suffixes of figures."""
 
 
 @dataclass(frozen=True)
@@ -103,15 +105,21 @@ def write_report(
         plot_traces(comparison, out / TRACES)
     if not settings.metrics:
         return page, None
+    write_only_figure(comparison, figure, settings)
+    return page, figure
+
+
+def write_only_figure(comparison: Comparison, path: Path, settings: PlotSettings) -> None:
+    """Write the figure of the curves with the chosen metrics and axes."""
+    settings = settings.resolved(comparison)
     plot(
         comparison,
-        figure,
+        path,
         metrics=settings.metrics,
         axes=settings.axes,
         log_x=settings.log_x,
         log_y=settings.log_y,
     )
-    return page, figure
 
 
 def write_only_page(comparison: Comparison, path: Path, settings: PlotSettings) -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -11,7 +12,7 @@ from rich.console import Console
 import rookery as rk
 from rookery.cli.main import report
 from rookery.report.comparison import Comparison, Curve
-from rookery.report.read import read_plot_settings, read_runs
+from rookery.report.read import read_comparison, read_plot_settings, read_runs
 from rookery.report.write import PlotSettings, print_tables, write_report
 from rookery.runner.history import History
 
@@ -163,6 +164,43 @@ def test_the_report_keeps_to_the_experiments_plot_table(tmp_path, said):
     assert '"target": 1.25' in (tmp_path / "out" / "report.html").read_text()
     report((tmp_path,), out=tmp_path / "out", metric=("accuracy",))  # another metric's target
     assert '"target": null' in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_results_that_a_report_wrote_are_read_back(tmp_path):
+    write_run(tmp_path / "runs" / "0", "c", LEARNS, seed=4)
+    broken = [LEARNS[0], row(4, loss=None, accuracy=None)]
+    write_run(tmp_path / "runs" / "1", "c", broken, seed=5, diverged=4)
+    line = {"round": 10, "metric": "loss/each", "clients": {"Lund": 0.125}}
+    (tmp_path / "runs" / "0" / "per_client.jsonl").write_text(json.dumps(line) + "\n")
+    first = read_runs([tmp_path / "runs"])
+    write_report(first, tmp_path / "out", PlotSettings(["loss"], ["seconds"]))
+    for path in (tmp_path / "out", tmp_path / "out" / "results.json"):
+        again = read_comparison([path])
+        (curve,), (before,) = again.curves, first.curves
+        assert (curve.seeds, curve.diverged) == ([4, 5], {5: 4})
+        assert [run.rows for run in curve.runs] == [run.rows for run in before.runs]
+        assert [own.rows for own in curve.per_client] == [[line], []]
+        assert (again.settings, again.versions) == (first.settings, first.versions)
+        assert read_plot_settings([path], again).axes == ["seconds"]
+    with pytest.raises(ValueError, match="either runs or files of results"):
+        read_comparison([tmp_path / "out", tmp_path / "runs"])
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match="has no curves"):
+        read_comparison([tmp_path / "other.json"])
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_report_of_a_committed_file_is_its_picture(tmp_path, said, suffix):
+    folder = Path(__file__).parents[2] / "experiments" / "afbo_fig4"
+    report((folder,), out=tmp_path / f"curves.{suffix}")
+    text = said()
+    assert "AFBO Fig. 4" in text and "waiting for all" in text
+    report((folder / "results.json",), out=tmp_path / f"work.{suffix}", jobs=True)
+    names = [f"curves.{suffix}", f"work.{suffix}"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert len({(tmp_path / name).read_bytes() for name in names}) == 2
+    with pytest.raises(ValueError, match="--jobs draws one figure"):
+        report((folder,), out=tmp_path, jobs=True)
 
 
 def test_a_terminal_is_not_flooded_with_metrics():
