@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rookery.report.comparison import Comparison, Trace
-from rookery.report.curves import COLOURS, save_figure
+from rookery.report.curves import WIDTH, save_figure
+from rookery.report.palette import COLOURS
 
 _INK, _WAITING = "#333333", "#DDDDDD"
 _CLIENTS = 60
@@ -55,7 +56,7 @@ def draw_traces(comparison: Comparison) -> Figure:
             "clock, without which jobs take no time."
         )
     heights = [0.9 + 0.09 * (max(trace["client"]) + 1) for _, _, trace, _ in rows]
-    figure = Figure(figsize=(10, sum(heights) + 0.3), layout="constrained")
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.3), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(
         len(rows), 2, squeeze=False, width_ratios=(3, 1), height_ratios=heights
@@ -129,7 +130,7 @@ def _draw_staleness(panel: Axes, counts: list[int]) -> None:
     panel.bar(range(top + 1), np.array(counts[: top + 1]) / sum(counts), color=COLOURS[0])
     panel.set_xlim(-0.6, max(top, 4) + 0.6)
     panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    panel.set_ylabel("fraction")
+    panel.set_ylabel("fraction of results")
     _plain(panel)
 
 

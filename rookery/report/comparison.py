@@ -7,12 +7,10 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 
+from rookery.report import palette
 from rookery.report.statistics import Interval, interval, student_cdf
 from rookery.runner.best import Goal, goal_by_name
 from rookery.runner.history import COSTS, EPSILON, ClientHistory, History
-
-COLOURS = 7
-"""How many colours figures and pages have; more curves repeat them with other strokes."""
 
 
 class Axis(NamedTuple):
@@ -38,6 +36,33 @@ AXES: dict[str, Axis] = {
     EPSILON: Axis("epsilon", lambda run: _epsilon(run)),
 }
 """By name: the label to print, and how to get the values from a history."""
+
+
+_SUMMARIES = {
+    "mean": "mean over clients",
+    "worst": "worst client",
+    "worst10": "worst tenth of clients",
+    "variance": "variance over clients",
+    "each": "each client",
+}
+
+
+def metric_label(metric: str) -> str:
+    """The name of a metric in words, for axes and tables of figures and pages.
+
+    >>> metric_label("adapted_accuracy/mean"), metric_label("accuracy/worst")
+    ('adapted accuracy, mean over clients', 'accuracy, worst client')
+    >>> metric_label("balanced_accuracy"), metric_label("distance_x"), metric_label("partial_auc")
+    ('balanced accuracy', 'distance of x', 'partial AUC')
+    """
+    *parts, last = metric.split("/")
+    if not parts or last not in _SUMMARIES:
+        parts, last = [*parts, last], ""
+    words = " ".join(parts).replace("_", " ").split(" ")
+    if words[0] == "distance" and len(words[-1]) == 1:  # of a variable
+        words.insert(1, "of")
+    text = " ".join("AUC" if word == "auc" else word for word in words)
+    return f"{text}, {_SUMMARIES[last]}" if last else text
 
 
 def _epsilon(run: History) -> np.ndarray:
@@ -216,24 +241,21 @@ class Comparison:
         """
         return self.goals.get(metric) or goal_by_name(metric)
 
-    def styles(self) -> list[tuple[int, int]]:
+    def styles(self) -> list[palette.Style]:
         """The number of the colour and of the stroke of every curve.
 
-        A few curves have a colour each. Many have the colour of their algorithm, and strokes that
-        tell its settings apart.
+        A curve has the colour that its algorithm has everywhere, see :mod:`rookery.report.palette`,
+        and a stroke that tells its setting apart. Settings of one algorithm have a colour each.
 
-        >>> curves = [Curve(str(i), [History([{"round": 0}])]) for i in range(8)]
-        >>> settings = {str(i): {"algorithm": {"name": "AB"[i // 4]}} for i in range(8)}
-        >>> Comparison("Eight", curves, settings).styles()[3:6]
-        [(0, 3), (1, 0), (1, 1)]
+        >>> curves = [Curve(name, [History([{"round": 0}])]) for name in ("a", "b", "c")]
+        >>> named = {"a": "FedNest", "b": "FedMSA", "c": "FedNest"}
+        >>> settings = {name: {"algorithm": {"name": own}} for name, own in named.items()}
+        >>> Comparison("Three", curves, settings).styles()
+        [(0, 0), (1, 0), (0, 1)]
         """
-        names = self._algorithms()
-        if len(names) <= COLOURS or len(set(names)) in (1, len(names)):
-            return [(i % COLOURS, i // COLOURS) for i in range(len(names))]
-        colours = list(dict.fromkeys(names))
-        return [
-            (colours.index(name) % COLOURS, names[:i].count(name)) for i, name in enumerate(names)
-        ]
+        return palette.styles(
+            [palette.algorithm_of(c.name, self.settings.get(c.name, {})) for c in self.curves]
+        )
 
     def groups(self) -> dict[str, list[int]]:
         """The curves of every panel of small multiples: by algorithm, or one each.

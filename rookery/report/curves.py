@@ -11,12 +11,20 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from rookery.report.comparison import AXES, Band, Comparison, mean_and_interval, require_axis
+from rookery.report.comparison import (
+    AXES,
+    Band,
+    Comparison,
+    mean_and_interval,
+    metric_label,
+    require_axis,
+)
+from rookery.report.palette import COLOURS, STROKES, Style
 from rookery.runner.atomic_file import replace_file
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
-"""Okabe and Ito's palette, for colour-blind readers; more curves repeat it with another stroke."""
-STROKES = ("-", (0, (4, 1.6)), (0, (1, 1.4)), (0, (6, 1.6, 1, 1.6)))
+WIDTH = 9.0
+"""Inches of a figure with several columns: its smallest letters have 8 points if it is printed at 8
+inches."""
 MOST_TOGETHER = 8
 """More curves are drawn as small multiples: a panel for each algorithm, or for each curve."""
 
@@ -31,7 +39,7 @@ def plot(
     axes: str | Sequence[str] = ("exchanges", "megabytes"),
     log_x: bool = False,
     log_y: bool = False,
-    panel_size: tuple[float, float] = (4.6, 3.3),
+    panel_size: tuple[float, float] | None = None,
     dpi: int = 160,
 ) -> None:
     """Save the means over seeds with their 95 % intervals as a figure.
@@ -46,7 +54,8 @@ def plot(
         axes: names out of ``AXES``, one column of panels for each.
         log_x: logarithmic costs; rows without any cost, such as the start, are then hidden.
         log_y: logarithmic metrics.
-        panel_size: width and height of a panel in inches.
+        panel_size: width and height of a panel in inches; by default such that letters can be read
+            in print.
         dpi: resolution of a ``.png``.
     """
     figure = draw(
@@ -69,7 +78,7 @@ def draw(
     axes: str | Sequence[str] = ("exchanges", "megabytes"),
     log_x: bool = False,
     log_y: bool = False,
-    panel_size: tuple[float, float] = (4.6, 3.3),
+    panel_size: tuple[float, float] | None = None,
 ) -> Figure:
     """The figure that :func:`plot` saves, for a notebook or for changes by hand."""
     metrics = [metrics] if isinstance(metrics, str) else list(metrics)
@@ -78,14 +87,14 @@ def draw(
         comparison.require_metric(metric)
     if len(comparison.curves) > MOST_TOGETHER:
         return _draw_multiples(comparison, metrics, axes[0], log_x, log_y)
-    width, height = panel_size
+    width, height = panel_size or (min(4.6, WIDTH / len(axes)), 3.3)
     figure = Figure(figsize=(width * len(axes), height * len(metrics) + 0.8), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(metrics), len(axes), sharex="col", sharey="row", squeeze=False)
     for row, metric in zip(panels, metrics, strict=True):
         for panel, axis in zip(row, axes, strict=True):
             _draw_panel(panel, comparison, axis, metric, log_x, log_y)
-        row[0].set_ylabel(metric)
+        row[0].set_ylabel(metric_label(metric))
     for panel, axis in zip(panels[-1], axes, strict=True):
         panel.set_xlabel(AXES[axis].label)
     _draw_heading(figure, comparison, panels)
@@ -97,9 +106,9 @@ def _draw_multiples(
 ) -> Figure:
     """A grid of panels for every metric: the curves of one group each, the others faint."""
     groups = comparison.groups()
-    columns = min(len(groups), 4)
+    columns = min(len(groups), 3)
     rows = -(-len(groups) // columns)
-    size = (3.0 * columns, 2.3 * rows * len(metrics) + 0.8)
+    size = (WIDTH / 3 * columns, 2.3 * rows * len(metrics) + 0.8)
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     shape = (rows * len(metrics), columns)
@@ -115,7 +124,7 @@ def _draw_multiples(
                 panel.xaxis.set_major_locator(MaxNLocator(3))
             panel.tick_params(labelbottom=True)
         for row in block:
-            row[0].set_ylabel(metric)
+            row[0].set_ylabel(metric_label(metric))
     figure.supxlabel(AXES[axis].label, fontsize=10, color=_INK)
     if len(groups) < len(comparison.curves):
         _draw_heading(figure, comparison, panels)
@@ -145,7 +154,7 @@ def _draw_panel(
         bands = {i: Band(*(part[band.axis > 0] for part in band)) for i, band in bands.items()}
         panel.set_xscale("log")
     else:
-        panel.xaxis.set_major_locator(MaxNLocator(6))
+        panel.xaxis.set_major_locator(MaxNLocator(5))
         panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     if log_y:
         panel.set_yscale("log")
@@ -164,8 +173,13 @@ def _draw_panel(
         # one point makes no line; a cross will mark it if the curve diverged
         marker = "o" if np.isfinite(band.mean).sum() == 1 and not is_diverged else None
         label = f"{name} (diverged)" if is_diverged else name
-        _draw_band(panel, shown, i, styles[i], label, marker)
+        draw_band(panel, shown, styles[i], label, marker=marker, zorder=3 + i / 100)
     _mark_divergence(panel, comparison, bands, floor, bands if own is None else own)
+    tidy(panel)
+
+
+def tidy(panel: Axes) -> None:
+    """Give a panel a faint grid, no frame, and letters that can be read in print."""
     panel.grid(color=_FAINT, linewidth=0.8)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
@@ -174,15 +188,35 @@ def _draw_panel(
     panel.tick_params(length=0, which="minor")
 
 
-def _draw_band(
-    panel: Axes, band: Band, i: int, look: tuple[int, int], label: str, marker: str | None
+def draw_band(
+    panel: Axes,
+    band: Band,
+    look: Style,
+    label: str | None = None,
+    *,
+    marker: str | None = None,
+    zorder: float = 3,
+    shade: float = 0.16,
+    width: float = 1.8,
 ) -> None:
-    style = {"color": COLOURS[look[0]], "zorder": 3 + i / 100}
-    panel.fill_between(band.axis, band.low, band.high, alpha=0.16, linewidth=0, **style)
+    """Draw a mean with its interval in a style.
+
+    Args:
+        panel: where.
+        band: the mean and its bounds.
+        look: the numbers of the colour and of the stroke.
+        label: the name in the legend.
+        marker: a mark at every point.
+        zorder: what has a larger one lies above.
+        shade: how strong the band is; many bands need a fainter one.
+        width: of the line; curves that coincide need different ones.
+    """
+    style = {"color": COLOURS[look[0]], "zorder": zorder}
+    panel.fill_between(band.axis, band.low, band.high, alpha=shade, linewidth=0, **style)
     panel.plot(
         band.axis,
         band.mean,
-        linewidth=1.8,
+        linewidth=width,
         linestyle=STROKES[look[1] % len(STROKES)],
         label=label,
         solid_capstyle="round",

@@ -17,6 +17,7 @@ from rookery.report.comparison import (
     Curve,
     axis_values,
     client_values,
+    metric_label,
     metric_values,
     paired_test,
     require_axis,
@@ -133,6 +134,7 @@ def _content(
         "axis": axis,
         "axes": {name: AXES[name].label for name in axes},
         "metrics": metrics,
+        "labels": {name: metric_label(name) for name in (*metrics, *comparison.client_metrics)},
         "goals": {name: {"max": 1, "min": -1, None: None}[goal] for name, goal in goals.items()},
         "groups": comparison.groups(),
         "client_metrics": comparison.client_metrics,
@@ -143,7 +145,7 @@ def _content(
             for curve, style in zip(comparison.curves, comparison.styles(), strict=True)
         ],
         "tests": {metric: _tests(comparison.curves, metric) for metric in metrics},
-        "sensitivity": _sensitivity(comparison.tuning),
+        "sensitivity": _sensitivity(comparison),
         "holdings": comparison.holdings,
         "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "wall_seconds": comparison.wall_seconds,
@@ -160,11 +162,13 @@ def _opening(comparison: Comparison, metric: str | None, higher_is_better: bool 
     return summary(comparison, metric, higher_is_better=higher_is_better)
 
 
-def _sensitivity(tuning: Mapping[str, object]) -> dict[str, object] | None:
+def _sensitivity(comparison: Comparison) -> dict[str, object] | None:
     """The picture of a search and what it says; None if there was none."""
+    tuning = comparison.tuning
     if not has_steps(tuning):
         return None
-    return {"picture": as_data_url(tuning), "sentences": sentences(tuning)}
+    picture = as_data_url(tuning, comparison.settings)
+    return {"picture": picture, "sentences": sentences(tuning)}
 
 
 def _is_spent(runs: Sequence[History], axis: str) -> bool:

@@ -11,7 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rookery.report.curves import COLOURS, save_figure
+from rookery.report.comparison import metric_label
+from rookery.report.curves import WIDTH, save_figure
+from rookery.report.palette import COLOURS, algorithm_of, styles
 from rookery.runner.documents import Json
 
 NEAR = 0.05
@@ -88,27 +90,34 @@ def sentences(tuning: Mapping[str, Json]) -> list[str]:
     return found
 
 
-def draw_sensitivity(tuning: Mapping[str, Json]) -> Figure:
+def draw_sensitivity(
+    tuning: Mapping[str, Json], settings: Mapping[str, Mapping[str, object]] | None = None
+) -> Figure:
     """One row of panels per curve, one column per setting: the metric against the setting.
 
     Full points ran to the end; pale ones are all settings early on; crosses diverged; the ring is
     the choice.
+
+    Args:
+        tuning: what was tried.
+        settings: how the curves were made, which tells their colours better than their names.
     """
     curves = _curves(tuning)
     names = list(dict.fromkeys(name for one in curves.values() for name in one.steps))
-    size = (0.6 + 3.2 * len(names), 0.5 + 2.1 * len(curves))
+    size = (min(0.6 + 3.2 * len(names), WIDTH), 0.5 + 2.1 * len(curves))
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(curves), len(names), sharex="col", sharey=True, squeeze=False)
+    looks = styles([algorithm_of(label, (settings or {}).get(label, {})) for label in curves])
     for i, (label, one) in enumerate(curves.items()):
         for j, name in enumerate(names):
             panel = panels[i, j]
             if name in one.steps:
-                _draw_panel(panel, one, name, COLOURS[i % len(COLOURS)])
+                _draw_panel(panel, one, name, COLOURS[looks[i][0]])
             else:
                 panel.text(0.5, 0.5, "not a setting of it", ha="center", transform=panel.transAxes)
             if j == 0:
-                panel.set_ylabel(f"{label}\n{tuning['metric']}", fontsize=9)
+                panel.set_ylabel(f"{label}\n{metric_label(tuning['metric'])}", fontsize=9)
             if i == len(curves) - 1:
                 panel.set_xlabel(_short(name))
     return figure
@@ -138,10 +147,12 @@ def save_sensitivity(tuning: Mapping[str, Json], path: str | Path) -> None:
     save_figure(draw_sensitivity(tuning), path, 160)
 
 
-def as_data_url(tuning: Mapping[str, Json]) -> str:
+def as_data_url(
+    tuning: Mapping[str, Json], settings: Mapping[str, Mapping[str, object]] | None = None
+) -> str:
     """The figure as text that a page can show without another file."""
     buffer = io.BytesIO()
-    draw_sensitivity(tuning).savefig(buffer, format="svg", metadata={"Date": None})
+    draw_sensitivity(tuning, settings).savefig(buffer, format="svg", metadata={"Date": None})
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 

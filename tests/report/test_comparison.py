@@ -15,6 +15,7 @@ from rookery.report.comparison import (
     divergence,
     final_values,
     mean_and_interval,
+    metric_label,
     metric_values,
     paired_test,
 )
@@ -199,16 +200,37 @@ def test_which_way_is_better_is_declared_or_plain_from_the_name_or_unknown():
     assert Comparison("t", [curve], goals={"size": "min", "loss": "max"}).goal_of("loss") == "max"
 
 
-def test_many_curves_have_the_colour_of_their_algorithm_and_a_stroke_of_their_setting():
+def test_curves_have_the_colour_of_their_algorithm_and_a_stroke_of_their_setting():
     curves = [Curve(f"{i}", [History([{"round": 0}])]) for i in range(10)]
     settings = {f"{i}": {"algorithm": {"name": ["A", "B", "C"][i % 3]}} for i in range(10)}
     many = Comparison("t", curves, settings)
     assert many.styles()[:5] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]
     assert many.groups() == {"A": [0, 3, 6, 9], "B": [1, 4, 7], "C": [2, 5, 8]}
     few = Comparison("t", curves[:4], dict(list(settings.items())[:4]))
-    assert few.styles() == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    assert few.styles() == [(0, 0), (1, 0), (2, 0), (0, 1)]
     unknown = Comparison("t", curves)
     assert unknown.styles()[6:9] == [(6, 0), (0, 1), (1, 1)] and len(unknown.groups()) == 10
+
+
+@pytest.mark.parametrize(
+    ("metric", "label"),
+    [
+        ("accuracy", "accuracy"),
+        ("balanced_accuracy", "balanced accuracy"),
+        ("adapted_accuracy/mean", "adapted accuracy, mean over clients"),
+        ("accuracy/worst", "accuracy, worst client"),
+        ("loss/worst10", "loss, worst tenth of clients"),
+        ("test/balanced_accuracy", "test balanced accuracy"),
+        ("validation/loss/variance", "validation loss, variance over clients"),
+        ("holdout_auc", "holdout AUC"),
+        ("distance_y", "distance of y"),
+        ("distance", "distance"),
+        ("distance_travelled", "distance travelled"),
+        ("mean", "mean"),
+    ],
+)
+def test_a_metric_is_named_in_words(metric, label):
+    assert metric_label(metric) == label
 
 
 def test_metrics_are_what_is_not_a_cost():

@@ -103,6 +103,7 @@ def test_the_page_holds_the_runs_and_gaps_are_null(comparison):
         ["accuracy", "loss"],
     )
     assert data["axes"] == {name: AXES[name].label for name in SPENT}
+    assert data["labels"] == {"accuracy": "accuracy", "loss": "loss"}
     run = data["curves"][0]["runs"][1]
     assert set(run["axes"]) == set(SPENT)
     assert run["axes"]["exchanges"] == [0, 99, 198, 297, 396, 495]
