@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from experiments.redraw import SCRIPTS, command
 from rookery.experiment import config
 from rookery.experiment.execution import run_experiment
 from rookery.experiment.task_loader import TaskLoader
@@ -87,3 +88,14 @@ def test_every_choice_at_an_edge_has_a_sentence():
             ends = at_ends(space, curve["choice"])
             said = "**Choices at an edge" in (file.parent / "README.md").read_text()
             assert said or not ends, f"{file}: {label} chose {ends}"
+
+
+def test_every_committed_picture_can_be_drawn_again():
+    pictures = {f"{p.parent.name}/{p.name}": p for p in FOLDER.glob("*/*.png")}
+    assert set(SCRIPTS) <= set(pictures)
+    for name, picture in pictures.items():
+        if name in SCRIPTS:
+            script = SCRIPTS[name].split()[0]
+            assert script == "-m" or (picture.parent / script).is_file()
+        else:
+            assert "curves" in json.loads(Path(command(picture)[1]).read_text())

@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from rookery.report.curves import COLOURS
+from rookery.report.comparison import Band
+from rookery.report.curves import draw_band, save_figure, tidy
+from rookery.report.palette import ALGORITHMS
 from rookery.report.statistics import interval
 
 HERE = Path(__file__).parent
@@ -25,17 +27,27 @@ FIGURES = {
     6: "Covertype, both loops",
 }
 LEVELS = {1: 0.85, 2: 0.8, 3: 0.68, 4: 0.68, 5: 0.7, 6: 0.65}
-OURS = {"AFBO without hops": "-", "without hops, no steps given": "--"}
-"""AFBO without hops is black."""
-RIVALS = {"FedBuff on x, y, v": "-"}
-"""What else is run here is grey."""
+OURS = ("AFBO without hops", "without hops, no steps given")
+RIVALS = ("FedBuff on x, y, v",)
+"""What else is run here."""
+LOOKS = {
+    "AFBO without hops": ("AFBO", 0),
+    "without hops, no steps given": ("AFBO", 1),
+    "AFBO with hops": ("AFBO", 2),
+    "with hops, waiting for all": ("AFBO", 3),
+    "with hops, ten inner steps": ("AFBO", 3),
+    "FedBuff on x, y, v": ("FedBuff", 0),
+}
+"""The algorithm whose colour a curve has, if its name does not say so, and the stroke."""
+WHERE = {"with hops, waiting for all": "Fig. 4", "with hops, ten inner steps": "Figs. 5, 6"}
+"""Curves with the same look, which never meet."""
 
 
 def main() -> None:
     """Print and draw."""
     found = {number: curves(number) for number in FIGURES}
     every = dict.fromkeys(label for each in found.values() for label in each)
-    labels = [*(label for label in every if label not in OURS | RIVALS), *RIVALS, *OURS]
+    labels = [*(label for label in every if label not in OURS + RIVALS), *RIVALS, *OURS]
     table("accuracy", labels, found, lambda runs, _: accuracy(runs))
     table("seconds to", labels, found, lambda runs, number: seconds(runs, LEVELS[number]))
     table("rounds, exchanges", labels, found, lambda runs, _: work(runs))
@@ -100,11 +112,8 @@ def work(runs: list[dict]) -> str:
 
 def draw(labels: list[str], found: dict) -> None:
     """One panel for each figure, with 95 % intervals over seeds."""
-    figure = Figure(figsize=(14, 8.8), layout="constrained")
+    figure = Figure(figsize=(9, 6.8), layout="constrained")
     panels = figure.subplots(2, 3)
-    theirs = [label for label in labels if label not in OURS | RIVALS]
-    colours = dict(zip(theirs, COLOURS, strict=False))
-    colours |= dict.fromkeys(OURS, "#000000") | dict.fromkeys(RIVALS, "#8c8c8c")
     for panel, (number, each) in zip(panels.flat, found.items(), strict=True):
         top = 0.0
         for label, runs in each.items():
@@ -115,22 +124,27 @@ def draw(labels: list[str], found: dict) -> None:
                     [np.interp(at, r["seconds"], np.array(r["accuracy"], float)) for r in runs]
                 )
             )
-            style = {"color": colours[label], "ls": (OURS | RIVALS).get(label, "-")}
-            panel.plot(at, over.mean, lw=2.2 if label in OURS else 1.3, label=label, **style)
-            panel.fill_between(at, over.low, over.high, alpha=0.12, lw=0, color=colours[label])
+            algorithm, stroke = LOOKS.get(label, (label, 0))
+            band = Band(at, over.mean, over.low, over.high)
+            draw_band(panel, band, (ALGORITHMS[algorithm], stroke), label)
             top = max(top, np.nanmax(over.mean))
         low = 0.6 if "Covertype" in FIGURES[number] else 0.4
         high = top + 0.1 * (top - low)
-        title = f"Fig. {number}: {FIGURES[number]}"
-        panel.set(title=title, xlabel="virtual seconds", ylim=(low, high))
-        panel.grid(alpha=0.3)
+        panel.set_title(f"Fig. {number}: " + FIGURES[number].replace(", ", ",\n"), fontsize=10)
+        panel.set(xlabel="virtual seconds", ylim=(low, high))
+        tidy(panel)
     for row in panels:
         row[0].set_ylabel("test accuracy")
     lines = {line.get_label(): line for panel in panels.flat for line in panel.get_lines()}
     figure.legend(
-        [lines[label] for label in labels], labels, loc="outside upper center", ncols=5, fontsize=10
+        [lines[label] for label in labels],
+        [f"{label} ({WHERE[label]})" if label in WHERE else label for label in labels],
+        loc="outside upper left",
+        ncols=3,
+        frameon=False,
+        handlelength=2.6,
     )
-    figure.savefig(HERE / "curves.png", dpi=110)
+    save_figure(figure, HERE / "curves.png", 160)
 
 
 if __name__ == "__main__":

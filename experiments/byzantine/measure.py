@@ -5,6 +5,7 @@ method has one grid of steps, judged without attackers on rows that no client ha
 results.json and curves.png beside itself:
 
     python experiments/byzantine/measure.py [iid shards]     # 3 CPU minutes; needs the extra digits
+    python experiments/byzantine/measure.py draw             # the picture alone, from results.json
 """
 
 import json
@@ -15,8 +16,8 @@ from pathlib import Path
 
 import equinox as eqx
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 import rookery as rk
 from rookery import tasks
@@ -28,6 +29,8 @@ from rookery.program.aggregate import (
     Mean,
     Median,
 )
+from rookery.report.curves import save_figure, tidy
+from rookery.report.palette import COLOURS, styles
 from rookery.tasks.task import Task
 
 HERE = Path(__file__).parent
@@ -141,20 +144,29 @@ def attacked(rule: rk.aggregate.Aggregate, bad: int) -> Attacked:
 
 def draw(found: dict[str, dict]) -> None:
     """A panel for each partition, points are seeds; a run that broke down counts as guessing."""
-    figure, panels = plt.subplots(1, 2, figsize=(10.5, 4.2), sharey=True, layout="constrained")
+    figure = Figure(figsize=(8, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
     share = 100 * np.array(BAD) / CLIENTS
+    looks = styles(list(METHODS))
     for panel, name in zip(panels, PARTITIONS, strict=True):
         part = found[name]
-        for label, row in part["methods"].items():
+        for i, ((label, row), look) in enumerate(zip(part["methods"].items(), looks, strict=True)):
             each = [[0.1 if a is None else a for a in row["accuracy"][str(bad)]] for bad in BAD]
-            (line,) = panel.plot(share, np.mean(each, axis=1), label=label)
-            panel.plot(share, each, "o", ms=3, alpha=0.5, color=line.get_color())
-        panel.set(title=part["title"], xlabel="attackers, %", xticks=share)
-        panel.grid(alpha=0.3)
-    panels[0].set(ylabel="test accuracy", ylim=(0, 1))
-    panels[1].legend(fontsize=7, loc="upper right")
-    figure.savefig(HERE / "curves.png", dpi=120)
+            at = share + 0.6 * (i - 2.5)  # beside each other, so that no point hides another
+            colour = COLOURS[look[0]]
+            panel.plot(at, np.mean(each, axis=1), color=colour, lw=1.6, label=label)
+            panel.plot(at, each, "o", ms=4, alpha=0.6, color=colour)
+        panel.set_title(part["title"], fontsize=10)
+        panel.set(xlabel="attackers, %", xticks=share)
+        tidy(panel)
+    panels[0].set(ylabel="test accuracy, every seed and mean", ylim=(0, 1))
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=3, frameon=False)
+    save_figure(figure, HERE / "curves.png", 160)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["draw"]:
+        draw(json.loads((HERE / "results.json").read_text())["found"])
+    else:
+        main()

@@ -4,6 +4,7 @@
 steps, judged on rows that no client has. Writes results.json and curves.png beside itself:
 
     python experiments/compression/measure.py [METHOD ...]   # 2 CPU minutes; needs the extra digits
+    python experiments/compression/measure.py draw           # the picture alone, from results.json
 """
 
 import json
@@ -12,12 +13,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 import rookery as rk
 from rookery import tasks
 from rookery.algorithms import CSOBA, EFSOBA, FedBiO
+from rookery.report.comparison import Band
+from rookery.report.curves import draw_band, save_figure, tidy
+from rookery.report.palette import algorithm_of, styles
 from rookery.report.statistics import interval
 from rookery.tasks.task import Task
 
@@ -120,17 +124,23 @@ def to_level(curves: list[list[float]], costs: list[float]) -> float | None:
 
 def draw(found: dict[str, dict]) -> None:
     """Accuracy against what clients have sent."""
-    figure, panel = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
-    for label in METHODS:
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    panel = figure.subplots()
+    looks = styles([algorithm_of(label, {}) for label in METHODS])
+    for label, look in zip(METHODS, looks, strict=True):
         row = found[label]
-        mean, used = np.mean(row["curves"], axis=0), np.array(row["megabytes"])
-        panel.plot(used[1:], mean[1:], "--" if "," in label else "-", label=label)
+        spread = interval(np.array(row["curves"])[:, 1:])
+        band = Band(np.array(row["megabytes"])[1:], spread.mean, spread.low, spread.high)
+        draw_band(panel, band, look, label)
     panel.axhline(LEVEL, color="#999999", lw=0.8)
-    panel.set(xscale="log", xlabel="megabytes up, all clients", ylabel="test accuracy")
-    panel.grid(alpha=0.3)
-    panel.legend(fontsize=7)
-    figure.savefig(HERE / "curves.png", dpi=120)
+    panel.set(xscale="log", xlabel="megabytes up, all clients", ylabel="test accuracy", ylim=(0, 1))
+    tidy(panel)
+    figure.legend(loc="outside upper left", ncols=4, frameon=False)
+    save_figure(figure, HERE / "curves.png", 160)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["draw"]:
+        draw(json.loads((HERE / "results.json").read_text())["found"])
+    else:
+        main()

@@ -3,55 +3,68 @@
 python experiments/fedmsa_fig4/draw.py
 """
 
-import json
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from rookery.report.comparison import AXES, metric_values
+from rookery.report.curves import save_figure, tidy
+from rookery.report.palette import COLOURS, colour_of
+from rookery.report.read import read_comparison
 
 HERE = Path(__file__).parent
-AXES = {"exchanges": ("exchanges", 1), "bytes_up": ("megabytes up", 1e6)}
+METRIC = "balanced_accuracy"
 
 
 def main() -> None:
     """Draw every seed; the two algorithms meet in one panel."""
-    curves = json.loads((HERE / "results.json").read_text())["curves"]
+    curves = {curve.name: curve for curve in read_comparison([HERE / "results.json"]).curves}
     levels = list(dict.fromkeys(name.split(", ")[1] for name in curves))
     names = list(dict.fromkeys(name.split(", ")[0] for name in curves))
-    figure, panels = plt.subplots(
-        2, len(levels), figsize=(3.2 * len(levels), 6), sharey=True, layout="constrained"
-    )
-    for row, (field, (label, unit)) in zip(panels, AXES.items(), strict=True):
+    figure = Figure(figsize=(8, 5.6), layout="constrained")
+    panels = figure.subplots(2, len(levels), sharey=True, sharex="row")
+    for row, axis in zip(panels, ("exchanges", "megabytes_up"), strict=True):
         for panel, level in zip(row, levels, strict=True):
-            for i, name in enumerate(names):
-                for k, run in enumerate(curves[f"{name}, {level}"].values()):
-                    at = np.array(run[field], float)[1:] / unit
-                    accuracy = np.array(run["balanced_accuracy"], float)[1:]
-                    text = name if k == 0 else None
-                    panel.plot(at, accuracy, color=f"C{i}", lw=1, label=text)
-            panel.set(xlabel=label, ylim=(0.5, 0.95))
-            panel.grid(alpha=0.3)
-            if field == "exchanges":  # a round of FedNest has fifteen times as many
+            for name in names:
+                for run in curves[f"{name}, {level}"].runs:
+                    at = AXES[axis].values(run)[1:]
+                    accuracy = metric_values(run, METRIC)[1:]
+                    panel.plot(at, accuracy, color=colour_of(name), lw=1, label=name)
+            panel.set(xlabel=AXES[axis].label, ylim=(0.5, 0.95))
+            if axis == "exchanges":  # a round of FedNest has fifteen times as many
                 panel.set_xscale("log")
+            else:
+                panel.xaxis.set_major_locator(MaxNLocator(3))
+            tidy(panel)
         row[0].set_ylabel("balanced accuracy")
     for panel, level in zip(panels[0], levels, strict=True):
-        panel.set_title(level)
-    panels[0][0].legend(loc="lower right")
-    figure.savefig(HERE / "curves.png", dpi=150)
+        panel.set_title(level, fontsize=10)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    entries = dict(zip(labels, handles, strict=True))
+    figure.legend(
+        entries.values(), entries.keys(), loc="outside upper left", ncols=2, frameon=False,
+        title="Every seed", alignment="left",
+    )  # fmt: skip
+    save_figure(figure, HERE / "curves.png", 160)
     draw_longer()
 
 
 def draw_longer() -> None:
     """Every seed of longer.toml: an interval would hide that single runs break down."""
-    (seeds,) = json.loads((HERE / "longer.results.json").read_text())["curves"].values()
-    figure, panel = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name, run in seeds.items():
-        panel.plot(run["exchanges"], run["balanced_accuracy"], lw=1, label=f"seed {name}")
-    panel.set(xlabel="exchanges", ylabel="balanced accuracy", title="FedMSA, q = 0.3, 300 rounds")
-    panel.axhline(0.9, color="black", lw=0.5, ls="--")
-    panel.grid(alpha=0.3)
-    panel.legend()
-    figure.savefig(HERE / "longer.png", dpi=150)
+    (curve,) = read_comparison([HERE / "longer.results.json"]).curves
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    panel = figure.subplots()
+    for colour, seed, run in zip(COLOURS, curve.seeds, curve.runs, strict=False):
+        panel.plot(run["exchanges"], metric_values(run, METRIC), color=colour, label=f"seed {seed}")
+    panel.set(xlabel="exchanges", ylabel="balanced accuracy")
+    panel.axhline(0.9, color="#999999", lw=0.8, ls="--")
+    tidy(panel)
+    figure.legend(
+        loc="outside upper left", ncols=3, frameon=False, title="FedMSA, q = 0.3, 300 rounds",
+        alignment="left",
+    )  # fmt: skip
+    save_figure(figure, HERE / "longer.png", 160)
 
 
 if __name__ == "__main__":

@@ -5,22 +5,27 @@ Hessian- and Jacobian-vector products, and those of a penalty, which need gradie
 x and two inner variables each way. 20 clients with two digits each, all in every exchange. Writes
 results.json and curves.png beside itself:
 
-    python experiments/first_order/measure.py      # 2 CPU minutes; needs the extra digits
+    python experiments/first_order/measure.py         # 2 CPU minutes; needs the extra digits
+    python experiments/first_order/measure.py draw    # the picture alone, from results.json
 """
 
 import json
+import sys
 import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 import rookery as rk
 from rookery import tasks
 from rookery.algorithms import FedBiO
 from rookery.problem.sample import Rows
+from rookery.report.comparison import Band
+from rookery.report.curves import draw_band, save_figure, tidy
+from rookery.report.palette import styles
 from rookery.report.statistics import interval
 from rookery.runner.run_state import Result
 from rookery.tasks.task import Task
@@ -149,19 +154,25 @@ def temporary_bytes(view, some: Task, blocks, inputs, labels) -> int:
 
 def draw(found: dict[str, dict]) -> None:
     """Accuracy against rounds, which is against bytes, and against CPU time."""
-    figure, panels = plt.subplots(1, 2, figsize=(10.5, 4.2), sharey=True, layout="constrained")
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
     rounds = np.arange(0, ROUNDS + 1, EVERY)
-    for label, row in found.items():
-        mean = np.mean(row["curves"], axis=0)
-        panels[0].plot(rounds * row["megabytes"] / ROUNDS, mean, label=label)
-        panels[1].plot(rounds * row["CPU ms per round"] / 1e3, mean, label=label)
-    panels[0].set(xlabel="megabytes, both ways", ylabel="test accuracy", ylim=(0.8, 0.97))
-    panels[1].set(xlabel="CPU seconds of all clients")
-    for panel in panels:
-        panel.grid(alpha=0.3)
-    panels[0].legend(fontsize=8)
-    figure.savefig(HERE / "curves.png", dpi=120)
+    looks = styles(["FedBiO"] * len(found))  # one algorithm: a colour for each of its maps
+    for (label, row), look in zip(found.items(), looks, strict=True):
+        mean, low, high = interval(np.array(row["curves"]))
+        megabytes, seconds = row["megabytes"] / ROUNDS, row["CPU ms per round"] / 1e3
+        draw_band(left, Band(rounds * megabytes, mean, low, high), look, label)
+        draw_band(right, Band(rounds * seconds, mean, low, high), look)
+    left.set(xlabel="megabytes in all", ylabel="test accuracy", ylim=(0.8, 0.99))
+    right.set(xlabel="CPU seconds of all clients")
+    for panel in (left, right):
+        tidy(panel)
+    figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=9)
+    save_figure(figure, HERE / "curves.png", 160)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["draw"]:
+        draw(json.loads((HERE / "results.json").read_text())["found"])
+    else:
+        main()

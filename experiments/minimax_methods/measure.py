@@ -4,6 +4,7 @@ All methods have the same grid of steps, chosen on one seed and judged on three 
 saddle.json, auc.json and methods.png beside itself; a name measures one problem alone:
 
     python experiments/minimax_methods/measure.py [saddle | auc]
+    python experiments/minimax_methods/measure.py draw    # the picture alone, from the files
 """
 
 import json
@@ -12,11 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 import rookery as rk
 from rookery.algorithms import CODASCA, FESSGDA, FedGDAGT, FedSGDAM, OptimisticGDA
+from rookery.report.comparison import Band
+from rookery.report.curves import draw_band, save_figure, tidy
+from rookery.report.palette import algorithm_of, styles
+from rookery.report.statistics import interval
 
 HERE = Path(__file__).parent
 STEPS = {"saddle": (0.01, 0.03, 0.1, 0.3), "auc": (0.03, 0.1, 0.3, 1.0)}
@@ -103,7 +108,7 @@ def main() -> None:
         text = json.dumps({"size": size, "target": TARGETS[problem], "found": found}, indent=None)
         (HERE / f"{problem}.json").write_text(text + "\n")
     if all((HERE / f"{problem}.json").exists() for problem in PROBLEMS):
-        draw({p: json.loads((HERE / f"{p}.json").read_text())["found"] for p in PROBLEMS})
+        draw()
 
 
 def curves(problem: str, task: tuple, method: Callable, how: dict, seed: int) -> list[dict]:
@@ -149,24 +154,34 @@ def summary(problem: str, run: dict) -> tuple[float, ...]:
     return reached(problem, run), reached(problem, run, "bytes") / 1e3, last(run)
 
 
-def draw(found: dict[str, list[dict]]) -> None:
+def draw() -> None:
     """Per problem the mean curve of every method, against rounds and against bytes."""
-    figure, panels = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
+    found = {p: json.loads((HERE / f"{p}.json").read_text())["found"] for p in PROBLEMS}
+    figure = Figure(figsize=(9, 7.2), layout="constrained")
+    panels = figure.subplots(2, 2, sharey="row")
+    looks = dict(zip(METHODS, styles([algorithm_of(name, {}) for name in METHODS]), strict=True))
     for row, problem in zip(panels, PROBLEMS, strict=True):
-        for panel, axis in zip(row, ("rounds", "bytes"), strict=True):
+        for panel, (axis, unit) in zip(row, (("rounds", 1), ("bytes", 1000)), strict=True):
             for one in found[problem]:
                 length = min(len(run["value"]) for run in one["runs"])
-                mean = np.mean([run["value"][:length] for run in one["runs"]], axis=0)
-                panel.plot(one["runs"][0][axis][:length], mean, label=one["method"])
-            panel.axhline(TARGETS[problem], color="grey", lw=0.8, ls=":")
-            panel.set(yscale="log", xlabel=axis)
-            panel.grid(alpha=0.3)
+                spread = interval(np.array([run["value"][:length] for run in one["runs"]]))
+                at = np.array(one["runs"][0][axis][:length]) / unit
+                low = np.maximum(spread.low, spread.mean / 5)  # a logarithm has no zero
+                band = Band(at, spread.mean, low, spread.high)
+                draw_band(panel, band, looks[one["method"]], one["method"], shade=0.07)
+            panel.axhline(TARGETS[problem], color="#999999", lw=0.8, ls=":")
+            panel.set(yscale="log", xlabel="rounds" if axis == "rounds" else "kilobytes in all")
+            tidy(panel)
         row[0].set(
             ylabel="distance from the saddle" if problem == "saddle" else "1 - AUC on test rows"
         )
-    panels[0, 1].legend(fontsize=8, loc="center right")
-    figure.savefig(HERE / "methods.png", dpi=110)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False)
+    save_figure(figure, HERE / "methods.png", 160)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["draw"]:
+        draw()
+    else:
+        main()

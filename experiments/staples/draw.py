@@ -1,36 +1,52 @@
-"""The picture of the baselines without the bands of the report, which hide thirteen close curves.
+"""The picture of the baselines: thirteen close curves, whose bands would hide each other.
 
 python experiments/staples/draw.py      # reads results.json, writes curves.png
 """
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from matplotlib.figure import Figure
+
+from rookery.report.comparison import AXES, final_values, mean_and_interval
+from rookery.report.curves import save_figure, tidy
+from rookery.report.palette import COLOURS, STROKES
+from rookery.report.read import read_comparison
+from rookery.report.statistics import interval
 
 HERE = Path(__file__).parent
 
 
 def main() -> None:
-    """Mean accuracy over seeds against exchanges and bytes."""
-    curves = json.loads((HERE / "results.json").read_text())["curves"]
-    del curves["FedEx"]  # two of its three runs are at chance
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for i, (label, seeds) in enumerate(curves.items()):
-        runs = list(seeds.values())
-        mean = np.mean([run["accuracy"] for run in runs], axis=0)
-        sent = np.array(runs[0]["bytes_up"]) + np.array(runs[0]["bytes_down"])
-        style = "-" if i < 10 else "--"  # there are ten colours
-        left.plot(runs[0]["exchanges"], mean, style, lw=1.3, label=label)
-        right.plot(sent / 1e6, mean, style, lw=1.3)
-    left.set(xlabel="exchanges", ylabel="test accuracy, mean of three seeds", ylim=(0.75, 0.94))
-    right.set(xlabel="megabytes, both ways", xscale="log", xlim=(20, None))
-    for panel in (left, right):
-        panel.grid(alpha=0.3)
-    left.legend(fontsize=7, ncols=2, loc="lower right")
-    figure.savefig(HERE / "curves.png", dpi=110)
+    """Mean accuracy against exchanges and bytes, and where it ends with its interval."""
+    comparison = read_comparison([HERE / "results.json"])
+    # two of the three runs of FedEx are at chance
+    kept = [curve for curve in comparison.curves if curve.name != "FedEx"]
+    names = [curve.name for curve in kept]
+    settings = {name: comparison.settings[name] for name in names}
+    comparison = replace(comparison, curves=kept, settings=settings)
+    figure = Figure(figsize=(9, 4.6), layout="constrained")
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 0.8))
+    for i, (curve, (colour, stroke)) in enumerate(zip(kept, comparison.styles(), strict=True)):
+        look = {"color": COLOURS[colour], "linestyle": STROKES[stroke]}
+        for panel, axis in ((left, "exchanges"), (middle, "megabytes")):
+            band = mean_and_interval(curve, axis, "accuracy")
+            panel.plot(band.axis, band.mean, lw=1.4, **look)
+            panel.set(xlabel=AXES[axis].label, ylim=(0.75, 0.94))
+        end = interval(final_values(curve, "accuracy"))
+        reach = [[end.mean - end.low], [end.high - end.mean]]
+        right.errorbar([end.mean], [i], xerr=reach, fmt="o", color=COLOURS[colour], capsize=3)
+        right.plot([0.832, 0.848], [i, i], lw=1.8, **look)  # the stroke, as in a legend
+    left.set(ylabel="test accuracy, mean over seeds")
+    middle.set(xscale="log", xlim=(20, None))
+    middle.tick_params(labelleft=False)
+    right.set(xlabel="final accuracy, 95 % interval", xlim=(0.83, 0.95))
+    right.set_yticks(range(len(names)), names)
+    right.invert_yaxis()
+    for panel in (left, middle, right):
+        tidy(panel)
+    right.spines["left"].set_visible(False)
+    save_figure(figure, HERE / "curves.png", 160)
 
 
 if __name__ == "__main__":

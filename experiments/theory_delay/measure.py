@@ -5,19 +5,23 @@ one noisy row. At each point an algorithm takes the best steps of one grid, chos
 than those that are reported. Writes delay.json and delay.png beside itself:
 
     python experiments/theory_delay/measure.py
+    python experiments/theory_delay/measure.py draw    # the picture alone, from the file
 """
 
 import itertools
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 import rookery as rk
+from rookery.report.curves import save_figure, tidy
+from rookery.report.palette import STROKES, colour_of
 from rookery.report.statistics import interval
 from rookery.tasks.known_solution import GradientNorm
 
@@ -165,39 +169,53 @@ def slopes(points: list[dict]) -> dict[str, float]:
 
 def draw(found: dict[str, list[dict]]) -> None:
     """One panel for each question."""
-    figure, panels = plt.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
-    for i, name in enumerate(("AFBO", "FedNest")):
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    panels = figure.subplots(1, 3)
+    for name in ("AFBO", "FedNest"):
         own = [p for p in found["delay"] if p["algorithm"] == name]
-        bars(panels[0], [p["median"] for p in own], own, f"C{i}", name)
-    panels[0].set(xlabel=f"median outer delay, {SECONDS:.0f} virtual seconds", xscale="log")
+        bars(panels[0], [p["median"] for p in own], own, name, name)
+    panels[0].set(
+        xlabel=f"median outer delay, seconds\n({SECONDS:.0f} s of virtual time)", xscale="log"
+    )
     for i, rounds in enumerate(ROUNDS):
         own = [p for p in found["clients"] if p["rounds"] == rounds]
-        bars(panels[1], list(CLIENTS), own, f"C{i}", f"AFBO, {rounds} rounds")
+        bars(panels[1], list(CLIENTS), own, "AFBO", f"AFBO, {rounds} rounds", i)
         half = [own[0]["error"] * (CLIENTS[0] / m) ** 0.5 for m in CLIENTS]
-        panels[1].plot(CLIENTS, half, color=f"C{i}", lw=0.8, ls=":")
-    panels[1].set(xlabel="clients; dotted: one over the root", xscale="log")
+        panels[1].plot(CLIENTS, half, color="#999999", lw=1, ls=":")
+    panels[1].set(xlabel="clients\n(dotted: one over the root)", xscale="log")
     panels[1].set_xticks(CLIENTS, [str(m) for m in CLIENTS])
     panels[1].set_xticks([], minor=True)
     panels[0].set_xticks(DELAYS, [f"{delay:g}" for delay in DELAYS])
     panels[0].set_xticks([], minor=True)
-    bars(panels[2], list(range(len(SPREADS))), found["local iterations"], "C0", "AFBO")
-    panels[2].set_xticks(range(len(SPREADS)), SPREADS, fontsize=8)
-    panels[2].set(xlabel=f"local iterations of a job, {max(ROUNDS)} rounds")
+    bars(panels[2], list(range(len(SPREADS))), found["local iterations"], "AFBO", "AFBO")
+    panels[2].set_xticks(range(len(SPREADS)), ["5", "3 to 7", "1 to 9", "1 or 9,\nfixed"])
+    panels[2].set(xlabel=f"local iterations of a job,\n{max(ROUNDS)} rounds", xlim=(-0.4, 3.4))
     for panel in panels:
         panel.set_yscale("log")
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize=8)
+        tidy(panel)
+        panel.legend(loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
     panels[0].set_ylabel("squared outer gradient, last third")
-    figure.savefig(HERE / "delay.png", dpi=150)
+    save_figure(figure, HERE / "delay.png", 160)
 
 
-def bars(panel, at: list, points: list[dict], color: str, label: str) -> None:
+def bars(panel, at: list, points: list[dict], algorithm: str, label: str, stroke: int = 0) -> None:
     """One line with its intervals over seeds; a bound below zero is not drawn."""
     mean = np.array([p["error"] for p in points])
     low, high = (np.array([p[k] for p in points]) for k in ("low", "high"))
-    reach = [mean - np.maximum(low, mean / 20), high - mean]
-    panel.errorbar(at, mean, reach, color=color, marker="o", capsize=3, label=label)
+    panel.errorbar(
+        at,
+        mean,
+        [mean - np.maximum(low, mean / 20), high - mean],
+        color=colour_of(algorithm),
+        ls=STROKES[stroke],
+        marker="o",
+        capsize=3,
+        label=label,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["draw"]:
+        draw(json.loads((HERE / "delay.json").read_text())["found"])
+    else:
+        main()

@@ -6,21 +6,25 @@ share one inner problem, on the right each has its own. Writes drift.json and dr
 itself:
 
     python experiments/theory_drift/measure.py
+    python experiments/theory_drift/measure.py draw    # the picture alone, from the file
 """
 
 import itertools
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 import rookery as rk
 from rookery.algorithms import IMAML, FedBiO, FedBiOAcc, FedBiOAccLocal, FedBiOLocal
-from rookery.report.curves import COLOURS
+from rookery.report.curves import save_figure, tidy
+from rookery.report.palette import COLOURS, algorithm_of, styles
+from rookery.report.statistics import interval
 from rookery.tasks.known_solution import Distance
 
 HERE = Path(__file__).parent
@@ -28,7 +32,6 @@ STEPS = (0.04, 0.02, 0.01, 0.005)
 LOCAL_STEPS = (2, 5, 10)
 AT_STEP, AT_LOCAL = 0.01, 5  # where the other one varies
 RENEWALS = (1.0, 0.1, 0.01)
-INKS = (*COLOURS, "#000000")
 EXACT = 1e-10
 """What is nearer to the solution has no drift."""
 SEEDS = range(3)  # of the problem
@@ -158,37 +161,49 @@ def draw(found: list[dict]) -> None:
     Several curves lie on one another: their marks are around each other. What is exact up to
     rounding lies below the panels, and is named there.
     """
-    figure, panels = plt.subplots(2, 2, figsize=(13, 9), sharey=True, layout="constrained")
-    for row, (levels, algorithms) in zip(panels, (("shared", SHARED), ("own", OWN)), strict=True):
+    figure = Figure(figsize=(9, 8), layout="constrained")
+    halves = figure.subfigures(2, 1, squeeze=False).flat
+    for half, (levels, algorithms) in zip(halves, (("shared", SHARED), ("own", OWN)), strict=True):
+        row = half.subplots(1, 2, sharey=True)
         names = [*algorithms, *(map(LAST.format, RENEWALS) if levels == "shared" else ())]
+        looks = styles([algorithm_of(name, {}) for name in names])
         for panel, axis in zip(row, ("step", "K"), strict=True):
-            for i, name in enumerate(names):
+            for i, (name, (colour, _)) in enumerate(zip(names, looks, strict=True)):
                 at = sorted(
                     (f for f in found if f["levels"] == levels and f["algorithm"] == name),
                     key=lambda f: f[axis],
                 )
                 fixed = ("K", AT_LOCAL) if axis == "step" else ("step", AT_STEP)
                 at = [f for f in at if f[fixed[0]] == fixed[1]]
-                mean = [np.mean(f["distance"]) for f in at]
-                if max(mean) < EXACT:
-                    text = f"{name}: {min(mean):.0e} to {max(mean):.0e}"
-                    panel.text(0.02, 0.03, text, color=INKS[i], transform=panel.transAxes)
+                spread = interval(np.array([f["distance"] for f in at]).T)
+                if max(spread.mean) < EXACT:
+                    text = f"{name}: {min(spread.mean):.0e} to {max(spread.mean):.0e}"
+                    panel.text(0.02, 0.03, text, color=COLOURS[colour], transform=panel.transAxes)
                     continue
-                panel.plot(
-                    [f[axis] for f in at], mean, label=name, color=INKS[i], lw=1.2,
-                    marker="os^Dv<>p"[i], markersize=19 - 2 * i, mfc="none", mew=1.4,
+                low = np.maximum(spread.low, spread.mean / 20)  # a logarithm has no zero
+                panel.errorbar(
+                    [f[axis] for f in at],
+                    spread.mean, [spread.mean - low, spread.high - spread.mean],
+                    label=name, color=COLOURS[colour], lw=1.2, elinewidth=0.5,
+                    marker="os^Dv<>p"[i], markersize=17 - 1.8 * i, mfc="none", mew=1.4,
                 )  # fmt: skip
             panel.set(xscale="log", yscale="log", ylim=(3e-5, 0.3))
             panel.xaxis.set_minor_formatter("")
-            panel.grid(alpha=0.3)
+            tidy(panel)
         row[0].set(xlabel=f"step, {AT_LOCAL} local steps", ylabel="distance of x from its solution")
         row[1].set(xlabel=f"local steps of size {AT_STEP}")
         row[0].set_xticks(STEPS, [str(lr) for lr in STEPS])
         row[1].set_xticks(LOCAL_STEPS, [str(k) for k in LOCAL_STEPS])
-        row[0].set_title(f"{'one inner problem' if levels == 'shared' else 'own inner problems'}")
-        row[1].legend(fontsize=9, loc="center left", bbox_to_anchor=(1.02, 0.5), labelspacing=1.1)
-    figure.savefig(HERE / "drift.png", dpi=130)
+        half.legend(
+            *row[0].get_legend_handles_labels(), loc="outside upper left", ncols=3, frameon=False,
+            title="One inner problem" if levels == "shared" else "Own inner problems",
+            alignment="left", markerscale=0.7, labelspacing=0.7,
+        )  # fmt: skip
+    save_figure(figure, HERE / "drift.png", 160)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["draw"]:
+        draw(json.loads((HERE / "drift.json").read_text())["found"])
+    else:
+        main()

@@ -7,6 +7,7 @@ one grid at each level. Writes heterogeneity.json and heterogeneity.png beside i
 
     python experiments/theory_heterogeneity/measure.py            # all three algorithms
     python experiments/theory_heterogeneity/measure.py FedMBO     # one again, others as they are
+    python experiments/theory_heterogeneity/measure.py draw       # the picture alone, from the file
 """
 
 import itertools
@@ -16,10 +17,12 @@ from pathlib import Path
 
 import equinox as eqx
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 import rookery as rk
+from rookery.report.curves import save_figure, tidy
+from rookery.report.palette import colour_of
 from rookery.report.statistics import interval
 from rookery.tasks.known_solution import GradientNorm
 
@@ -125,30 +128,31 @@ def exchanges_to_target(history) -> float:
 
 def draw(found: list[dict]) -> None:
     """Left: against tau, the best K of each algorithm. Right: against K, two levels."""
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.3), sharey=True, layout="constrained")
-    for i, name in enumerate(ALGORITHMS):
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for name in ALGORITHMS:
         own = [f for f in found if f["algorithm"] == name and f["exchanges"] is not None]
         best_K = [
             min((f for f in own if f["tau"] == tau), key=lambda f: f["exchanges"])
             for tau in LEVELS
             if any(f["tau"] == tau for f in own)
         ]
-        bars(panels[0], best_K, "tau", f"C{i}", "-", name)
+        bars(panels[0], best_K, "tau", colour_of(name), "-", None)
         for style, tau in (("-", 1.0), ("--", 0.125)):
             at = [f for f in own if f["tau"] == tau]
             if at:
-                bars(panels[1], at, "K", f"C{i}", style, f"{name}, tau = {tau}")
-    panels[0].set(xlabel="heterogeneity tau, each algorithm with its best K", yscale="log")
+                bars(panels[1], at, "K", colour_of(name), style, f"{name}, tau = {tau}")
+    panels[0].set(xlabel="heterogeneity tau, with the best K", yscale="log")
     panels[0].set_ylabel(f"exchanges to an outer gradient of {TARGET}")
     panels[1].set(xlabel="K: local steps (FedMBO: inner rounds)", xscale="log")
     panels[1].set_xticks(LOCAL_STEPS, [str(k) for k in LOCAL_STEPS])
     for panel in panels:
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize=8)
-    figure.savefig(HERE / "heterogeneity.png", dpi=150)
+        tidy(panel)
+    figure.legend(loc="outside upper left", ncols=3, frameon=False)
+    save_figure(figure, HERE / "heterogeneity.png", 160)
 
 
-def bars(panel, points: list[dict], axis: str, color: str, style: str, label: str) -> None:
+def bars(panel, points: list[dict], axis: str, color: str, style: str, label: str | None) -> None:
     """One line with its intervals over seeds."""
     mean = np.array([p["exchanges"] for p in points])
     low, high = (np.array([p[k] for p in points]) for k in ("low", "high"))
@@ -166,4 +170,7 @@ def bars(panel, points: list[dict], axis: str, color: str, style: str, label: st
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["draw"]:
+        draw(json.loads((HERE / "heterogeneity.json").read_text())["found"])
+    else:
+        main()

@@ -5,26 +5,37 @@ a point (x, y*(x)). What is left is the truncated series; the estimators of rand
 averaged over their lengths by drawing them often. Writes bias.json and bias.png beside itself:
 
     python experiments/theory_linear_speedup/bias.py
+    python experiments/theory_linear_speedup/bias.py draw    # the picture alone, from bias.json
 """
 
 import json
+import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 import rookery as rk
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.two_level import NestedState
 from rookery.engines.engine import Program
 from rookery.engines.traced import TracedFederation
+from rookery.report.curves import save_figure, tidy
+from rookery.report.palette import STROKES, colour_of
 
 HERE = Path(__file__).parent
 LENGTHS = (1, 2, 4, 8, 16)
 DRAWS = 4000  # of the random estimators, each with 64 chains or one
 CONDITION, L = 3.0, 3.0
+LOOKS = {
+    "FedIHGP": ("FedNest", 0),
+    "FedIHGPSum": ("FedNest", 1),
+    "PHE": ("FedMBO", 0),
+    "PHESum": ("FedMBO", 1),
+}
+"""The algorithm that an estimator belongs to, and a stroke."""
 
 
 def main() -> None:
@@ -65,21 +76,35 @@ def main() -> None:
     found = {
         name: [bias(make(n), draws) for n in LENGTHS] for name, (make, draws) in estimators.items()
     }
-    figure, panel = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for name, values in found.items():
-        means, errors = zip(*values, strict=True)
-        panel.errorbar(LENGTHS, means, errors, marker="o", capsize=3, label=name)
-    panel.plot(LENGTHS, bound, "k--", label=r"bound  $(1 - \mu/L)^N\, |B|\, |f_y| / \mu$")
-    panel.set(
-        yscale="log", xlabel="N", ylabel="norm of the bias", title="Bias of the hypergradient"
-    )
-    panel.grid(alpha=0.3)
-    panel.legend()
-    figure.savefig(HERE / "bias.png", dpi=150)
     content = {"N": LENGTHS, "draws": DRAWS, "bound": bound, "bias and its standard error": found}
     (HERE / "bias.json").write_text(json.dumps(content, indent=1) + "\n")
     print(json.dumps(content, indent=1))
+    draw(content)
+
+
+def draw(content: dict) -> None:
+    """The bias of every estimator with its standard error, and the bound."""
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    panel = figure.subplots()
+    for name, values in content["bias and its standard error"].items():
+        means, errors = np.array(values).T
+        below = np.minimum(errors, 0.9 * means)  # a logarithm has no zero
+        algorithm, stroke = LOOKS[name]
+        panel.errorbar(
+            content["N"], means, [below, errors], marker="os"[stroke], capsize=3, label=name,
+            color=colour_of(algorithm), ls=STROKES[stroke],
+        )  # fmt: skip
+    bound = r"bound  $(1 - \mu/L)^N\, |B|\, |f_y| / \mu$"
+    panel.plot(content["N"], content["bound"], color="#999999", ls=":", lw=1.5, label=bound)
+    panel.set(yscale="log", xlabel="N, the length of the series")
+    panel.set_ylabel("norm of the bias of the hypergradient")
+    tidy(panel)
+    figure.legend(loc="outside upper left", ncols=5, frameon=False)
+    save_figure(figure, HERE / "bias.png", 160)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["draw"]:
+        draw(json.loads((HERE / "bias.json").read_text()))
+    else:
+        main()

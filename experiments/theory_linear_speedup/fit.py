@@ -3,14 +3,18 @@
 Reads results.json and rounds.results.json beside itself, writes slopes.json and slopes.png:
 
     python experiments/theory_linear_speedup/fit.py
+    python experiments/theory_linear_speedup/fit.py draw    # slopes.png alone
 """
 
 import json
+import sys
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
+from rookery.report.curves import save_figure, tidy
+from rookery.report.palette import colour_of
 from rookery.report.statistics import interval
 from rookery.report.tables import plus_minus
 
@@ -37,7 +41,8 @@ def main() -> None:
             rounds_to_target,
         ),
     }
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    panels = figure.subplots(1, 2)
     found = {}
     for panel, (title, (measured, quantity)) in zip(panels, quantities.items(), strict=True):
         for algorithm in ("FedMBO", "FedNest"):
@@ -50,19 +55,22 @@ def main() -> None:
             mean, low, high = interval(values[:, reached])
             label = f"{algorithm}: slope {plus_minus(slope)}"
             panel.errorbar(
-                n[reached], mean, [mean - low, high - mean], marker="o", capsize=3, label=label
-            )
+                n[reached], mean, [mean - low, high - mean], marker="o", capsize=3, label=label,
+                color=colour_of(algorithm),
+            )  # fmt: skip
             found.setdefault(title, {})[algorithm] = {
                 "slope": slope.mean, "low": slope.low, "high": slope.high,
                 "n": n[reached].tolist(), "mean": mean.tolist(), "missed": n[~reached].tolist(),
             }  # fmt: skip
-        panel.set(xscale="log", yscale="log", xlabel="clients in an exchange, n", title=title)
+        panel.set(xscale="log", yscale="log", xlabel="clients in an exchange, n")
+        panel.set_ylabel(title.replace(", ", ",\n"))
         panel.set_xticks(n, [str(k) for k in n], minor=False)
         panel.minorticks_off()
-        panel.grid(alpha=0.3)
-        panel.legend()
-    figure.savefig(HERE / "slopes.png", dpi=150)
-    (HERE / "slopes.json").write_text(json.dumps(found, indent=1) + "\n")
+        tidy(panel)
+        panel.legend(loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
+    save_figure(figure, HERE / "slopes.png", 160)
+    if sys.argv[1:] != ["draw"]:  # other machines round otherwise
+        (HERE / "slopes.json").write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 
 

@@ -6,20 +6,25 @@ evaluation, everyone in every round, so that what is left after many rounds is d
 Writes unequal.json and unequal.png beside itself:
 
     python experiments/theory_unequal_steps/measure.py
+    python experiments/theory_unequal_steps/measure.py draw    # the picture alone, from the file
 """
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 import rookery as rk
 from rookery.algorithms import FedBiO, FedNova, ShroFBO, SimFBO
+from rookery.report.curves import save_figure, tidy
+from rookery.report.palette import COLOURS, algorithm_of, styles
+from rookery.report.statistics import interval
 
 HERE = Path(__file__).parent
 TAU = (1, 2, 3, 4, 5, 6)
@@ -117,24 +122,43 @@ def distance_from(solution: np.ndarray) -> Callable[..., dict]:
 
 def draw(found: list[dict]) -> None:
     """A panel for each class of problem: limits against the step, from both solutions."""
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.3), sharey=True, layout="constrained")
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
     for panel, (levels, algorithms) in zip(panels, LEVELS.items(), strict=True):
-        for i, name in enumerate(algorithms):
+        looks = styles([algorithm_of(name, {}) for name in algorithms])
+        for i, (name, (colour, stroke)) in enumerate(zip(algorithms, looks, strict=True)):
             at = [f for f in found if f["levels"] == levels and f["algorithm"] == name]
-            for style, key, label in (("o-", "distance", name), ("x:", "to_weighted", None)):
-                mean = [np.mean(f[key]) for f in at]
-                width = 5.0 - i  # two lines are one
-                panel.plot([f["step"] for f in at], mean, f"C{i}{style}", lw=width, label=label)
-        panel.set(xscale="log", yscale="log", xlabel="step", title=levels)
+            width = 4.0 - i  # two lines are one
+            for key, line in (("distance", "-"), ("to_weighted", ":")):
+                mean, low, high = interval(np.array([f[key] for f in at]).T)
+                low = np.maximum(low, mean / 20)  # a logarithm has no zero
+                panel.errorbar(
+                    [f["step"] * 1.04 ** (i - 1.5) for f in at],  # beside each other
+                    mean,
+                    [mean - low, high - mean],
+                    color=COLOURS[colour],
+                    marker="os"[stroke],
+                    mfc="white" if stroke else None,
+                    ls=line,
+                    lw=width,
+                    elinewidth=0.7,
+                    label=name if key == "distance" else None,
+                )
+        panel.set(xscale="log", yscale="log", xlabel="step")
         panel.set_xticks(STEPS, [str(lr) for lr in STEPS])
         panel.xaxis.set_minor_formatter("")
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize=8)
+        tidy(panel)
+        panel.legend(
+            loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False, title=levels
+        )
     panels[0].set_ylabel(
         "distance of the limit from the solution\n(dotted: of the weighted problem)"
     )
-    figure.savefig(HERE / "unequal.png", dpi=130)
+    save_figure(figure, HERE / "unequal.png", 160)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["draw"]:
+        draw(json.loads((HERE / "unequal.json").read_text())["found"])
+    else:
+        main()
