@@ -21,6 +21,7 @@ SCRIPTS = {
     "fedmsa_fig3/curves.png": "draw.py",
     "fedmsa_fig4/curves.png": "draw.py",
     "fedmsa_fig4/longer.png": "draw.py",
+    "fedmsa_fig4/tuned.png": "draw.py",
     "fednest_fig6/curves.png": "draw.py",
     "first_order/curves.png": "measure.py draw",
     "minimax_methods/methods.png": "measure.py draw",

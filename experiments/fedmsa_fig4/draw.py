@@ -3,6 +3,7 @@
 python experiments/fedmsa_fig4/draw.py
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -18,8 +19,15 @@ METRIC = "balanced_accuracy"
 
 
 def main() -> None:
-    """Draw every seed; the two algorithms meet in one panel."""
-    curves = {curve.name: curve for curve in read_comparison([HERE / "results.json"]).curves}
+    """Draw both choices of steps, and the longer runs."""
+    draw_levels(["tuned.results.json", "tuned_fednest.results.json"], "tuned.png")
+    draw_levels(["results.json"], "curves.png")
+    draw_longer()
+
+
+def draw_levels(results: Sequence[str], picture: str) -> None:
+    """Draw every seed at every q; the two algorithms meet in one panel."""
+    curves = {c.name: c for c in read_comparison([HERE / name for name in results]).curves}
     levels = list(dict.fromkeys(name.split(", ")[1] for name in curves))
     names = list(dict.fromkeys(name.split(", ")[0] for name in curves))
     figure = Figure(figsize=(8, 5.6), layout="constrained")
@@ -27,10 +35,13 @@ def main() -> None:
     for row, axis in zip(panels, ("exchanges", "megabytes_up"), strict=True):
         for panel, level in zip(row, levels, strict=True):
             for name in names:
-                for run in curves[f"{name}, {level}"].runs:
+                curve = curves.get(f"{name}, {level}")
+                style = ":" if "within" in name else "-"
+                for run in [] if curve is None else curve.runs:
                     at = AXES[axis].values(run)[1:]
                     accuracy = metric_values(run, METRIC)[1:]
-                    panel.plot(at, accuracy, color=colour_of(name), lw=1, label=name)
+                    colour = colour_of(name.split()[0])
+                    panel.plot(at, accuracy, color=colour, ls=style, lw=1, label=name)
             panel.set(xlabel=AXES[axis].label, ylim=(0.5, 0.95))
             if axis == "exchanges":  # a round of FedNest has fifteen times as many
                 panel.set_xscale("log")
@@ -40,14 +51,13 @@ def main() -> None:
         row[0].set_ylabel("balanced accuracy")
     for panel, level in zip(panels[0], levels, strict=True):
         panel.set_title(level, fontsize=10)
-    handles, labels = panels[0][0].get_legend_handles_labels()
+    handles, labels = panels[0][-1].get_legend_handles_labels()
     entries = dict(zip(labels, handles, strict=True))
     figure.legend(
-        entries.values(), entries.keys(), loc="outside upper left", ncols=2, frameon=False,
+        entries.values(), entries.keys(), loc="outside upper left", ncols=3, frameon=False,
         title="Every seed", alignment="left",
     )  # fmt: skip
-    save_figure(figure, HERE / "curves.png", 160)
-    draw_longer()
+    save_figure(figure, HERE / picture, 160)
 
 
 def draw_longer() -> None:
