@@ -10,6 +10,7 @@ after how many rounds all problems are solved to a relative error of 1e-8 in x.
 
 import sys
 import time
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -21,6 +22,9 @@ from rookery import algorithms
 from rookery.engines.engine import Program
 from rookery.engines.rounds import one_round
 from rookery.program.algorithm import first_state, numbers_to_arrays
+
+OPTIMISED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+"""XLA's defaults, also where its flags ask for quick compiling: these programs run for minutes."""
 
 
 def quadratics(n: int = 50, seed: int = 0) -> list[rk.zoo.QuadraticBilevel]:
@@ -77,7 +81,7 @@ def errors(
     arrays = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(some for some, _ in is_array))
     rest = is_array[0][1]
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=OPTIMISED)
     @jax.vmap
     def some_rounds(arrays, state, first):
         program = eqx.combine(arrays, rest)
