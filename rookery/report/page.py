@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 
@@ -25,43 +24,7 @@ from rookery.report.comparison import (
 from rookery.report.sensitivity import as_data_url, has_steps, sentences
 from rookery.report.statistics import student_quantile
 from rookery.report.summary import summary
-from rookery.runner.atomic_file import replace_file
 from rookery.runner.history import History
-
-
-def write_page(
-    comparison: Comparison,
-    path: str | Path,
-    *,
-    metric: str | None = None,
-    axis: str = "exchanges",
-    target: float | None = None,
-    higher_is_better: bool | None = None,
-    log_x: bool = False,
-    log_y: bool = False,
-) -> None:
-    """Write the interactive page: charts, tables, settings and versions in one file.
-
-    Args:
-        comparison: the curves.
-        path: the HTML file to write.
-        metric: the metric that the chart shows first; by default the first that was measured.
-        axis: the axis that the chart shows first, a name out of ``AXES``.
-        target: the target that the table of costs shows first; by default the page guesses one.
-        higher_is_better: whether the metric has to rise; by default what the comparison knows.
-        log_x: whether the chart's costs are logarithmic at first.
-        log_y: whether its metric is.
-    """
-    text = render(
-        comparison,
-        metric=metric,
-        axis=axis,
-        target=target,
-        higher_is_better=higher_is_better,
-        log_x=log_x,
-        log_y=log_y,
-    )
-    replace_file(Path(path), text.encode())
 
 
 def render(
@@ -74,13 +37,22 @@ def render(
     log_x: bool = False,
     log_y: bool = False,
 ) -> str:
-    """The text of the page that :func:`write_page` writes.
+    """The interactive page, with charts, tables, settings and versions, as the text of one file.
 
     >>> from rookery.runner.history import History
     >>> run = History([{"round": 0, **dict.fromkeys(["exchanges", "bytes_up", "bytes_down",
     ...     "gradients", "hessian_vectors", "seconds"], 0), "loss": 1.0}])
     >>> "<title>Losses</title>" in render(Comparison("Losses", [Curve("FedAvg", [run])]))
     True
+
+    Args:
+        comparison: the curves.
+        metric: the metric that the chart shows first; by default the first that was measured.
+        axis: the axis that the chart shows first, a name out of ``AXES``.
+        target: the target that the table of costs shows first; by default the page guesses one.
+        higher_is_better: whether the metric has to rise; by default what the comparison knows.
+        log_x: whether the chart's costs are logarithmic at first.
+        log_y: whether its metric is.
     """
     first = {"target": target, "log_x": log_x, "log_y": log_y}
     data = {**_content(comparison, metric, axis, higher_is_better), **first}

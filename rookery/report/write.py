@@ -11,7 +11,7 @@ from rich.table import Table
 from rookery.report.asynchrony import has_traces, plot_traces
 from rookery.report.comparison import Comparison
 from rookery.report.curves import plot
-from rookery.report.page import write_page
+from rookery.report.page import render
 from rookery.report.tables import client_table, cost_table, final_table, paired_table
 from rookery.runner.atomic_file import replace_file
 from rookery.runner.history import History, to_json
@@ -135,9 +135,8 @@ def write_only_page(comparison: Comparison, path: Path, settings: PlotSettings) 
     True
     """
     settings = settings.resolved(comparison)
-    write_page(
+    text = render(
         comparison,
-        path,
         metric=next(iter(settings.metrics), None),
         axis=settings.axes[0],
         target=settings.target,
@@ -145,6 +144,7 @@ def write_only_page(comparison: Comparison, path: Path, settings: PlotSettings) 
         log_x=settings.log_x,
         log_y=settings.log_y,
     )
+    replace_file(path, text.encode())
 
 
 def report_tables(

@@ -18,7 +18,7 @@ from rookery.report.comparison import (
     mean_and_interval,
     paired_test,
 )
-from rookery.report.page import render, write_page
+from rookery.report.page import render
 from rookery.report.statistics import interval
 from rookery.report.summary import summary
 from rookery.report.tables import number, plus_minus
@@ -145,7 +145,9 @@ def test_a_cost_that_no_run_had_is_an_axis_only_on_request(comparison):
 
 
 def test_runs_without_metrics_make_a_page_of_costs(tmp_path, browse):
-    write_page(Comparison("t", [curve("c", 1, 1, ()), curve("d", 2, 1, ())]), tmp_path / "p.html")
+    (tmp_path / "p.html").write_text(
+        render(Comparison("t", [curve("c", 1, 1, ()), curve("d", 2, 1, ())]))
+    )
     document, console = browse(tmp_path / "p.html")
     assert console == []
     assert "measured no metric" in document and "<svg" in document
@@ -164,13 +166,13 @@ def test_the_declared_target_is_the_first_that_the_page_shows(comparison, tmp_pa
 def test_the_page_lists_the_clients_by_name(comparison, tmp_path, browse):
     rows = [{"round": 5, "metric": "loss/each", "clients": {EVIL: 0.25, "Oslo": None}}]
     own = replace(comparison.curves[0], per_client=[ClientHistory(rows)] * 3)
-    write_page(Comparison("t", [own, comparison.curves[2]]), tmp_path / "p.html")
+    (tmp_path / "p.html").write_text(render(Comparison("t", [own, comparison.curves[2]])))
     document, console = browse(tmp_path / "p.html")
     assert console == []
     (table,) = re.findall(r'<table id="clients">(.*?)</table>', document, re.S)
     texts = [unescape(cell) for cell in re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", table, re.S)]
     assert texts == ["client", "FedNest", EVIL, "0.25", "Oslo", "—"]
-    write_page(comparison, tmp_path / "p.html")
+    (tmp_path / "p.html").write_text(render(comparison))
     assert 'id="clients"' not in browse(tmp_path / "p.html")[0]
 
 
@@ -179,7 +181,7 @@ def test_the_page_shows_what_diverged(comparison, tmp_path, browse):
     for row in wild.runs[1].rows[1:]:
         row["accuracy"] = 1e30 if row["round"] < 4 else None
     wild = Curve("wild", wild.runs, wild.seeds, diverged={6: 4})
-    write_page(Comparison("t", [good, wild]), tmp_path / "p.html")
+    (tmp_path / "p.html").write_text(render(Comparison("t", [good, wild])))
     document, console = browse(tmp_path / "p.html")
     assert console == []
     assert document.count('class="cross"') == 1
@@ -203,7 +205,7 @@ def test_the_page_shows_what_the_doctor_found(comparison, tmp_path, browse):
     }
     sound: Any = {**sick, "verdicts": [], "sentences": [], "curvature": [], "notes": []}
     first = replace(comparison.curves[0], examined={5: sick, 7: sound})
-    write_page(Comparison("t", [first, comparison.curves[2]]), tmp_path / "p.html")
+    (tmp_path / "p.html").write_text(render(Comparison("t", [first, comparison.curves[2]])))
     document, console = browse(tmp_path / "p.html")
     assert console == []
     (found,) = re.findall(r'<div id="doctor">(.*?)</section>', document, re.S)
@@ -211,7 +213,7 @@ def test_the_page_shows_what_the_doctor_found(comparison, tmp_path, browse):
     assert text.count("<summary>") == 2 and "seed 5: <strong>noise</strong>" in text
     assert f"{EVIL} Take larger batches." in text and "series of the adjoint contracts" in text
     assert "<td>2.5</td><td>1.5</td><td>—</td>" in text and "seed 7: nothing wrong" in text
-    write_page(comparison, tmp_path / "p.html")
+    (tmp_path / "p.html").write_text(render(comparison))
     assert 'id="doctor"' not in browse(tmp_path / "p.html")[0]
     with pytest.raises(ValueError, match=r"examined names the seeds \[9\]"):
         replace(first, examined={9: sound})
@@ -225,11 +227,13 @@ def bold(document):
 def test_only_a_metric_with_a_known_direction_has_a_best_value(tmp_path, browse):
     curves = [Curve(f"c{i}", [History([{**row, "size": 3.0 + i, "loss": 2.0 + i}])])
               for i, row in enumerate(curve("c", 1, 1, ()).runs[0].rows[-2:])]  # fmt: skip
-    write_page(Comparison("t", curves), tmp_path / "p.html", metric="size")
+    (tmp_path / "p.html").write_text(render(Comparison("t", curves), metric="size"))
     document, console = browse(tmp_path / "p.html")
     assert console == [] and bold(document) == ["2"]
     assert "Whether more or less size is better is not declared" in document
-    write_page(Comparison("t", curves, goals={"size": "max"}), tmp_path / "p.html", metric="size")
+    (tmp_path / "p.html").write_text(
+        render(Comparison("t", curves, goals={"size": "max"}), metric="size")
+    )
     document, _ = browse(tmp_path / "p.html")
     assert bold(document) == ["2", "4"]
     assert '<p id="summary">c1 ends with the largest size, 4, before c0 with 3 (one' in document
@@ -256,7 +260,7 @@ def test_a_best_value_whose_interval_is_not_clear_of_the_next_says_so(ends, is_s
 def test_the_page_says_who_holds_what_and_when_it_was_made(comparison, tmp_path, browse):
     held: Any = {"label": "labels", "classes": ["0", EVIL], "clients": {"Oslo": [3, 0]}}
     made = replace(comparison, holdings={**held, "n_clients": 5}, wall_seconds=150.0)
-    write_page(made, tmp_path / "p.html")
+    (tmp_path / "p.html").write_text(render(made))
     document, console = browse(tmp_path / "p.html")
     assert console == []
     (table,) = re.findall(r'<table id="holdings">(.*?)</table>', document, re.S)
@@ -264,7 +268,7 @@ def test_the_page_says_who_holds_what_and_when_it_was_made(comparison, tmp_path,
     assert texts == ["client", "0", EVIL, "rows", "Oslo", "3", "·", "3"]
     assert "the first 1 of 5 clients" in document
     assert re.search(r"Written on 20\d\d-\d\d-\d\d .* The longest run took 2\.5 minutes", document)
-    write_page(comparison, tmp_path / "p.html")
+    (tmp_path / "p.html").write_text(render(comparison))
     assert 'id="holdings"' not in browse(tmp_path / "p.html")[0]
 
 
@@ -295,7 +299,7 @@ def test_every_control_can_be_reached_by_the_keyboard(comparison, tmp_path, brow
 
 
 def test_a_browser_draws_the_page(comparison, tmp_path, browse):
-    write_page(comparison, tmp_path / "page.html")
+    (tmp_path / "page.html").write_text(render(comparison))
     document, console = browse(tmp_path / "page.html")
     assert console == []
     assert len(re.findall(r'<path class="line" d="M[\d.]+,', document)) == 3
