@@ -33,7 +33,8 @@ def classification(
     Args:
         dataset: inputs and integer labels.
         parts: per split (``train`` and ``validation``) the training rows of each client. Clients
-            learn from the first and are evaluated on the second.
+            learn from the first and are evaluated on the second; with an ``adapt_lr`` and a
+            further split ``holdout`` also on that, as ``holdout_adapted_...``.
         hidden: widths of the hidden layers; for images the channels of two convolutions and the
             units of a dense layer.
         adapt_lr: if given, clients are also evaluated after one and after ``adapt_steps`` gradient
@@ -60,5 +61,7 @@ def classification(
         problem=SingleLevel(Loss(network)),
         population=population,
         start=start,
-        evaluate=evaluations(network, dataset, adapt_lr, adapt_steps, population.names is not None),
+        evaluate=evaluations(
+            network, dataset, adapt_lr, adapt_steps, population.names is not None, tuple(parts)
+        ),
     )

@@ -33,7 +33,8 @@ def maml(
     Args:
         dataset: inputs and integer labels.
         parts: per split (``train`` and ``validation``) the training rows of each client. Clients
-            learn and adapt with the first and are evaluated on the second.
+            learn and adapt with the first and are evaluated on the second; with a further split
+            ``holdout`` also on that, as ``holdout_adapted_...``, to choose settings by.
         adapt_lr: step size of the adaptation.
         hidden: widths of the hidden layers; for images the channels of two convolutions and the
             units of a dense layer.
@@ -60,5 +61,7 @@ def maml(
         problem=Meta(Loss(network), adapt_lr=adapt_lr),
         population=population,
         start=start,
-        evaluate=evaluations(network, dataset, adapt_lr, adapt_steps, population.names is not None),
+        evaluate=evaluations(
+            network, dataset, adapt_lr, adapt_steps, population.names is not None, tuple(parts)
+        ),
     )

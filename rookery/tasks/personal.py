@@ -1,5 +1,7 @@
 """Evaluation of a classifier on its clients, before and after adapting it to each of them."""
 
+from collections.abc import Collection
+
 import equinox as eqx
 
 from rookery import check, tree
@@ -18,13 +20,16 @@ def evaluations(
     adapt_lr: float | None,
     adapt_steps: int | None,
     per_client: bool,
+    splits: Collection[str],
 ) -> tuple[AbstractEvaluation, ...]:
     """Accuracy and loss on the server's rows and on every client's validation rows.
 
     With an ``adapt_lr`` also those of each client after one gradient step on its training rows, as
     ``adapted_...``, and after ``adapt_steps`` steps (5 by default), as ``adapted5_...``. Tasks with
     and without adaptation have the same metrics, to compare FedAvg with algorithms for MAML. With
-    ``per_client`` the values of single clients are recorded by name.
+    ``per_client`` the values of single clients are recorded by name. Where clients have a split
+    ``holdout``, for choosing settings, ``holdout_adapted_...`` are the metrics on its rows after
+    one step.
     """
     loss = Loss(network)
     scores, losses = {"accuracy": Accuracy(network)}, {"loss": loss}
@@ -43,6 +48,8 @@ def evaluations(
             adapt = AdaptedToClient(loss, float(adapt_lr), steps, "train")
             label = f"adapted{steps if steps > 1 else ''}_"
             found.append(OnClients(scores, losses, "validation", adapt, label, per_client))
+            if steps == 1 and "holdout" in splits:
+                found.append(OnClients(scores, losses, "holdout", adapt, "holdout_adapted_"))
     return tuple(found)
 
 

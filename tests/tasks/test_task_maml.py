@@ -65,6 +65,21 @@ def test_evaluation_adapts_each_client_to_its_training_rows(
     assert len(got) == 2 + 3 * 8
 
 
+@pytest.mark.parametrize("make", [rk.tasks.maml, rk.tasks.classification])
+def test_a_holdout_split_is_measured_apart_from_the_validation_rows(digits, parts, measure, make):
+    swapped = {"train": parts["train"], "validation": parts["train"]}
+    with_holdout = {**parts, "holdout": parts["train"]}
+    found, plain, on_train = (
+        measure(task, task.start(0))
+        for task in (make(digits, p, adapt_lr=0.3) for p in (with_holdout, parts, swapped))
+    )
+    assert {name: found[name] for name in plain} == pytest.approx(plain, rel=1e-5)
+    for name in ("accuracy/mean", "accuracy/worst", "loss/mean"):
+        value = found[f"holdout_adapted_{name}"]
+        assert value == pytest.approx(on_train[f"adapted_{name}"], rel=1e-5)
+        assert value != found[f"adapted_{name}"]
+
+
 @pytest.mark.slow
 def test_descent_lowers_the_loss_after_adaptation(digits, parts, measure):
     task = rk.tasks.maml(digits, parts, adapt_lr=0.3)
