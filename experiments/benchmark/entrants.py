@@ -32,6 +32,8 @@ VALUES: dict[str, object] = {
     "own_steps": LOCAL_STEPS,
     "probability": 1 / LOCAL_STEPS,  # of an exchange after a local step
     "buffer_size": PER_EXCHANGE,
+    "cut_every": LOCAL_STEPS,  # with the defaults, the first cut would end after 110 exchanges
+    "admm": rk.parts.ADMM(rounds=LOCAL_STEPS),
 }
 REQUIRED: dict[str, object] = {
     "codec": rk.parts.StochasticRounding(4),
