@@ -1,13 +1,18 @@
 """Accuracy with no step given, over accuracy with tuned steps: algorithms, tasks, data and splits.
 
-    python experiments/untuned/table.py run RESULTS.jsonl [--algorithms FedNest AFBO] [--cells N]
-    python experiments/untuned/table.py show RESULTS.jsonl
+    python experiments/untuned/table.py tune FOLDER [--algorithms FedNest AFBO] [--cells N]
+    python experiments/untuned/table.py run FOLDER [--algorithms FedNest AFBO] [--cells N]
+    python experiments/untuned/table.py transfer FOLDER [--algorithms FedNest AFBO] [--cells N]
+    python experiments/untuned/table.py show FOLDER
 
-A cell costs 27 runs of 100 rounds in programs of three lanes: three seeds with no step given and
-the default guard; a grid of 15 pairs of steps with another seed; three seeds with each of its three
-best. The grid is judged on rows that no client has, so are the three, and the figure of the best is
-that on the test rows. Each finished cell is a line of the file, and a second call skips it. Cells
-come in an order whose beginning is a balanced sample of all.
+All runs have 100 rounds. ``tune``: a grid of 15 pairs of steps with one seed; while its best pair
+is at an end, three pairs beyond that end, twice at most; then three other seeds with each of the
+three best pairs. The grid is judged on rows that no client has, so are the three, and the figure of
+the best is that on the test rows. ``run``: the same three seeds with no step given and the default
+guard. ``transfer``: three seeds with the steps that were tuned on the data set before in the list,
+and a guard with a limit on what the held-out accuracy may lose. Each finished cell is a line of
+``tuned.jsonl``, ``untuned.jsonl`` or ``transfer.jsonl`` in the folder, and a second call skips it.
+Cells come in an order whose beginning is a balanced sample of all.
 """
 
 import argparse
@@ -15,11 +20,13 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from cells import ALGORITHMS, CLOCK, Cell, cells, task
+from cells import ALGORITHMS, CLOCK, DATA, Cell, cells, task
 
 import rookery as rk
 from rookery.runner.results import Results
@@ -28,9 +35,12 @@ from rookery.runner.run_state import Result
 ROUNDS, EVERY = 100, 20
 SEEDS, TUNING_SEED = (0, 1, 2), 10
 OUTER, INNER = (0.01, 0.1, 1.0, 10.0, 100.0), (0.01, 0.1, 1.0)
-N_FINALISTS = 3
-BROKEN = 0.1
-"""A run has broken down if it ends this far below its own best accuracy."""
+STEP_BEYOND, MOST_EXTENSIONS, N_FINALISTS = 10.0, 2, 3
+BROKEN, LOST = 0.1, 0.05
+"""An untuned run has broken down if it ends this far below its own best accuracy; a run with the
+steps of another data set has lost too much."""
+DROP = 0.03
+"""What the guard of such a run allows on the 400 held-out rows, whose accuracy is noisier."""
 
 
 def runs(
@@ -57,103 +67,177 @@ def final(result: Result, metric: str) -> float:
     return value if result.status != "diverged" and np.isfinite(value) else 0.0
 
 
-def measure(cell: Cell) -> dict[str, object]:
-    """A line of the results."""
-    begin = time.process_time()
-    untuned = runs(cell, [{}], SEEDS, rk.stop.Guard())
-    seconds = time.process_time() - begin
-    grid = [{"outer_lr": outer, "inner_lr": inner} for outer, inner in product(OUTER, INNER)]
-    holdout = f"holdout_{cell.metric}"
-    scores = [final(one, holdout) for one in runs(cell, grid, [TUNING_SEED], None)]
-    finalists = [grid[i] for i in np.argsort(scores)[: -N_FINALISTS - 1 : -1]]
-    seen = [runs(cell, [one], SEEDS, None) for one in finalists]
-    chosen = int(np.argmax([np.mean([final(one, holdout) for one in some]) for some in seen]))
-    tuned = seen[chosen]
-    return cell._asdict() | {
-        "untuned": [final(one, cell.metric) for one in untuned],
-        "best": [float(np.max(one.history[cell.metric])) for one in untuned],
-        "status": [one.status for one in untuned],
-        "rollbacks": [len(one.rollbacks) for one in untuned],
-        "tuned": [final(one, cell.metric) for one in tuned],
-        "steps": finalists[chosen],
-        "untuned_seconds": round(seconds, 1),
+Steps = tuple[float, float]
+
+
+def beyond(scores: dict[Steps, float]) -> list[Steps]:
+    """Three pairs beyond the end of the grid that the best pair is at; none if it is inside."""
+    best = max(scores, key=lambda pair: scores[pair])
+    outers, inners = (sorted({pair[i] for pair in scores}) for i in (0, 1))
+    for ends, axis in ((outers, 0), (inners, 1)):
+        if best[axis] not in (ends[0], ends[-1]):
+            continue
+        far = best[axis] * (STEP_BEYOND if best[axis] == ends[-1] else 1 / STEP_BEYOND)
+        others = inners if axis == 0 else outers
+        at = min(max(others.index(best[1 - axis]), 1), len(others) - 2)
+        near = others[at - 1 : at + 2]
+        return [(far, one) if axis == 0 else (one, far) for one in near]
+    return []
+
+
+def tune(cell: Cell) -> dict[str, object]:
+    """The figures of the steps that were chosen."""
+    begin, metric = time.process_time(), f"holdout_{cell.metric}"
+    scores: dict[Steps, float] = {}
+    more = list(product(OUTER, INNER))
+    for _ in range(1 + MOST_EXTENSIONS):
+        steps = [{"outer_lr": outer, "inner_lr": inner} for outer, inner in more]
+        found = runs(cell, steps, [TUNING_SEED], None)
+        scores |= {pair: final(one, metric) for pair, one in zip(more, found, strict=True)}
+        more = beyond(scores)
+        if not more:
+            break
+    finalists = sorted(scores, key=lambda pair: -scores[pair])[:N_FINALISTS]
+    steps = [{"outer_lr": outer, "inner_lr": inner} for outer, inner in finalists]
+    seen = [runs(cell, [one], SEEDS, None) for one in steps]
+    chosen = int(np.argmax([np.mean([final(one, metric) for one in some]) for some in seen]))
+    return {
+        "final": [final(one, cell.metric) for one in seen[chosen]],
+        "steps": steps[chosen],
+        "grid": [[*pair, round(score, 4)] for pair, score in scores.items()],
+        "is_at_end": bool(more),
         "seconds": round(time.process_time() - begin, 1),
     }
 
 
-def read(path: Path) -> list[dict]:
-    """The finished cells."""
+def untuned(cell: Cell) -> dict[str, object]:
+    """The figures with no step given."""
+    return watched(cell, {}, rk.stop.Guard())
+
+
+def transfer(cell: Cell, tuned: dict[Cell, dict]) -> dict[str, object]:
+    """The figures with the steps of the data set before, and a guard that watches the accuracy."""
+    source = cell._replace(data=DATA[DATA.index(cell.data) - 1])
+    guard = rk.stop.Guard(metric=f"holdout_{cell.metric}:max", drop=DROP)
+    steps = tuned[source]["steps"]
+    return {"source": source.data, "steps": steps} | watched(cell, steps, guard)
+
+
+def watched(cell: Cell, steps: dict[str, float], guard: rk.stop.Guard) -> dict[str, object]:
+    """The figures of three seeds under a guard."""
+    begin = time.process_time()
+    found = runs(cell, [steps], SEEDS, guard)
+    return {
+        "final": [final(one, cell.metric) for one in found],
+        "best": [float(np.nanmax(one.history[cell.metric])) for one in found],
+        "status": [one.status for one in found],
+        "rollbacks": [len(one.rollbacks) for one in found],
+        "seconds": round(time.process_time() - begin, 1),
+    }
+
+
+FILES = {"tune": "tuned.jsonl", "run": "untuned.jsonl", "transfer": "transfer.jsonl"}
+
+
+def read(path: Path) -> dict[Cell, dict]:
+    """The finished cells of a file."""
     if not path.exists():
-        return []
+        return {}
     lines = path.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines if line.endswith("}")]  # a killed run leaves a part
+    found = [json.loads(line) for line in lines if line.endswith("}")]  # a killed run leaves a part
+    return {Cell(*(line.pop(field) for field in Cell._fields)): line for line in found}
 
 
-def run(path: Path, names: list[str], at_most: int | None) -> None:
+def run(what: str, folder: Path, names: list[str], at_most: int | None) -> None:
     """Measure the cells that the file does not have."""
-    done = {Cell(*(line[field] for field in Cell._fields)) for line in read(path)}
+    tuned, done = read(folder / FILES["tune"]), read(folder / FILES[what])
+    measure = {"tune": tune, "run": untuned, "transfer": partial(transfer, tuned=tuned)}[what]
     left = [cell for cell in cells() if cell not in done and cell.algorithm in names]
-    with path.open("a", encoding="utf-8") as out:
+    with (folder / FILES[what]).open("a", encoding="utf-8") as out:
         for cell in left[:at_most]:
             line = measure(cell)
-            out.write(json.dumps(line) + "\n")
+            out.write(json.dumps(cell._asdict() | line) + "\n")
             out.flush()
-            print(*cell, f"{ratio(line):.3f}", f"{line['seconds']} s", flush=True)
+            print(*cell, np.round(line["final"], 3), f"{line['seconds']} s", flush=True)
 
 
-def ratio(line: dict) -> float:
-    """Mean accuracy of the untuned seeds over that of the tuned ones."""
-    return float(np.mean(line["untuned"]) / np.mean(line["tuned"]))
+class Pair(NamedTuple):
+    """A cell without and with tuning."""
+
+    untuned: dict
+    tuned: dict
+
+    @property
+    def ratio(self) -> float:
+        """Mean accuracy of the untuned seeds over that of the tuned ones."""
+        return float(np.mean(self.untuned["final"]) / np.mean(self.tuned["final"]))
 
 
-def broken(line: dict) -> int:
-    """How many untuned runs of a cell broke down."""
-    pairs = zip(line["untuned"], line["best"], line["status"], strict=True)
-    return sum(end < best - BROKEN or status != "finished" for end, best, status in pairs)
+def below_best(line: dict, by: float) -> int:
+    """How many runs of a cell did not finish, or ended this far below their own best accuracy."""
+    each = zip(line["final"], line["best"], line["status"], strict=True)
+    return sum(end < best - by or status != "finished" for end, best, status in each)
 
 
-def show(path: Path) -> None:
-    """Print the table, the medians and the cells that broke down."""
-    lines = read(path)
+def show(folder: Path) -> None:
+    """Print the medians, every cell from the lowest ratio on, and the runs with others' steps."""
+    tuned, others, moved = (read(folder / FILES[what]) for what in ("tune", "run", "transfer"))
+    pairs = {
+        cell: Pair(others[cell], tuned[cell]) for cell in cells() if cell in tuned.keys() & others
+    }
 
-    def rows(title: str, key: Callable[[dict], str]) -> None:
+    def rows(title: str, key: Callable[[Cell], str]) -> None:
         print(f"\n| {title} | cells | median | smallest | broken down, of runs |")
         print("|---|---|---|---|---|")
-        for value in dict.fromkeys(map(key, lines)):
-            some = [line for line in lines if key(line) == value]
-            each, bad = [ratio(line) for line in some], sum(map(broken, some))
+        for value in dict.fromkeys(map(key, pairs)):
+            some = [pair for cell, pair in pairs.items() if key(cell) == value]
+            ratios = [pair.ratio for pair in some]
+            bad = sum(below_best(pair.untuned, BROKEN) for pair in some)
             print(
-                f"| {value} | {len(some)} | {np.median(each):.3f} | {min(each):.3f} "
+                f"| {value} | {len(some)} | {np.median(ratios):.3f} | {min(ratios):.3f} "
                 f"| {bad} of {len(some) * len(SEEDS)} |"
             )
 
-    rows("algorithm", lambda line: line["algorithm"])
-    rows("task", lambda line: line["kind"])
-    rows("data", lambda line: line["data"])
-    rows("split", lambda line: line["split"])
-    print("\n| algorithm | task | data | split | untuned | tuned | ratio |")
-    print("|---|---|---|---|---|---|---|")
-    for line in sorted(lines, key=ratio):
+    for field in Cell._fields:
+        rows(field, lambda cell, field=field: getattr(cell, field))
+    print("\n| algorithm | task | data | split | untuned | tuned | ratio | steps |")
+    print("|---|---|---|---|---|---|---|---|")
+    for cell, pair in sorted(pairs.items(), key=lambda item: item[1].ratio):
+        steps = ", ".join(f"{value:g}" for value in pair.tuned["steps"].values())
         print(
-            f"| {line['algorithm']} | {line['kind']} | {line['data']} | {line['split']} "
-            f"| {np.mean(line['untuned']):.3f} | {np.mean(line['tuned']):.3f} | {ratio(line):.3f} |"
+            f"| {cell.algorithm} | {cell.kind} | {cell.data} | {cell.split} "
+            f"| {np.mean(pair.untuned['final']):.3f} | {np.mean(pair.tuned['final']):.3f} "
+            f"| {pair.ratio:.3f} | {steps}{', at an end' * pair.tuned['is_at_end']} |"
         )
-    total = sum(line["seconds"] for line in lines)
-    print(f"\n{len(lines)} of {len(cells())} cells, {total / 60:.0f} CPU minutes")
+    bad = {cell: n for cell, line in moved.items() if (n := below_best(line, LOST))}
+    returns = sum(sum(line["rollbacks"]) for line in moved.values())
+    print(
+        f"\nsteps of another data set: {len(moved) * len(SEEDS)} runs, {returns} roll-backs, "
+        f"{sum(bad.values())} ended more than {LOST} below their best: {sorted(bad)}"
+    )
+    at_end = sum(pair.tuned["is_at_end"] for pair in pairs.values())
+    minutes = " + ".join(
+        f"{sum(line['seconds'] for line in some.values()) / 60:.0f}"
+        for some in (tuned, others, moved)
+    )
+    print(
+        f"\n{len(pairs)} of {len(cells())} cells, {minutes} CPU minutes; "
+        f"best pair at an end after {MOST_EXTENSIONS} extensions in {at_end}"
+    )
 
 
 def main() -> None:
-    """Run cells, or show the results."""
+    """Measure cells, or show the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=["run", "show"])
-    parser.add_argument("results", type=Path)
+    parser.add_argument("what", choices=[*FILES, "show"])
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)
     parser.add_argument("--cells", type=int, help="measure at most this many")
     given = parser.parse_args()
-    if given.what == "run":
-        run(given.results, given.algorithms, given.cells)
+    if given.what == "show":
+        show(given.folder)
     else:
-        show(given.results)
+        run(given.what, given.folder, given.algorithms, given.cells)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,20 @@ def test_dog_is_distance_over_gradients_within_bounds():
     assert 0 < capped < 8 and int(opt.memory.clipped) == capped
 
 
+def test_dog_waits_for_its_first_direction():
+    """The hypergradient is zero in round 0 if the outer loss depends on x through y alone."""
+    rule, w, g = rk.parts.DoG(first=0.1), jnp.ones(2), jnp.array([2.0, 1.0])
+    late, opt = move(rule, jnp.zeros(2), first_opt(rule, w), w, 0)
+    np.testing.assert_array_equal(late, w)
+    for round in (1, 2):
+        late, opt = move(rule, g, opt, late, round)
+    at_once, start = w, first_opt(rule, w)
+    for round in (0, 1):
+        at_once, start = move(rule, g, start, at_once, round)
+    np.testing.assert_array_equal(late, at_once)
+    assert float(jnp.max(jnp.abs(late - w))) > 0.05
+
+
 def test_the_measured_size_is_one_over_the_curvature_that_steps_meet():
     at = context(SCALAR)
     what = rk.parts.Curvature(), AutoOpt(jnp.zeros(())), *SCALAR.start, jax.random.key(0)

@@ -158,7 +158,8 @@ class DoG(AbstractAuto):
     a step makes all of them swing further and further. The paper's distance would grow with the
     swings, and the size with it. Here r grows at most by the factor  1 + growth / k  in step k, so
     the sum wins, and the size falls until the swings do. And p is 1/2, not 0: the size falls like
-    1 / k^(3/4) and not like 1 / k^(1/2) while swings or noise last.
+    1 / k^(3/4) and not like 1 / k^(1/2) while swings or noise last. Directions that are zero do not
+    count: where the outer loss depends on x through y alone, the first one is, as v starts at zero.
 
     Args:
         first: how far the first step moves the entry of x that it moves most, as a fraction of one
@@ -173,7 +174,7 @@ class DoG(AbstractAuto):
     """
 
     _: KW_ONLY
-    first: float = eqx.field(converter=number, default=0.01)
+    first: float = eqx.field(converter=number, default=0.03)
     most: float = eqx.field(converter=number, default=0.05)
     growth: float = eqx.field(converter=number, default=1.0)
     power: float = eqx.field(converter=number, default=0.5)
@@ -210,7 +211,8 @@ class DoG(AbstractAuto):
         bound = jnp.asarray(self.most, dtype) * per_entry
         clipped = clipped + (size > bound).astype(clipped.dtype)
         size = jnp.minimum(size, bound)
-        return AutoOpt(size, (), DoGMemory(start, r, total, k + 1, clipped))
+        k = k + (squares > 0).astype(k.dtype)  # the first step is the first one along a direction
+        return AutoOpt(size, (), DoGMemory(start, r, total, k, clipped))
 
 
 def inner_auto(value: object) -> object:
