@@ -145,16 +145,20 @@ class Measurement:
 
         A first round may cost more than the others, and a round that comes now and then may cost
         much more. So a short probe tells what a usual round costs, and a probe of as many rounds as
-        that would allow shows what they do cost.
+        that would allow shows what they do cost; if they leave room for more, so does a longer one.
         """
         costs = self._costs(PROBE)
         usual = (costs[-1] - costs[0]) / max(len(costs) - 1, 1) or costs[0]
         most = 1 + max(0, int((exchanges - costs[0]) / usual))
-        costs = self._costs(most)
-        within = sum(cost <= exchanges for cost in costs)
-        if within == len(costs):  # so are the rounds that are missing if the probe diverged
-            return most
-        return max(1, within)
+        while True:
+            costs = self._costs(most)
+            within = sum(cost <= exchanges for cost in costs)
+            if within < len(costs):
+                return max(1, within)
+            more = int((exchanges - costs[-1]) * len(costs) / costs[-1])
+            if more == 0 or len(costs) < most:  # the probe diverged: missing rounds cost as much
+                return most
+            most += more
 
     def _costs(self, rounds: int) -> list[float]:
         """The exchanges of one round, two rounds, and so on, at the centre of the grid."""

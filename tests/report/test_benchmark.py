@@ -179,6 +179,7 @@ def test_a_choice_at_the_edge_extends_the_grid(monkeypatch, best, widened, tried
         (lambda round: 1, 100),
         (lambda round: 3 if round == 1 else 2, 49),  # the first round costs more
         (lambda round: 61 if round % 50 == 0 else 1, 49),  # so does every fiftieth
+        (lambda round: 11 if round % 5 == 2 else 1, 31),  # the probe has seen more than is usual
         (lambda round: 200, 1),  # more than there are: one round at least
     ],
 )
