@@ -216,7 +216,8 @@ def task(kind: str, form: str, data: str, split: str) -> Task:
     made = what.forms[form](some, parts)
     if "test" not in what.fractions:
         return made
-    on_clients = [one for one in made.evaluate if isinstance(one, OnClients)]
+    all_clients = [one for one in made.evaluate if isinstance(one, OnClients)]
+    on_clients = [one for one in all_clients if one.split == "validation"]
     evaluate = [
         replace(one, split=rows, label=prefix + one.label)
         for rows, prefix in (("test", ""), ("holdout", "holdout_"))
