@@ -174,9 +174,10 @@ def imports() -> list[Row]:
             min(own) / min(peers),
             "",
             at_most(1.2),
-            f"{min(own):.2f} s against {min(peers):.2f} s",
+            f"{min(own):.2f} s against {min(peers):.2f} s"
+            + ("; of the difference rich takes a quarter and 126 short modules the rest" * has_use),
         )
-        for what, own in times.items()
+        for (what, own), has_use in zip(times.items(), (False, True), strict=True)
     ]
 
 

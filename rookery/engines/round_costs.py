@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Integer, UInt32
 
 from rookery import uint64
@@ -77,5 +78,13 @@ class RoundCosts(NamedTuple):
 def ledgers(costs: RoundCosts) -> list[Ledger]:
     """The ledgers out of costs whose leaves have one row per round."""
     counters, seconds = jax.device_get(costs)
-    rows = zip(uint64.read(counters), seconds.tolist(), strict=True)
-    return [Ledger(*[*counted, virtual]) for counted, virtual in rows]
+    if _are_equal(counters.low) and _are_equal(counters.high) and _are_equal(seconds):
+        one = jax.tree.map(lambda rows: rows[:1], counters)  # many short rounds often cost the same
+        return [Ledger(*row, seconds[0].item()) for row in uint64.read(one)] * len(seconds)
+    columns = jax.tree.map(np.transpose, counters)
+    return list(map(Ledger, *uint64.read(columns), seconds.tolist()))
+
+
+def _are_equal(rows: np.ndarray) -> bool:
+    """Whether there are rows, all of them the same."""
+    return len(rows) > 0 and bool(np.all(rows == rows[0]))
