@@ -129,9 +129,9 @@ class Enforcer:
                 f"{self.policy.most_local_iterations}"
             )
 
-    def check_memory(self, leaves: Sequence[Leaf]) -> None:
-        """Refuse to keep more values than the site has room for."""
-        if sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) > self.policy.memory:
+    def check_memory(self, nbytes: int) -> None:
+        """Refuse to keep more bytes of values than the site has room for."""
+        if nbytes > self.policy.memory:
             raise Refused(f"the values to keep exceed memory = {self.policy.memory} bytes")
 
     def mixed(self, client: int, key: wire.Keys, inputs: Sequence[Leaf] = ()) -> wire.Keys:

@@ -45,6 +45,30 @@ class _Lost(LookupError):
         self.lost = lost
 
 
+class _Values:
+    """Values by token. Their bytes are counted as they come: a round may have many exchanges."""
+
+    def __init__(self):
+        self._leaves: dict[int, list[Leaf]] = {}
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    def get(self, token: int) -> list[Leaf]:
+        """The leaves of a value; none if there is no such value."""
+        return self._leaves.get(token, [])
+
+    def put(self, token: int, leaves: list[Leaf]) -> None:
+        """Add a value, or replace it."""
+        self.nbytes += _nbytes(leaves) - _nbytes(self.get(token))
+        self._leaves[token] = leaves
+
+
+def _nbytes(leaves: Sequence[Leaf]) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
 class Worker:
     """One client. It needs no network: a transport calls :meth:`answer` with each message.
 
@@ -105,7 +129,7 @@ class Worker:
         self._latest = 0  # largest exchange number of the session so far
         self._hellos: deque[int] = deque(maxlen=_HELLOS)
         self._round = -1
-        self._values: dict[int, list[Leaf]] = {}
+        self._values = _Values()  # of the round
         self._origins: dict[int, tuple[Call, list[instructions.Ref]]] = {}  # of computed values
         self._memory: dict[int, tuple[int, list[Leaf]]] = {}  # memory: stamp, leaves
         self._answered: dict[tuple[int, int], wire.Parts] = {}
@@ -191,7 +215,7 @@ class Worker:
         if message.kind is Kind.HELLO:
             theirs = handshake.read(message.arrays)
             self._handshake_done = not handshake.differences(theirs, self._configuration)
-            self._values, self._origins, self._memory, self._round = {}, {}, {}, -1
+            self._values, self._origins, self._memory, self._round = _Values(), {}, {}, -1
             self._hellos.append(message.exchange)
             self._answered.clear()
             hello = handshake.write(self._configuration)
@@ -213,7 +237,7 @@ class Worker:
             self._enforcer.check_steps(len(wanted.steps))
         self._change_memory(wanted.commit)
         if wanted.round != self._round:
-            self._round, self._values, self._origins = wanted.round, {}, {}
+            self._round, self._values, self._origins = wanted.round, _Values(), {}
         self._store(message.arrays, wanted.tokens)
         self._change_memory(wanted.restore)
         self._check_memory()
@@ -222,7 +246,8 @@ class Worker:
             raise WireError(f"the message is for step {message.name} but requests {names}")
         gradients = hessian_vectors = 0
         for i, step in enumerate(wanted.steps):
-            self._values[step.token], done = yield self._pending_call(i, step, message)
+            leaves, done = yield self._pending_call(i, step, message)
+            self._values.put(step.token, leaves)
             self._origins[step.token] = self._call(step), step.arguments
             if is_beyond(done):
                 most = self._plan.most_iterations
@@ -312,7 +337,8 @@ class Worker:
             if leaf != str(len(new[int(place)])):
                 raise WireError(f"{path!r} is out of order")
             new[int(place)].append(array)
-        self._values.update(zip(tokens, new, strict=True))
+        for token, leaves in zip(tokens, new, strict=True):
+            self._values.put(token, leaves)
 
     def _change_memory(self, changes: list[instructions.MemoryChange]) -> None:
         for memory, stamp, refs in changes:
@@ -333,7 +359,7 @@ class Worker:
         if token < 0:
             leaves = self._memory.get(-1 - token, (0, []))[1]
         else:
-            leaves = self._values.get(token, [])
+            leaves = self._values.get(token)
         if not 0 <= leaf < len(leaves):
             raise _Lost(f"leaf {leaf} of value {token}", ALL if token < 0 else VALUES)
         return leaves[leaf]
@@ -362,21 +388,19 @@ class Worker:
 
     def _check_memory(self) -> None:
         """Refuse to keep more than a round may need or the policy allows, and drop the values."""
-        values = [leaf for leaves in self._values.values() for leaf in leaves]
-        nbytes = sum(leaf.size * leaf.dtype.itemsize for leaf in values)
         most = 4 * self._limits.body
-        if len(self._values) > _MOST_VALUES or nbytes > most:
-            self._values, self._origins = {}, {}
+        if len(self._values) > _MOST_VALUES or self._values.nbytes > most:
+            self._values, self._origins = _Values(), {}
             raise WireError(
                 f"the values of a round exceed {_MOST_VALUES} or {most} bytes; they are dropped"
             )
         if self._enforcer is None:
             return
-        kept = [leaf for _, leaves in self._memory.values() for leaf in leaves] + values
+        kept = sum(_nbytes(leaves) for _, leaves in self._memory.values())
         try:
-            self._enforcer.check_memory(kept)
+            self._enforcer.check_memory(kept + self._values.nbytes)
         except Refused:
-            self._values, self._origins = {}, {}
+            self._values, self._origins = _Values(), {}
             raise
 
     def _logged(
