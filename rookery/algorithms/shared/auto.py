@@ -174,7 +174,7 @@ class DoG(AbstractAuto):
     """
 
     _: KW_ONLY
-    first: float = eqx.field(converter=number, default=0.03)
+    first: float = eqx.field(converter=number, default=0.01)
     most: float = eqx.field(converter=number, default=0.05)
     growth: float = eqx.field(converter=number, default=1.0)
     power: float = eqx.field(converter=number, default=0.5)
