@@ -133,12 +133,12 @@ def on_disk() -> list[Row]:
         rk.Population.save_joined(folder, parts)
         size = sum(file.stat().st_size for file in folder.iterdir())
         opened, _ = seconds(lambda: rk.Population.open(folder))
-        found = {}
-        for memory in ("nothing", "on disk", "in memory"):
+        turns: dict[str, list[dict]] = {"nothing": [], "on disk": [], "in memory": []}
+        for memory in (*turns, *["on disk", "in memory"] * 2):  # in turns
             command = [sys.executable, __file__, str(folder), memory]
             output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            found[memory] = json.loads(output.splitlines()[-1])
-    disk, full, base = found["on disk"], found["in memory"], found["nothing"]
+            turns[memory].append(json.loads(output.splitlines()[-1]))
+    base, disk, full = (min(some, key=lambda one: one["cpu"]) for some in turns.values())
     assert disk["checksum"] == full["checksum"], "the numbers differ"
     bound = base["resident"] + 4 * WINDOW_BYTES
     return [
@@ -147,7 +147,8 @@ def on_disk() -> list[Row]:
             disk["cpu"] / full["cpu"],
             "of the CPU time with rows in memory",
             at_most(1.3),
-            f"{disk['cpu'] * 1e3:.1f} ms",
+            f"{disk['cpu'] * 1e3:.1f} ms, least of three turns; a round copies the "
+            f"{50 * size / ON_DISK['clients'] / MB:.1f} MB of its clients' rows once more",
         ),
         Row(
             f"resident memory with windows of {WINDOW_BYTES / MB:.0f} MB",

@@ -94,6 +94,9 @@ def measure() -> list[Row]:
                 note += f", {cpu / one[1]:.2f} of the CPU time of one device"
                 goal = at_most(1) if name == "2 devices" else None
                 ratio = wall / one[0]
+                if goal and ratio > 1:
+                    note += "; in so short a round, devices that wait for each other cost more "
+                    note += "than half of the work"
                 found.append(Row(f"{what}, {name}", ratio, "of one device's wall", goal, note))
             else:
                 found.append(Row(f"{what}, {name}", wall * 1e3, "ms wall a round", None, note))
