@@ -49,6 +49,7 @@ from rookery.engines.engine import Program
 from rookery.engines.round_costs import ledgers
 from rookery.engines.rounds import many_rounds
 from rookery.program.algorithm import first_state
+from rookery.program.ledger import Ledger
 from rookery.tasks.hyper_representation import hyper_representation
 from rookery.tasks.loss_tuning import loss_tuning
 
@@ -216,7 +217,7 @@ class Ours:
         return f"{ledger.gradients:,} gradients and {ledger.hessian_vectors:,} products of rows"
 
 
-def seconds_of_products(sizes: list[int], ledger: rk.Ledger) -> float:
+def seconds_of_products(sizes: list[int], ledger: Ledger) -> float:
     """CPU seconds of the matrix products of a round, at the rate of the largest of them.
 
     A gradient of a row multiplies by every matrix three times, but for the first one, whose input
