@@ -150,8 +150,8 @@ def hyper_representation_case() -> Case:
         authors=5.5,
         goal=10,
         at_once=10,
-        where="; the features of the rows are computed once in a round, and the rest is products "
-        "with a head of 200 x 10, too small for the machine's full speed",
+        where="; with one local step in place of 25 and one hop in place of five a round takes 0.8 "
+        "of the time: this is features of the cohort's rows and the gradient of the hidden layer",
     )
 
 
