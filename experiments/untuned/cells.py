@@ -141,10 +141,10 @@ def components(some: Dataset) -> Dataset:
 
 
 def levelled(parts: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
-    """The same with one row of some clients in its other split.
+    """Moves single rows between the splits so that 70 % of all rows are training rows.
 
-    Rounding by client makes the number of training rows depend on how rows are divided. Now it
-    depends on their number alone, and all divisions share a compiled program.
+    Rounding by client makes their number depend on how rows are divided. With one number, all
+    divisions share a compiled program.
     """
     train, validation = list(parts["train"]), list(parts["validation"])
     total = sum(map(len, train + validation))

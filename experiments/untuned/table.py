@@ -10,9 +10,9 @@ is at an end, three pairs beyond that end, twice at most; then three other seeds
 three best pairs. The grid is judged on rows that no client has, so are the three, and the figure of
 the best is that on the test rows. ``run``: the same three seeds with no step given and the default
 guard. ``transfer``: three seeds with the steps that were tuned on the data set before in the list,
-and a guard with a limit on what the held-out accuracy may lose. Each finished cell is a line of
-``tuned.jsonl``, ``untuned.jsonl`` or ``transfer.jsonl`` in the folder, and a second call skips it.
-Cells come in an order whose beginning is a balanced sample of all.
+the last one before the first, and a guard with a limit on what the held-out accuracy may lose. Each
+finished cell is a line of ``tuned.jsonl``, ``untuned.jsonl`` or ``transfer.jsonl`` in the folder,
+and a second call skips it. Cells come in an order whose beginning is a balanced sample of all.
 """
 
 import argparse
@@ -36,9 +36,10 @@ ROUNDS, EVERY = 100, 20
 SEEDS, TUNING_SEED = (0, 1, 2), 10
 OUTER, INNER = (0.01, 0.1, 1.0, 10.0, 100.0), (0.01, 0.1, 1.0)
 STEP_BEYOND, MOST_EXTENSIONS, N_FINALISTS = 10.0, 2, 3
-BROKEN, LOST = 0.1, 0.05
-"""An untuned run has broken down if it ends this far below its own best accuracy; a run with the
-steps of another data set has lost too much."""
+BROKEN = 0.1
+"""A run with no step given has broken down if it ends this far below its own best accuracy."""
+LOST = 0.05
+"""A run with the steps of another data set has, if it ends this far below."""
 DROP = 0.03
 """What the guard of such a run allows on the 400 held-out rows, whose accuracy is noisier."""
 
@@ -115,9 +116,14 @@ def untuned(cell: Cell) -> dict[str, object]:
     return watched(cell, {}, rk.stop.Guard())
 
 
+def source_of(cell: Cell) -> Cell:
+    """The cell whose steps are transferred to this one."""
+    return cell._replace(data=DATA[DATA.index(cell.data) - 1])
+
+
 def transfer(cell: Cell, tuned: dict[Cell, dict]) -> dict[str, object]:
     """The figures with the steps of the data set before, and a guard that watches the accuracy."""
-    source = cell._replace(data=DATA[DATA.index(cell.data) - 1])
+    source = source_of(cell)
     guard = rk.stop.Guard(metric=f"holdout_{cell.metric}:max", drop=DROP)
     steps = tuned[source]["steps"]
     return {"source": source.data, "steps": steps} | watched(cell, steps, guard)
@@ -153,6 +159,9 @@ def run(what: str, folder: Path, names: list[str], at_most: int | None) -> None:
     tuned, done = read(folder / FILES["tune"]), read(folder / FILES[what])
     measure = {"tune": tune, "run": untuned, "transfer": partial(transfer, tuned=tuned)}[what]
     left = [cell for cell in cells() if cell not in done and cell.algorithm in names]
+    if what == "transfer":  # others wait for their source to be tuned
+        left = [cell for cell in left if source_of(cell) in tuned]
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / FILES[what]).open("a", encoding="utf-8") as out:
         for cell in left[:at_most]:
             line = measure(cell)
@@ -181,6 +190,8 @@ def below_best(line: dict, by: float) -> int:
 
 def show(folder: Path) -> None:
     """Print the medians, every cell from the lowest ratio on, and the runs with others' steps."""
+    if not (folder / FILES["tune"]).exists():
+        raise FileNotFoundError(f"{folder} has no {FILES['tune']}: run `table.py tune` first.")
     tuned, others, moved = (read(folder / FILES[what]) for what in ("tune", "run", "transfer"))
     pairs = {
         cell: Pair(others[cell], tuned[cell]) for cell in cells() if cell in tuned.keys() & others

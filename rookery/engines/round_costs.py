@@ -81,8 +81,8 @@ def ledgers(costs: RoundCosts) -> list[Ledger]:
     if _are_equal(counters.low) and _are_equal(counters.high) and _are_equal(seconds):
         one = jax.tree.map(lambda rows: rows[:1], counters)  # many short rounds often cost the same
         return [Ledger(*[*row, seconds[0].item()]) for row in uint64.read(one)] * len(seconds)
-    columns = jax.tree.map(np.transpose, counters)
-    return list(map(Ledger, *uint64.read(columns), seconds.tolist()))
+    columns = uint64.read(jax.tree.map(np.transpose, counters))
+    return [Ledger(*row) for row in zip(*columns, seconds.tolist(), strict=True)]
 
 
 def _are_equal(rows: np.ndarray) -> bool:

@@ -185,7 +185,7 @@ def test_means_forget_the_rounding_of_early_results():
         assert float(jnp.abs(result.state.g.g).max()) < 1e-6
 
 
-def test_the_size_is_one_over_the_mean_of_curvature_times_age():
+def test_the_size_is_one_half_over_the_mean_of_curvature_times_age():
     L, versions = np.array([1.0, 2.0, 5.0]), np.array([6, 4, 1])
     weights = np.array([0.5, 0.3, 0.2])
     measured = running.Measured(jnp.asarray(L), jnp.zeros(3))
@@ -197,9 +197,9 @@ def test_the_size_is_one_over_the_mean_of_curvature_times_age():
     found, (y, v) = running.sized(fed, rules, opts, mean, jobs, PerClient(jnp.asarray(versions)))
     ages = 6 - versions
     np.testing.assert_allclose(found, 1.5 * weights @ L)
-    np.testing.assert_allclose(y.size, 1 / (weights @ (1.5 * L * (1 + ages))))
+    np.testing.assert_allclose(y.size, 0.5 / (weights @ (1.5 * L * (1 + ages))))
     assert v.damping == 0.5  # twice the negative curvature
-    np.testing.assert_allclose(v.size, 1 / (weights @ ((1.5 * L + 0.5) * (1 + ages))))
+    np.testing.assert_allclose(v.size, 0.5 / (weights @ ((1.5 * L + 0.5) * (1 + ages))))
 
 
 @pytest.mark.slow

@@ -46,8 +46,8 @@ def test_dog_waits_for_its_first_direction():
     rule, w, g = rk.parts.DoG(first=0.1), jnp.ones(2), jnp.array([2.0, 1.0])
     late, opt = move(rule, jnp.zeros(2), first_opt(rule, w), w, 0)
     np.testing.assert_array_equal(late, w)
-    for round in (1, 2):
-        late, opt = move(rule, g, opt, late, round)
+    for round, direction in enumerate((g, jnp.zeros(2), g), 1):  # nor does a later one count
+        late, opt = move(rule, direction, opt, late, round)
     at_once, start = w, first_opt(rule, w)
     for round in (0, 1):
         at_once, start = move(rule, g, start, at_once, round)

@@ -104,8 +104,8 @@ class AFBO(PolledAlgorithm):
     Args:
         outer_lr: η, the server's step rule of x. If both rules find their sizes, the step is also
             divided by 1 + a: a fast x would run away from y and v.
-        inner_lr: β, that of y, and of a running adjoint. :class:`Curvature` is one over the mean of
-            L_i (1 + a_i),  a_i the age of a client's results in inner steps of the server
+        inner_lr: β, that of y, and of a running adjoint. :class:`Curvature` is one half over the
+            mean of  L_i (1 + a_i),  a_i the age of a client's results in inner steps of the server
             (:mod:`rookery.algorithms.afbo.running`). With hops it is 1 / (2 L) with their L, half
             as much as elsewhere since results are old; y then rests in round 0, whose hops estimate
             L.

@@ -15,12 +15,12 @@ numbers of local iterations enter, as long as a job takes all its gradients at t
 for old ones. With L_i the largest eigenvalue of client i's inner Hessian, w_i its weight and a_i
 the age of its results in steps of the server, all steps of y and v have the size
 
-    1 / Σ_i w_i L_i (1 + a_i)
+    1 / (2 Σ_i w_i L_i (1 + a_i))
 
-A client feeds back at most  size · w_i L_i a_i,  together below 1, and the mean Hessian has an L of
-at most  Σ w_i L_i.  With equal ages a and equal Hessians, steps are stable below
-2 sin(π / (4 a + 2)) / L:  this is half of it for fresh results and two thirds for old ones. Clients
-measure L_i in their jobs, and every result in a mean comes with the L_i of its client.
+A client feeds back at most  size · w_i L_i a_i,  together below 1/2, and the mean Hessian has an L
+of at most  Σ w_i L_i.  Clients measure L_i in their jobs, and every result in a mean comes with the
+L_i of its client. Twice this size would do for clients that are always busy, and diverges where one
+of large curvature is away for long: its results age while the size still is that of younger ones.
 
 **Rounding.** A mean that is moved by differences keeps the rounding errors of the largest results
 that it ever had. It is summed again from all latest results whenever as many have arrived as there
@@ -203,7 +203,7 @@ def sized(
     def size(each):
         total = jnp.dot(weights, each * stretched)
         known = jnp.where(total > 0, total, jnp.ones_like(total))
-        return jnp.where(total > 0, 1 / known, jnp.zeros_like(total))
+        return jnp.where(total > 0, 0.5 / known, jnp.zeros_like(total))
 
     def one(rule, opt):
         if not isinstance(rule, Curvature):

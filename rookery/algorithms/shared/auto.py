@@ -205,14 +205,15 @@ class DoG(AbstractAuto):
         first = jnp.asarray(self.first, dtype) * per_entry * jnp.sqrt(squares)
         far = tree.norm(tree.sub(w, start)).astype(dtype)
         most = r * (1 + jnp.asarray(self.growth, dtype) / (k + 1).astype(dtype))
-        r = jnp.where(k == 0, first, jnp.maximum(r, jnp.minimum(far, most)))
+        is_step = squares > 0  # the first step is the first one along a direction
+        grown = jnp.where(k == 0, first, jnp.maximum(r, jnp.minimum(far, most)))
+        r = jnp.where(is_step, grown, r)
         total = total + (k + 1).astype(dtype) ** jnp.asarray(self.power, dtype) * squares
         size = r / jnp.sqrt(jnp.where(total > 0, total, jnp.ones_like(total)))
         bound = jnp.asarray(self.most, dtype) * per_entry
-        clipped = clipped + (size > bound).astype(clipped.dtype)
+        clipped = clipped + (is_step & (size > bound)).astype(clipped.dtype)
         size = jnp.minimum(size, bound)
-        k = k + (squares > 0).astype(k.dtype)  # the first step is the first one along a direction
-        return AutoOpt(size, (), DoGMemory(start, r, total, k, clipped))
+        return AutoOpt(size, (), DoGMemory(start, r, total, k + is_step.astype(k.dtype), clipped))
 
 
 def inner_auto(value: object) -> object:
