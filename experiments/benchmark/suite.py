@@ -216,8 +216,9 @@ def task(kind: str, form: str, data: str, split: str) -> Task:
     made = what.forms[form](some, parts)
     if "test" not in what.fractions:
         return made
-    all_clients = [one for one in made.evaluate if isinstance(one, OnClients)]
-    on_clients = [one for one in all_clients if one.split == "validation"]
+    on_clients = [
+        one for one in made.evaluate if isinstance(one, OnClients) and one.split != "holdout"
+    ]
     evaluate = [
         replace(one, split=rows, label=prefix + one.label)
         for rows, prefix in (("test", ""), ("holdout", "holdout_"))
