@@ -105,9 +105,8 @@ class FedMBO(TwoLevelAlgorithm):
         """T inner steps, then PHE and one outer step."""
         context = Context(fed, problem, self.clients, self.batch_size)
         inner_key, outer_key = jax.random.split(key)
-        y_opt, x_opt, _ = state.opts
-        of_rule = self.inner_lr, y_opt, self.estimator
-        y_opt, estimator = measured_for(context, *of_rule, state, key)
+        opts, estimator = measured_for(context, self.inner_lr, self.estimator, state, key)
+        y_opt, x_opt, _ = opts
 
         def inner_step(t, carry):
             y, opt = carry

@@ -76,19 +76,24 @@ class Nested(TwoLevelAlgorithm):
         own = self.inner.first_opt(y), self.outer.first_opt(x)
         return Opts(*own, self.outer.first_memory(y))
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether clients take several steps by themselves."""
+        return any(getattr(part, "local_steps", 1) != 1 for part in (self.inner, self.outer))
+
     def round(self, fed: AbstractFederation, problem: TwoLevel, state: State, key: Key) -> State:
         """T calls of the inner solver, then the outer step."""
         context = Context(fed, problem, self.clients, self.batch_size)
         inner_key, outer_key = jax.random.split(key)
-        of_rule = self.inner.rule, state.opts.inner, self.outer
-        opt, outer = measured_for(context, *of_rule, state, key)
+        of_rule = self.inner.rule, self.outer
+        opts, outer = measured_for(context, *of_rule, state, key, is_alone=self._is_alone)
 
         def inner_round(t, carry):
             y, opt = carry
             return self.inner(context, state.x, y, opt, jax.random.fold_in(inner_key, t))
 
-        y, opt = fed.repeat(self.inner_rounds, inner_round, (state.y, opt))
-        state = state._replace(y=y, opts=state.opts._replace(inner=opt))
+        y, opt = fed.repeat(self.inner_rounds, inner_round, (state.y, opts.inner))
+        state = state._replace(y=y, opts=opts._replace(inner=opt))
         return outer(context, state, outer_key)
 
 

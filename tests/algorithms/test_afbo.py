@@ -14,7 +14,6 @@ from rookery.algorithms.shared.system import AbstractSystem
 from rookery.engines.engine import Program
 from rookery.problem.zoo.quadratic import QuadraticBilevel
 from rookery.program.algorithm import first_state
-from rookery.program.memory import PerClient
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=4, x_size=1, y_size=2, cross=0.3)
 APHE = rk.parts.APHESum(terms=2, lipschitz=5.0)
@@ -185,21 +184,24 @@ def test_means_forget_the_rounding_of_early_results():
         assert float(jnp.abs(result.state.g.g).max()) < 1e-6
 
 
-def test_the_size_is_one_half_over_the_mean_of_curvature_times_age():
-    L, versions = np.array([1.0, 2.0, 5.0]), np.array([6, 4, 1])
-    weights = np.array([0.5, 0.3, 0.2])
-    measured = running.Measured(jnp.asarray(L), jnp.zeros(3))
-    jobs: Any = SimpleNamespace(results=running.Results((), (), measured), polls=jnp.array(7))
-    mean = running.Results((), (), running.Measured(jnp.array(0.0), jnp.array(-0.25)))
+def test_the_size_is_what_paths_since_the_clients_read_leave_of_one_over_the_curvature():
+    L, begun = np.array([1.0, 2.0, 5.0]), np.array([1.0, 0.9, 0.85])
+    weights, zero = np.array([0.5, 0.3, 0.2]), jnp.array(0.0)
+    measured = running.Measured(jnp.asarray(L), jnp.zeros(3), jnp.zeros(3), jnp.asarray(begun))
+    jobs: Any = SimpleNamespace(results=running.Results((), (), measured))
+    mean = running.Results((), (), running.Measured(zero, jnp.array(-0.25), zero, zero))
     rules = running.Rules(rk.parts.Curvature(safety=1.5), rk.parts.Curvature(safety=1.5))
     fed: Any = SimpleNamespace(weights=jnp.asarray(weights))
     opts = rules.first_opts(jnp.zeros(2))
-    found, (y, v) = running.sized(fed, rules, opts, mean, jobs, PerClient(jnp.asarray(versions)))
-    ages = 6 - versions
+    found, (y, v), left = running.sized(fed, rules, opts, mean, jobs, jnp.array(1.0))
+    lag = weights @ (1.5 * L * (1 - begun))
     np.testing.assert_allclose(found, 1.5 * weights @ L)
-    np.testing.assert_allclose(y.size, 0.5 / (weights @ (1.5 * L * (1 + ages))))
+    np.testing.assert_allclose(left, 1 - lag)
+    np.testing.assert_allclose(y.size, (1 - lag) / found)
     assert v.damping == 0.5  # twice the negative curvature
-    np.testing.assert_allclose(v.size, 0.5 / (weights @ ((1.5 * L + 0.5) * (1 + ages))))
+    np.testing.assert_allclose(v.size, (1 - lag) / (found + 0.5))
+    *_, left = running.sized(fed, rules, opts, mean, jobs, jnp.array(2.0))
+    assert left == 0  # y waits
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from arena import context, f_y, solve
 
 import rookery as rk
 from rookery.algorithms.shared.auto import AutoOpt
-from rookery.algorithms.shared.curvature import measured, measured_blocks
+from rookery.algorithms.shared.curvature import measured_blocks, measured_for
 from rookery.algorithms.shared.step_rule import first_opt, inner_rule, move, step_rule
 from rookery.algorithms.shared.two_level import NestedState, Opts
 
@@ -32,7 +32,7 @@ def test_dog_is_distance_over_gradients_within_bounds():
         g, before = rng.normal(size=2), np.asarray(w)
         w, opt = move(rule, jnp.asarray(g), opt, w, k)
         total += np.sqrt(k + 1) * (g @ g)
-        entry = (1 + np.sqrt(np.mean(before**2))) / np.abs(g).max()
+        entry = (1 + np.sqrt(np.mean((before - start) ** 2))) / np.abs(g).max()
         grown = max(r, min(np.linalg.norm(before - start), r * (1 + 1 / (k + 1))))
         r = grown if k else 0.1 * entry * np.linalg.norm(g)
         size = min(r / np.sqrt(total), 0.08 * entry)
@@ -56,15 +56,10 @@ def test_dog_waits_for_its_first_direction():
 
 
 def test_the_measured_size_is_one_over_the_curvature_that_steps_meet():
-    at = context(SCALAR)
-    what = rk.parts.Curvature(), AutoOpt(jnp.zeros(())), *SCALAR.start, jax.random.key(0)
-    opt = measured(at, *what)
-    assert opt.size == pytest.approx(1 / (1.1 * 3))
-    rule = rk.parts.Curvature()
-    blocks, opts = (
-        (*SCALAR.start, jnp.zeros(1)),
-        ((), AutoOpt(jnp.zeros(())), AutoOpt(jnp.zeros(()))),
-    )
+    at, rule, series = context(SCALAR), rk.parts.Curvature(), rk.parts.WarmSeries()
+    none = AutoOpt(jnp.zeros(()))
+    blocks, opts = (*SCALAR.start, jnp.zeros(1)), ((), none, none)
+    state = NestedState(*SCALAR.start, jnp.zeros(()), Opts(inner=none))
     how = {"clients": rk.participation.Everyone(), "batch_size": None}
     each = 0.1, rule, rule
     for is_alone, L in ((False, 2), (True, 3)):  # a step along the mean of both clients, or not
@@ -73,9 +68,42 @@ def test_the_measured_size_is_one_over_the_curvature_that_steps_meet():
             at.fed, SCALAR.problem, None, each, opts, blocks, key, **how, is_alone=is_alone
         )
         assert y.size == pytest.approx(1 / (1.1 * L))
+        found, part = measured_for(at, rule, series, state, key, is_alone=is_alone)
+        assert found.inner.size == y.size and part.lipschitz == pytest.approx(1.1 * L)
+    opt = found.inner
     lower = rk.parts.Curvature().renewed(opt, jnp.array(0.1))  # falls by a fifth at most
     assert lower.size == pytest.approx(opt.size / 0.8)
     assert rk.parts.Curvature().renewed(opt, jnp.array(30.0)).size == pytest.approx(1 / 33)
+
+
+class Cubic:
+    """An outer loss that does not depend on x, an inner gradient that is quadratic in x."""
+
+    problem = rk.Bilevel(
+        lambda x, y, row: jnp.sum(y**2),
+        lambda x, y, row: jnp.sum(y**2) / 2 + row * jnp.sum(x**2 * y),
+        outer_split="train",
+        inner_split="train",
+    )
+    data = np.array([[1.0], [5.0]])  # the rows of two clients: 3 in the mean
+
+
+def test_the_bound_on_outer_steps_is_one_over_the_curvature_of_x_at_fixed_y_and_v():
+    x, y, v = jnp.array([1.0, 2.0]), jnp.zeros(2), jnp.array([0.5, -1.0])
+    rule, at = rk.parts.DoG(), context(Cubic)
+    opts, key = (rule.first_opt(x), (), ()), jax.random.key(0)
+    how = {"clients": rk.participation.Everyone(), "batch_size": None}
+    for is_alone, row in ((False, 3), (True, 5)):  # (g_y' v)_xx = 2 row diag(v)
+        opt, *_ = measured_blocks(
+            at.fed, Cubic.problem, None, (rule, 0.1, 0.1), opts, (x, y, v), key, **how,
+            is_alone=is_alone,
+        )  # fmt: skip
+        np.testing.assert_allclose(opt.memory.curvature, 1.1 * 2 * row)
+    moved, opt = move(rule, jnp.array([1e-3, 0.0]), opt, x, 0)
+    np.testing.assert_allclose(opt.size, 1 / 11)
+    np.testing.assert_allclose(moved, x - jnp.array([1e-3, 0.0]) / 11)
+    free, _ = move(rule, jnp.array([1e-3, 0.0]), rule.first_opt(x), x, 0)  # nothing measured
+    np.testing.assert_allclose(free, x - jnp.array([0.05, 0.0]))
 
 
 def test_nothing_given_solves_a_quadratic():

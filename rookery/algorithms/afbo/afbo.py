@@ -69,7 +69,6 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.constraints import projected, projection
 from rookery.program.algorithm import PolledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.memory import PerClient
 from rookery.program.polling import InFlight, PollRules
 from rookery.types import BatchSize, Key, Tree
 
@@ -77,8 +76,8 @@ from rookery.types import BatchSize, Key, Tree
 class AFBOState(NamedTuple):
     """The iterates, L, the means of all clients' latest results, and the jobs that bring them.
 
-    ``opts`` are the states of the server's rules. ``v`` and ``versions`` are empty with hops: a
-    running adjoint, and the server's version at which each client's latest inner result was begun.
+    ``opts`` are the states of the server's rules. ``v``, a running adjoint, is empty with hops;
+    ``path``, the sum of the sizes of y, where these are given.
     """
 
     x: Tree
@@ -90,7 +89,7 @@ class AFBOState(NamedTuple):
     outer: InFlight
     opts: Opts = Opts()
     v: Tree = ()
-    versions: PerClient | tuple[()] = ()
+    path: Tree = ()
 
 
 class AFBO(PolledAlgorithm):
@@ -102,13 +101,12 @@ class AFBO(PolledAlgorithm):
     True
 
     Args:
-        outer_lr: η, the server's step rule of x. If both rules find their sizes, the step is also
-            divided by 1 + a: a fast x would run away from y and v.
-        inner_lr: β, that of y, and of a running adjoint. :class:`Curvature` is one half over the
-            mean of  L_i (1 + a_i),  a_i the age of a client's results in inner steps of the server
-            (:mod:`rookery.algorithms.afbo.running`). With hops it is 1 / (2 L) with their L, half
-            as much as elsewhere since results are old; y then rests in round 0, whose hops estimate
-            L.
+        outer_lr: η, the server's step rule of x. If both rules find their sizes, x slows down with
+            y and v, from which a fast x would run away.
+        inner_lr: β, that of y, and of a running adjoint. :class:`Curvature` is 1 / L less what y
+            has stepped since clients read it (:mod:`rookery.algorithms.afbo.running`). With hops it
+            is 1 / (2 L) with their L, half as much as elsewhere since results are old; y then rests
+            in round 0, whose hops estimate L.
         inner_rounds: K, inner steps of the server per round.
         aphe: how the adjoint is estimated: without hops and exactly by :class:`RunningAdjoint`;
             with hops, as in the paper, by :class:`APHESum`, :class:`APHERandom`,
@@ -194,8 +192,7 @@ class AFBO(PolledAlgorithm):
             inner = InFlight.of("inner", (x, y, v), results)
             return AFBOState(x, y, L, results, h, inner, outer, opts, v)
         inner = InFlight.of("inner", (x, y, v, (jnp.array(False), results.measured)), results)
-        versions = PerClient.of(jnp.zeros((), jnp.int32))
-        return AFBOState(x, y, L, results, h, inner, outer, opts, v, versions)
+        return AFBOState(x, y, L, results, h, inner, outer, opts, v, jnp.zeros_like(L))
 
     def round(
         self, fed: AbstractFederation, problem: Bilevel, state: AFBOState, key: Key
@@ -215,45 +212,52 @@ class AFBO(PolledAlgorithm):
         inner_rules = self._rules(fed.n_clients, self.inner_staleness)
         outer_rules = self._rules(fed.n_clients, self.outer_staleness)
         settings = {"problem": problem, "algorithm": self}
+        is_found = isinstance(state.g.measured, Measured)
 
         def inner_step(k, carry):
-            y, v, L, g, jobs, versions, opts = carry
+            y, v, L, g, jobs, path, opts, _ = carry
             arrived = fed.poll(
                 jobs,
                 inner_iterations_with_residuals,
                 x,
                 y,
                 v,
-                *running.orders(rules, jobs),
+                *running.orders(rules, jobs, path),
                 rules=inner_rules,
                 key=jax.random.fold_in(inner_key, k),
                 settings=settings,
             )  # -------------------------------------------------- down  x, y, v  up  G_i, R_i
             jobs = arrived.jobs
             g = running.summed_again(fed, tree.add(g, arrived.change), jobs, wait_for)
-            if isinstance(versions, PerClient):
-                versions = running.versions_used(jobs, versions)
-                L, opts = running.sized(fed, rules, opts, g, jobs, versions)
+            left = jnp.ones_like(L)
+            if is_found:
+                L, opts, left = running.sized(fed, rules, opts, g, jobs, path)
             y, y_opt = move(rules.y, g.g, opts[0], y, fed.round)
             v, v_opt = move(rules.v, g.r, opts[1], v, fed.round)
-            return projected(problem, "y", y), v, L, g, jobs, versions, (y_opt, v_opt)
+            if is_found and isinstance(rules.y, Curvature):
+                path = path + rules.y.size(y_opt)
+            return projected(problem, "y", y), v, L, g, jobs, path, (y_opt, v_opt), left
 
-        first = (state.y, state.v, state.lipschitz, state.g, state.inner, state.versions)
-        y, v, L, g, inner, versions, (y_opt, v_opt) = fed.repeat(
-            self.inner_rounds, inner_step, (*first, (opts.inner, opts.adjoint))
+        first = state.y, state.v, state.lipschitz, state.g, state.inner, state.path
+        y, v, L, g, inner, path, (y_opt, v_opt), left = fed.repeat(
+            self.inner_rounds,
+            inner_step,
+            (*first, (opts.inner, opts.adjoint), jnp.ones_like(state.lipschitz)),
         )
         here = {"problem": problem, "batch_size": self.batch_size}
         arrived = fed.poll(
             outer, piece, (x, y), v, rules=outer_rules, key=outer_key, settings=here
         )  # -------------------------------------------------------- down  x, y, v  up  H_i
         h = running.summed_again(fed, tree.add(h, arrived.change), arrived.jobs, wait_for)
-        moved, x_opt = move(self.outer_lr, h, opts.outer, x, fed.round)
-        if is_auto(self.outer_lr) and isinstance(versions, PerClient):  # as slow as y and v
-            age = running.mean_age(fed, inner, versions)
-            moved = tree.axpy(1 / (1 + age), tree.sub(moved, x), x)
+        x_opt = opts.outer
+        if is_found and isinstance(self.outer_lr, DoG):
+            x_opt = self.outer_lr.renewed(x_opt, g.measured.outer)
+        moved, x_opt = move(self.outer_lr, h, x_opt, x, fed.round)
+        if is_found and is_auto(self.outer_lr):  # as slow as y and v
+            moved = tree.axpy(left, tree.sub(moved, x), x)
         x = projected(problem, "x", moved)
         opts = Opts(y_opt, x_opt, v_opt)
-        return AFBOState(x, y, L, g, h, inner, arrived.jobs, opts, v, versions)
+        return AFBOState(x, y, L, g, h, inner, arrived.jobs, opts, v, path)
 
     def _round_with_hops(
         self,

@@ -12,15 +12,17 @@ adjoint of all clients together; and f_x - g_xy v = 0, so x is stationary. Neith
 numbers of local iterations enter, as long as a job takes all its gradients at the values received.
 
 **Sizes that are found.** The means lag behind, and a step that is safe for fresh results is not
-for old ones. With L_i the largest eigenvalue of client i's inner Hessian, w_i its weight and a_i
-the age of its results in steps of the server, all steps of y and v have the size
+for old ones. With L_i the largest eigenvalue of client i's inner Hessian, w_i its weight and D_i
+how far y has stepped since the client read it (the sum of the sizes since then), the next size of y
+and v is what is left of 1 / L:
 
-    1 / (2 Σ_i w_i L_i (1 + a_i))
+    size = (1 - Σ_i w_i L_i D_i) / L,  L = Σ_i w_i L_i,  and zero if nothing is left
 
-A client feeds back at most  size · w_i L_i a_i,  together below 1/2, and the mean Hessian has an L
-of at most  Σ w_i L_i.  Clients measure L_i in their jobs, and every result in a mean comes with the
-L_i of its client. Twice this size would do for clients that are always busy, and diverges where one
-of large curvature is away for long: its results age while the size still is that of younger ones.
+In a time that counts path instead of steps, D_i is the delay of client i, and Σ_i w_i L_i D_i < 3/2
+is enough for  y' = -Σ_i w_i L_i y(t - D_i)  to converge, however the delays vary. With results of
+one age a the size settles at 1 / (L (1 + a)). If a client of large curvature is away, y waits for
+it after a step of 1 / L. Clients measure L_i in their jobs, and send it back together with the path
+at which they began.
 
 **Rounding.** A mean that is moved by differences keeps the rounding errors of the largest results
 that it ever had. It is summed again from all latest results whenever as many have arrived as there
@@ -34,8 +36,9 @@ import jax
 import jax.numpy as jnp
 
 from rookery import tree
-from rookery.algorithms.shared.auto import AutoOpt, Curvature
-from rookery.algorithms.shared.curvature import damping_for, inner_product, is_due, steepest
+from rookery.algorithms.shared.auto import AutoOpt, Curvature, renewed_curvature
+from rookery.algorithms.shared.blocks import draw_samples
+from rookery.algorithms.shared.curvature import bend_of, curvature_of, damping_for, is_due
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     check_curvature,
@@ -43,6 +46,7 @@ from rookery.algorithms.shared.step_rule import (
     first_opt,
     inner_rule,
 )
+from rookery.algorithms.shared.views import BilevelView
 from rookery.problem.bilevel import Bilevel
 from rookery.program.federation import AbstractFederation, Client
 from rookery.program.memory import PerClient
@@ -77,10 +81,14 @@ class Measured(NamedTuple):
     Attributes:
         L: the largest eigenvalue of its inner Hessian.
         bend: v' g_yy v / v' v, negative where the Hessian is indefinite along v.
+        outer: the curvature in x at fixed y and v (:mod:`rookery.algorithms.shared.curvature`).
+        path: the sum of the server's sizes of y when the job began.
     """
 
     L: jax.Array
     bend: jax.Array
+    outer: jax.Array
+    path: jax.Array
 
 
 class Results(NamedTuple):
@@ -113,15 +121,17 @@ class Rules(NamedTuple):
 def first_results(rules: Rules, y: Tree) -> Results:
     """What counts as a client's latest results before it has delivered any."""
     zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
-    measured = () if rules.measured is None else Measured(zero, zero)
+    measured = () if rules.measured is None else Measured(zero, zero, zero, zero)
     return Results(tree.zeros_like(y), tree.zeros_like(y), measured)
 
 
-def orders(rules: Rules, jobs: InFlight) -> tuple[PerClient, ...]:
+def orders(rules: Rules, jobs: InFlight, path: Tree) -> tuple[PerClient, ...]:
     """What a client that begins a job is told about measuring: whether to, and what it knows."""
     if rules.measured is None:
         return ()
-    return (PerClient((is_due(rules.measured, jobs.begun), jobs.results.measured)),)
+    known = jobs.results.measured
+    known = known._replace(path=jnp.broadcast_to(path, known.path.shape))
+    return (PerClient((is_due(rules.measured, jobs.begun), known)),)
 
 
 def measured_curvature(
@@ -138,15 +148,19 @@ def measured_curvature(
 ) -> Measured:
     """What is known, or what the client finds now if it is due; L falls by a fifth at most."""
     start_key, sample_key = jax.random.split(jax.random.fold_in(client.key, 2))
+    view, blocks = BilevelView(), (x, y, v)
+    how = {"view": view, "iterations": iterations, "key": start_key}
 
     def measure(_, known):
-        sample = client.draw(problem.inner_split, batch_size, sample_key)
-        product = inner_product(problem, x, y, sample)
-        found = steepest(client, problem, x, y, sample, iterations, start_key)
-        length = tree.dot(v, v)
-        bend = tree.dot(v, product(v)) / jnp.where(length > 0, length, jnp.ones_like(length))
-        L = jnp.maximum(found, tree.scale(0.8, known.L))
-        return Measured(L.astype(known.L.dtype), bend.astype(known.bend.dtype))
+        samples = draw_samples(client, problem, view, batch_size, sample_key)
+        outer = curvature_of(client, problem, blocks, samples, 0, **how)
+        L = curvature_of(client, problem, blocks, samples, 1, **how)
+        return Measured(
+            renewed_curvature(known.L, L, 1.0),
+            bend_of(problem, blocks, samples).astype(known.bend.dtype),
+            renewed_curvature(known.outer, outer, 1.0),
+            known.path,
+        )
 
     return client.repeat(jnp.where(is_due, 1, 0), measure, known, most=1)
 
@@ -170,47 +184,35 @@ def summed_again(fed: AbstractFederation, mean: Tree, jobs: InFlight, wait_for: 
     return fed.when(jobs.polls % polls == 0, total, mean)
 
 
-def versions_used(jobs: InFlight, before: PerClient) -> PerClient:
-    """The version of the server at which each client's latest results were begun."""
-    return PerClient(jnp.where(jobs.has_arrived, jobs.version, before.rows))
-
-
-def ages(jobs: InFlight, versions: PerClient) -> jax.Array:
-    """The age of every client's latest results, in polls; a fresh one has the age 0."""
-    return (jobs.polls - 1 - versions.rows).astype(jobs.results.measured.L.dtype)
-
-
-def mean_age(fed: AbstractFederation, jobs: InFlight, versions: PerClient) -> jax.Array:
-    """The mean of these ages over all clients."""
-    each = ages(jobs, versions)
-    return jnp.dot(fed.weights.astype(each.dtype), each)
-
-
 def sized(
     fed: AbstractFederation,
     rules: Rules,
     opts: tuple[Tree, Tree],
     mean: Results,
     jobs: InFlight,
-    versions: PerClient,
-) -> tuple[jax.Array, tuple[Tree, Tree]]:
-    """The mean of the clients' L, and the states of the rules with the sizes that they give."""
+    path: jax.Array,
+) -> tuple[jax.Array, tuple[Tree, Tree], jax.Array]:
+    """The mean of the clients' L, the states of the rules with their sizes, and what was left.
+
+    The last is the size as a share of 1 / L.
+    """
     assert rules.measured is not None and isinstance(mean.measured, Measured)
     dtype, bend = mean.measured.L.dtype, mean.measured.bend
-    each = tree.scale(rules.measured.safety, jobs.results.measured.L).astype(dtype)  # L_i
-    weights, stretched = fed.weights.astype(dtype), 1 + ages(jobs, versions)  # 1 + a_i
+    measured, weights = jobs.results.measured, fed.weights.astype(dtype)
+    each = tree.scale(rules.measured.safety, measured.L).astype(dtype)  # L_i
+    lag = jnp.dot(weights, each * (path - measured.path))  # Σ w_i L_i D_i
+    left = jnp.clip(1 - lag, 0, 1)
+    L = jnp.dot(weights, each)
 
-    def size(each):
-        total = jnp.dot(weights, each * stretched)
-        known = jnp.where(total > 0, total, jnp.ones_like(total))
-        return jnp.where(total > 0, 0.5 / known, jnp.zeros_like(total))
+    def size(L):
+        return jnp.where(L > 0, left / jnp.where(L > 0, L, jnp.ones_like(L)), jnp.zeros_like(L))
 
     def one(rule, opt):
         if not isinstance(rule, Curvature):
             return opt
         if not jax.tree.leaves(opt.damping):
-            return AutoOpt(size(each))
+            return AutoOpt(size(L))
         damping = jnp.maximum(damping_for(bend), tree.scale(0.9, opt.damping))
-        return AutoOpt(size(each + damping), damping)
+        return AutoOpt(size(L + damping), damping)
 
-    return jnp.dot(weights, each), (one(rules.y, opts[0]), one(rules.v, opts[1]))
+    return L, (one(rules.y, opts[0]), one(rules.v, opts[1])), left

@@ -243,7 +243,7 @@ class FedMSA(AbstractOnView):
             jax.random.fold_in(key, 4),
         )
         how = {"clients": self.momentum_clients, "batch_size": self.batch_size}
-        how["is_alone"] = True  # one client or a few take the steps, also of a mean direction
+        how["is_alone"] = self.local_steps != 1
         return measured_blocks(fed, problem, self.view, rules, own, u, key, **how)
 
     def _warmed_up(self, fed, problem, u: Blocks, is_first, key: Key) -> Blocks:

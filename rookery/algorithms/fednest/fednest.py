@@ -111,6 +111,11 @@ class FedNest(TwoLevelAlgorithm):
         own = kept_opt(self.inner_lr, y), kept_opt(self.outer_lr, x)
         return Opts(*own, self.adjoint.first_memory(y))
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether clients take several steps by themselves."""
+        return self.inner_steps != 1 or self.outer_steps != 1
+
     def round(self, fed: AbstractFederation, problem: TwoLevel, state: State, key: Key) -> State:
         """T times FedInn; then FedIHGP and FedOut."""
         context = Context(fed, problem, self.clients, self.batch_size)
@@ -119,9 +124,9 @@ class FedNest(TwoLevelAlgorithm):
         anchor = {"anchor_batch": self.anchor_batch, "dealt": self.dealt}
         inner = {"lr": self.inner_lr, "steps": self.inner_steps, **anchor}
         outer = {"lr": self.outer_lr, "steps": self.outer_steps}
-        inner_opt, outer_opt, _ = state.opts
-        of_rule = self.inner_lr, inner_opt, self.adjoint
-        inner_opt, ihgp = measured_for(context, *of_rule, state, key)
+        of_rule = self.inner_lr, self.adjoint
+        opts, ihgp = measured_for(context, *of_rule, state, key, is_alone=self._is_alone)
+        inner_opt, outer_opt, _ = opts
 
         def inner_round(t, carry):
             (y, opt), t_key = carry, jax.random.fold_in(inner_key, t)

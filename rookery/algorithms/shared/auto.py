@@ -1,11 +1,12 @@
 """Step rules that find their size themselves: by curvature for inner, by distance for outer steps.
 
     Curvature   1 / L,  L the largest curvature that inner steps meet, measured on clients
-    DoG         (distance from the start) / sqrt(Σ sqrt(k) |h|²)
+    DoG         (distance from the start) / sqrt(Σ k^p |h|²), at most 1 / L of x where L is measured
 
 Both are one number. The server finds it, and steps that clients take get it with the message that
 starts them, so it is billed. What the server remembers of a rule is :class:`AutoOpt`;
-:class:`ServerOpts` marks those of local rules, of which a size goes down with every call.
+:class:`ServerOpts` marks those of local rules, of which a size goes down with every call. How L is
+measured is in :mod:`rookery.algorithms.shared.curvature`.
 """
 
 import abc
@@ -86,15 +87,18 @@ class AbstractAuto(eqx.Module):
         return tree.axpy(-size, direction, w), opt
 
 
+SAFETY = 1.1
+"""Factor on a measured L, which power iteration approaches from below."""
+
+
 class Curvature(AbstractAuto):
     """Steps of size 1 / L, with L the measured curvature of the inner problem.
 
     Each client of a cohort finds the largest eigenvalue of its inner Hessian by power iteration,
-    renewed as x moves: one exchange with a number up. L is the largest of them, and in single-loop
-    methods with one local step their mean, which is at least that of the mean Hessian. Between two
-    measurements L falls by a fifth at most. The same L serves the series and systems of the adjoint
-    v. Several local steps of a call share the size, since clients that are flat where others are
-    steep would go too far together.
+    renewed as x moves: one exchange with a number up. L is their mean, which is at least that of
+    the mean Hessian; where clients take several local steps and meet their own Hessians, L is the
+    largest of them. Between two measurements L falls by a fifth at most. The same L serves the
+    series and systems of the adjoint v.
 
     Where the inner Hessian is indefinite, v would grow along directions of negative curvature. If
     v' g_yy v < 0 is measured, the system of v is damped to  (g_yy + δ I) v = f_y,  δ twice that
@@ -112,7 +116,7 @@ class Curvature(AbstractAuto):
     """
 
     _: KW_ONLY
-    safety: float = eqx.field(converter=number, default=1.1)
+    safety: float = eqx.field(converter=number, default=SAFETY)
     every: int = 5
     iterations: int = 20
 
@@ -131,20 +135,28 @@ class Curvature(AbstractAuto):
 
     def renewed(self, opt: AutoOpt, measured: jax.Array) -> AutoOpt:
         """The state after a measurement of the largest eigenvalue."""
-        measured = measured.astype(opt.size.dtype)
-        known = jnp.where(opt.size > 0, 0.8 / jnp.where(opt.size > 0, opt.size, 1), 0)
-        L = jnp.maximum(tree.scale(self.safety, measured), known.astype(opt.size.dtype))
-        return opt._replace(size=1 / L)
+        known = jnp.where(opt.size > 0, 1 / jnp.where(opt.size > 0, opt.size, 1), 0)
+        return opt._replace(size=1 / renewed_curvature(known, measured, self.safety))
+
+
+def renewed_curvature(known: jax.Array, measured: jax.Array, safety: float) -> jax.Array:
+    """L after a measurement; it falls by a fifth at most."""
+    measured = tree.scale(safety, measured.astype(known.dtype))
+    return jnp.maximum(measured, tree.scale(0.8, known))
 
 
 class DoGMemory(NamedTuple):
-    """What :class:`DoG` remembers; ``clipped`` of its ``steps`` were cut to the bound by entry."""
+    """What :class:`DoG` remembers; ``clipped`` of its ``steps`` were cut to the bound by entry.
+
+    ``curvature`` is L of x, and zero as long as it is not measured.
+    """
 
     start: Tree
     distance: jax.Array
     total: jax.Array
     steps: jax.Array
     clipped: jax.Array
+    curvature: jax.Array
 
 
 class DoG(AbstractAuto):
@@ -162,9 +174,9 @@ class DoG(AbstractAuto):
     count: where the outer loss depends on x through y alone, the first one is, as v starts at zero.
 
     Args:
-        first: how far the first step moves the entry of x that it moves most, as a fraction of one
-            plus the root mean square of all entries.
-        most: the same for the later steps, which never move an entry further.
+        first: how far the first step moves the entry of x that it moves most.
+        most: how far a later step may move it, as a fraction of one plus the root mean square of
+            the entries' distances from the start.
         growth: by how much r may grow, see above.
         power: p; the paper's is 0.
 
@@ -174,8 +186,8 @@ class DoG(AbstractAuto):
     """
 
     _: KW_ONLY
-    first: float = eqx.field(converter=number, default=0.01)
-    most: float = eqx.field(converter=number, default=0.05)
+    first: float = eqx.field(converter=number, default=0.05)
+    most: float = eqx.field(converter=number, default=0.2)
     growth: float = eqx.field(converter=number, default=1.0)
     power: float = eqx.field(converter=number, default=0.5)
 
@@ -189,21 +201,21 @@ class DoG(AbstractAuto):
         """The start, and no gradient yet."""
         zero = _zero(w)
         w, none = tree.as_arrays(w), jnp.zeros((), jnp.int32)
-        return AutoOpt(zero, (), DoGMemory(w, zero, zero, none, none))
+        return AutoOpt(zero, (), DoGMemory(w, zero, zero, none, none, zero))
 
     def observed(self, direction, opt, w):
         """The size for this direction."""
         if not isinstance(opt.memory, DoGMemory):
             return opt
-        start, r, total, k, clipped = opt.memory
+        start, r, total, k, clipped, L = opt.memory
         dtype = r.dtype
         squares = tree.dot(direction, direction).astype(dtype)
         steepest = _largest_entry(direction).astype(dtype)
-        scale = 1 + tree.norm(w).astype(dtype) / jnp.sqrt(jnp.asarray(tree.size(w), dtype))
+        far = tree.norm(tree.sub(w, start)).astype(dtype)
+        scale = 1 + far / jnp.sqrt(jnp.asarray(tree.size(w), dtype))
         # a step of size  s / steepest  moves the entry that it moves most by s
         per_entry = scale / jnp.where(steepest > 0, steepest, jnp.ones_like(steepest))
         first = jnp.asarray(self.first, dtype) * per_entry * jnp.sqrt(squares)
-        far = tree.norm(tree.sub(w, start)).astype(dtype)
         most = r * (1 + jnp.asarray(self.growth, dtype) / (k + 1).astype(dtype))
         is_step = squares > 0  # the first step is the first one along a direction
         grown = jnp.where(k == 0, first, jnp.maximum(r, jnp.minimum(far, most)))
@@ -213,7 +225,14 @@ class DoG(AbstractAuto):
         bound = jnp.asarray(self.most, dtype) * per_entry
         clipped = clipped + (is_step & (size > bound)).astype(clipped.dtype)
         size = jnp.minimum(size, bound)
-        return AutoOpt(size, (), DoGMemory(start, r, total, k + is_step.astype(k.dtype), clipped))
+        size = jnp.where(L * size > 1, 1 / jnp.where(L > 0, L, jnp.ones_like(L)), size)
+        memory = DoGMemory(start, r, total, k + is_step.astype(k.dtype), clipped, L)
+        return opt._replace(size=size, memory=memory)
+
+    def renewed(self, opt: AutoOpt, measured: jax.Array) -> AutoOpt:
+        """The state after a measurement of the largest eigenvalue."""
+        L = renewed_curvature(opt.memory.curvature, measured, SAFETY)
+        return opt._replace(memory=opt.memory._replace(curvature=L))
 
 
 def inner_auto(value: object) -> object:

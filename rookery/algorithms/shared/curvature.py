@@ -1,7 +1,15 @@
-"""L of :class:`Curvature` rules: the largest curvature of the inner problem, measured on clients.
+"""L of rules that find their sizes: the largest curvature that steps of x and of y meet.
 
-A measurement is one exchange: the iterates go down, one number comes up, two if the blocks have an
-adjoint v. Where the inner variable of a composition follows a value, L is 1 and nothing is sent.
+    of y    the derivative of its map in y: g_yy of a bilevel problem, -f_yy of a minimax problem
+    of x    the derivative of its map in x at fixed y and v: f_xx - (g_y v)_xx, or f_xx
+
+A measurement is one exchange: the iterates go down, one number per measured variable comes up, one
+more if the blocks have an adjoint v. Steps along means meet the mean Hessian, whose L is at most
+the mean of the clients' L; clients that take several steps by themselves need the largest.
+
+L of x leaves out how y follows x, so it is a bound on the steps of :class:`DoG` and not a size: it
+holds them back where x enters the losses steeply, as the weights of a network do. Where the inner
+variable of a composition follows a value, L of y is 1, that of x is unknown, and nothing is sent.
 """
 
 from collections.abc import Callable
@@ -11,13 +19,12 @@ import jax
 import jax.numpy as jnp
 
 from rookery import tree
-from rookery.algorithms.shared import levels
-from rookery.algorithms.shared.auto import AutoOpt, Curvature, ServerOpts
+from rookery.algorithms.shared.auto import AutoOpt, Curvature, DoG, DoGMemory, ServerOpts
+from rookery.algorithms.shared.blocks import draw_samples
 from rookery.algorithms.shared.context import Context
-from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.penalty_view import PenaltyView
 from rookery.algorithms.shared.step_rule import StepRule, StepRules
-from rookery.algorithms.shared.two_level import State
+from rookery.algorithms.shared.two_level import Opts, State, Warm
 from rookery.algorithms.shared.views import (
     AbstractLayersView,
     AbstractView,
@@ -26,7 +33,6 @@ from rookery.algorithms.shared.views import (
     MinimaxView,
     view_of,
 )
-from rookery.problem import oracles
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
@@ -36,7 +42,10 @@ from rookery.program.participation import AbstractParticipation, Cohort
 from rookery.types import BatchSize, Count, Key, Problem, Sample, Tree
 
 Product = Callable[[Tree], Tree]
-"""The inner Hessian of one sample times a vector."""
+"""The Hessian of one sample times a vector."""
+
+MEASURED = BilevelView | MinimaxView | PenaltyView
+"""Views whose maps have curvatures to be measured."""
 
 
 def is_measured(rule: StepRules | None) -> bool:
@@ -57,47 +66,62 @@ Part = TypeVar("Part", bound=HasSeries)
 
 
 def measured_for(
-    context: Context, rule: StepRule | None, opt: Tree, part: Part, state: State, key: Key
-) -> tuple[Tree, Part]:
-    """The state of an inner rule with the size for this round, and the part with the same L.
+    context: Context,
+    rule: StepRule | None,
+    part: Part,
+    state: State,
+    key: Key,
+    *,
+    is_alone: bool = False,
+) -> tuple[Opts, Part]:
+    """The states of both rules with sizes for this round, and the part with the same L of y.
 
     Args:
         context: of the round.
-        rule: of the inner steps; unless it measures L, nothing changes.
-        opt: the rule's state.
+        rule: of the inner steps.
         part: estimates the adjoint.
-        state: with the iterates.
+        state: with the iterates and the states of the rules.
         key: of the round; the keys of its two levels are split off the same.
+        is_alone: as in :func:`measured_blocks`.
     """
-    if not isinstance(rule, Curvature):
-        return opt, part
-    opt = measured(context, rule, opt, state.x, state.y, jax.random.fold_in(key, 2))
-    return opt, part.with_lipschitz(lipschitz_of(opt))
-
-
-def measured(context: Context, rule: StepRule, opt: Tree, x: Tree, y: Tree, key: Key) -> Tree:
-    """The state of an inner rule with the size for this round; other rules stay as they are."""
-    if not isinstance(rule, Curvature):
-        return opt
-    if isinstance(opt, ServerOpts):
-        return ServerOpts(measured(context, rule, opt.opts, x, y, key))
+    opts = state.opts
+    both = tuple(map(_at_server, (opts.outer, opts.inner)))
+    if not _found(both):
+        return opts, part
     if isinstance(context.problem, Composition):
-        return rule.renewed(opt, jnp.ones_like(opt.size))
-    fed, (who, sample_key) = context.fed, jax.random.split(key)
+        if not isinstance(rule, Curvature):
+            return opts, part
+        inner = rule.renewed(_at_server(opts.inner), jnp.ones(()))
+        opts = opts._replace(inner=_like(opts.inner, inner))
+        return opts, part.with_lipschitz(1 / inner.size)
+    view, blocks = view_of(context.problem), (state.x, state.y)
+    if isinstance(view, BilevelView):
+        warm = opts.adjoint
+        blocks = *blocks, warm.v if isinstance(warm, Warm) else tree.zeros_like(state.y)
+    outer, inner = measured_blocks(
+        context.fed,
+        context.problem,
+        view,
+        (None, rule),
+        both,
+        blocks,
+        jax.random.fold_in(key, 2),
+        clients=context.clients,
+        batch_size=context.batch_size,
+        is_alone=is_alone,
+    )
+    if isinstance(rule, Curvature):
+        part = part.with_lipschitz(1 / inner.size)
+    inner, outer = _like(opts.inner, inner), _like(opts.outer, outer)
+    return opts._replace(inner=inner, outer=outer), part
 
-    def measure(opt):
-        cohort = context.sample(who)
-        point = fed.broadcast(cohort, (x, y))  # ------------------------------ down  x, y
-        found = context.map(inner_curvature, point, key=sample_key, iterations=rule.iterations)
-        found = fed.stack(found, is_aggregated=True)  # ----------------------- up    one number
-        return rule.renewed(opt, fed.largest(found, cohort))
 
-    return fed.when(is_due(rule, fed.round), measure, opt)
+def _at_server(opt: Tree) -> Tree:
+    return opt.opts if isinstance(opt, ServerOpts) else opt
 
 
-def lipschitz_of(opt: Tree) -> jax.Array:
-    """L as a measured state has it."""
-    return 1 / (opt.opts if isinstance(opt, ServerOpts) else opt).size
+def _like(before: Tree, opt: Tree) -> Tree:
+    return ServerOpts(opt) if isinstance(before, ServerOpts) else opt
 
 
 def at_least(rule: StepRule, opt: Tree, L: jax.Array) -> Tree:
@@ -113,52 +137,6 @@ def is_due(rule: Curvature, round: Count) -> jax.Array:
     """Whether L is measured in a round; x moves most at the beginning."""
     round = jnp.asarray(round)
     return (round % rule.every == 0) | (round < rule.every)
-
-
-def inner_curvature(
-    client: Client,
-    point: tuple[Tree, Tree],
-    *,
-    problem: TwoLevel,
-    batch_size: BatchSize,
-    iterations: int,
-) -> jax.Array:
-    """The largest curvature in y of one sample."""
-    start_key, sample_key = jax.random.split(client.key)
-    sample = _inner_sample(client, problem, batch_size, sample_key)
-    return steepest(client, problem, *point, sample, iterations, start_key)
-
-
-def steepest(
-    client: Client,
-    problem: Problem,
-    x: Tree,
-    y: Tree,
-    sample: Sample,
-    iterations: int,
-    key: Key,
-) -> jax.Array:
-    """The largest curvature that steps of y and of v meet; with GaussNewton they differ."""
-    found = largest(client, inner_product(problem, x, y, sample), y, iterations, key)
-    if not isinstance(problem, Bilevel) or problem.has_exact_hessian:
-        return found
-
-    def exact(p):
-        return problem.exact_inner_hvp(x, y, p, sample)
-
-    return jnp.maximum(found, largest(client, exact, y, iterations, key))
-
-
-def inner_product(problem: Problem, x: Tree, y: Tree, sample: Sample) -> Product:
-    """g_yy p of a bilevel problem, -f_yy p of a minimax problem."""
-    match problem:
-        case Bilevel():
-            return lambda p: problem.inner_hvp(x, y, p, sample)
-        case Minimax():
-            return lambda p: tree.scale(
-                -1, oracles.second_derivative(problem.loss, (x, y), 1, 1, p, sample)
-            )
-    raise TypeError(f"{type(problem).__name__} problems have no inner Hessian.")
 
 
 def largest(client: Client, product: Product, like: Tree, iterations: int, key: Key) -> jax.Array:
@@ -181,8 +159,7 @@ def largest(client: Client, product: Product, like: Tree, iterations: int, key: 
 
 def check_blocks(name: str, rule: StepRules, problem: Problem, view: AbstractView) -> None:
     """Raise if the blocks of a problem have no curvature that could be measured."""
-    known = BilevelView | MinimaxView | AbstractLayersView | PenaltyView
-    if is_measured(rule) and not isinstance(view, known):
+    if is_measured(rule) and not isinstance(view, MEASURED | AbstractLayersView):
         raise TypeError(
             f"{name} is Curvature, and the maps of {type(view).__name__} have no inner Hessian "
             f"whose curvature could be measured on a {type(problem).__name__}. Give a number."
@@ -198,11 +175,22 @@ def with_damping(view: AbstractView, rules: tuple[StepRule, ...], opts: Tree) ->
     return (*opts[:2], opts[2]._replace(damping=jnp.zeros_like(opts[2].size)))
 
 
+def _found(opts: Blocks) -> list[int]:
+    """The places of the states that a measurement renews: of x, and the first of the others."""
+    is_x = isinstance(opts[0], AutoOpt) and isinstance(opts[0].memory, DoGMemory)
+    others = [i for i, opt in enumerate(opts) if i > 0 and _is_inner(opt)]
+    return [0] * is_x + others[:1]
+
+
+def _is_inner(opt: Tree) -> bool:
+    return isinstance(opt, AutoOpt) and not isinstance(opt.memory, DoGMemory)
+
+
 def measured_blocks(
     fed: AbstractFederation,
     problem: Problem,
     view: AbstractView | None,
-    rules: tuple[StepRule, ...],
+    rules: tuple[StepRule | None, ...],
     opts: Tree,
     blocks: Blocks | Cached,
     key: Key,
@@ -219,104 +207,138 @@ def measured_blocks(
         fed: the federation.
         problem: the problem.
         view: of the problem; by its class if None.
-        rules: one for each block.
+        rules: one for each block; there may be blocks without.
         opts: their states, or :class:`ServerOpts` with them.
         blocks: x and the others.
         key: of the measurement.
         clients: who takes part in it.
         batch_size: rows per client.
-        is_alone: whether the largest L of any client counts, as clients that take several steps
-            by themselves need it. A step along the mean of a cohort meets the curvature of the
-            mean, which is at most the mean of the clients' L.
+        is_alone: whether clients take several steps by themselves, so that the largest L of any
+            client counts. Steps along means meet the curvature of the mean.
     """
     if isinstance(view, PenaltyView):
         fed.refuse_robust(
             "a penalty (PenaltyView)",
             "it multiplies what a Byzantine client makes the two inner variables differ by",
         )
-    if not is_measured(rules):
-        return opts
     if isinstance(opts, ServerOpts):
         how = {"clients": clients, "batch_size": batch_size, "is_alone": is_alone}
         return ServerOpts(measured_blocks(fed, problem, view, rules, opts.opts, blocks, key, **how))
+    if not opts or not _found(opts):
+        return opts
     view = view_of(problem, view)
     if isinstance(view, AbstractLayersView):
-        return _renewed(rules, opts, jnp.ones(()), jnp.zeros(()))
-    first = next(rule for rule in rules if isinstance(rule, Curvature))
+        return _renewed(rules, opts, {i: jnp.ones(()) for i in _found(opts) if i > 0})
+    if not isinstance(view, MEASURED):
+        return opts
+    places = tuple(_found(opts))
+    how = next((rule for rule in rules if isinstance(rule, Curvature)), Curvature())
     who, sample_key = jax.random.split(key)
 
     def measure(opts):
         cohort = fed.sample(clients, who)
         at = fed.broadcast(cohort, blocks)  # --------------------------------- down  the blocks
         settings = {"problem": problem, "view": view, "batch_size": batch_size}
-        settings |= {"iterations": first.iterations, "round": fed.round}
-        both = fed.map(block_curvature, at, key=sample_key, **settings)
-        found, bend = fed.stack(both, is_aggregated=True)  # ------------------ up    two numbers
-        L = fed.largest(found, cohort) if is_alone else _mean_of(fed, cohort, found)
-        return _renewed(rules, opts, L, _mean_of(fed, cohort, bend))
+        settings |= {"iterations": how.iterations, "round": fed.round, "places": places}
+        both = fed.map(curvatures_of, at, key=sample_key, **settings)
+        each, bend = fed.stack(both, is_aggregated=True)  # ------------------ up    numbers
+        L = [fed.largest(one, cohort) if is_alone else _mean_of(fed, cohort, one) for one in each]
+        return _renewed(rules, opts, dict(zip(places, L, strict=True)), _mean_of(fed, cohort, bend))
 
-    return fed.when(is_due(first, fed.round), measure, opts)
+    return fed.when(is_due(how, fed.round), measure, opts)
 
 
-def block_curvature(
+def curvatures_of(
     client: Client,
     blocks: Blocks,
     *,
     problem: Bilevel | Minimax,
     view: AbstractView,
     batch_size: BatchSize,
-    iterations: int,
     round: Count,
-) -> tuple[jax.Array, jax.Array]:
-    """The largest curvature in y of one sample, and v' g_yy v / v' v where there is a v."""
+    places: tuple[int, ...],
+    iterations: int,
+) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    """The largest curvatures of one sample, and v' g_yy v / v' v where there is a v."""
     start_key, sample_key = jax.random.split(client.key)
-    x, y, *others = blocks
-    sample = _inner_sample(client, problem, batch_size, sample_key)
-    if isinstance(view, PenaltyView) and isinstance(problem, Bilevel):
-        share = view.at(round).share
-        outer = client.draw(problem.outer_split, batch_size, start_key)
-
-        def both(p):
-            bent = oracles.second_derivative(problem.outer, (x, y), 1, 1, p, outer)
-            return tree.axpy(share, bent, problem.exact_inner_hvp(x, y, p, sample))
-
-        found = largest(client, both, y, iterations, start_key)
-        return found, jnp.zeros_like(found)
-    found = steepest(client, problem, x, y, sample, iterations, start_key)
+    samples = draw_samples(client, problem, view.at(round), batch_size, sample_key)
+    how = {"view": view.at(round), "iterations": iterations, "key": start_key}
+    each = tuple(curvature_of(client, problem, blocks, samples, place, **how) for place in places)
     if not isinstance(view, BilevelView):
-        return found, jnp.zeros_like(found)
-    (v,) = others
-    product, length = inner_product(problem, x, y, sample), tree.dot(v, v)
-    return found, tree.dot(v, product(v)) / jnp.where(length > 0, length, jnp.ones_like(length))
+        return each, jnp.zeros_like(each[0])
+    return each, bend_of(problem, blocks, samples)
+
+
+def curvature_of(
+    client: Client,
+    problem: Bilevel | Minimax,
+    blocks: Blocks,
+    samples: tuple[Sample, ...],
+    place: int,
+    *,
+    view: AbstractView,
+    iterations: int,
+    key: Key,
+) -> jax.Array:
+    """The largest eigenvalue of the derivative of a block's map in the block, on one sample.
+
+    With Gauss-Newton products steps of y and of v meet different matrices, and the larger counts.
+    """
+
+    def own_map(block):
+        return view.maps(problem, (*blocks[:place], block, *blocks[place + 1 :]), samples)[place]
+
+    def product(p):
+        return jax.jvp(own_map, (blocks[place],), (p,))[1]
+
+    found = largest(client, product, blocks[place], iterations, key)
+    if place == 0 or not isinstance(problem, Bilevel) or problem.has_exact_hessian:
+        return found
+
+    def gauss_newton(p):
+        return problem.inner_hvp(*blocks[:2], p, samples[-1])
+
+    return jnp.maximum(found, largest(client, gauss_newton, blocks[1], iterations, key))
+
+
+def bend_of(problem: Bilevel, blocks: Blocks, samples: tuple[Sample, ...]) -> jax.Array:
+    """The curvature of the inner problem along v:  v' g_yy v / v' v."""
+    x, y, v = blocks
+    length = tree.dot(v, v)
+    image = problem.inner_hvp(x, y, v, samples[-1])
+    return tree.dot(v, image) / jnp.where(length > 0, length, jnp.ones_like(length))
 
 
 def _renewed(
-    rules: tuple[StepRule, ...], opts: tuple[Tree, ...], found: jax.Array, bend: jax.Array
-) -> tuple[Tree, ...]:
-    """The states after a measurement of L and of the curvature along v."""
+    rules: tuple[StepRule | None, ...],
+    opts: Blocks,
+    found: dict[int, jax.Array],
+    bend: jax.Array | None = None,
+) -> Blocks:
+    """The states after a measurement: of x, of all other blocks, and of the curvature along v."""
+    inner = next((L for place, L in found.items() if place > 0), None)
 
-    def one(rule, opt):
-        if not isinstance(rule, Curvature):
+    def one(place, rule, opt):
+        if place == 0 and place in found:
+            return DoG().renewed(opt, found[0])
+        if inner is None or not isinstance(rule, Curvature):
             return opt
-        if not jax.tree.leaves(opt.damping):
-            return rule.renewed(opt, found)
+        if bend is None or not jax.tree.leaves(opt.damping):
+            return rule.renewed(opt, inner)
         was = opt.damping
         # the size of v is 1 / (L + damping)
         L = AutoOpt(jnp.where(opt.size > 0, opt.size / (1 - was * opt.size), opt.size))
-        L = 1 / rule.renewed(L, found).size
+        L = 1 / rule.renewed(L, inner).size
         damping = jnp.maximum(damping_for(bend.astype(was.dtype)), was / 2)
-        return AutoOpt(1 / (L + damping), damping)
+        return opt._replace(size=1 / (L + damping), damping=damping)
 
-    return tuple(map(one, rules, opts))
+    each = zip(range(len(opts)), rules, opts, strict=True)
+    return tuple(one(*three) for three in each)
 
 
 def damping_for(bend: jax.Array) -> jax.Array:
     """Twice a negative curvature; zero for others."""
     return jnp.maximum(-2 * bend, jnp.zeros_like(bend))
-
-
-def _inner_sample(client: Client, problem: TwoLevel, batch_size: BatchSize, key: Key) -> Sample:
-    return client.draw(levels.inner_split(problem), batch_size, key)
 
 
 def _mean_of(fed: AbstractFederation, cohort: Cohort, each: jax.Array) -> jax.Array:

@@ -1,13 +1,14 @@
 """Sizes of the clients' steps on blocks that are not given (:mod:`rookery.algorithms.shared.auto`).
 
 The server finds them, and clients are sent them with the blocks. :class:`Curvature` is measured;
-the first size of :class:`DoG` needs a direction, so round 0 asks for the maps at the start.
+the first size of :class:`DoG` needs a direction, so clients are asked for the maps until there is
+one: in round 0, and in round 1 too if that of round 0 is zero.
 """
 
 import jax
 import jax.numpy as jnp
 
-from rookery.algorithms.shared.auto import DoG, ServerOpts
+from rookery.algorithms.shared.auto import AutoOpt, DoG, ServerOpts
 from rookery.algorithms.shared.blocks import own_maps
 from rookery.algorithms.shared.curvature import measured_blocks
 from rookery.algorithms.shared.on_view import AbstractOnView
@@ -36,11 +37,11 @@ def sized(
         fed: the federation.
         problem: the problem.
         algorithm: whose clients take the steps.
-        cohort: who is asked for the maps in round 0.
+        cohort: who is asked for the maps.
         u: the blocks.
         own: the states of the rules.
         key: of the round.
-        first_batch: rows per client for the maps in round 0.
+        first_batch: rows per client for these maps.
         is_alone: whether clients take several steps by themselves (:func:`measured_blocks`).
     """
     rules = each_rule(algorithm.outer_lr, algorithm.inner_lr, len(u))
@@ -53,11 +54,13 @@ def sized(
 
     def first(own: Tree) -> Tree:
         at = fed.broadcast(cohort, u)  # ------------------------------------ down  u
-        settings = {"problem": problem, "view": view, "batch_size": first_batch, "round": 0}
+        settings = {"problem": problem, "view": view, "batch_size": first_batch}
+        settings["round"] = fed.round
         s_i = fed.map(own_maps, at, key=first_key, **settings)
         return all_observed(rules, fed.mean(s_i), own, u)  # ---------------- up    s_i(u)
 
-    return fed.when(jnp.asarray(fed.round) == 0, first, own)
+    is_known = jnp.stack([opt.size > 0 for opt in own.opts if isinstance(opt, AutoOpt)])
+    return fed.when(~jnp.all(is_known), first, own)
 
 
 def after(algorithm: AbstractOnView, own: Tree, u: Blocks, new: Blocks) -> Tree:

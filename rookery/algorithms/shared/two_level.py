@@ -33,6 +33,13 @@ class Opts(NamedTuple):
     adjoint: Tree = ()
 
 
+class Warm(NamedTuple):
+    """An adjoint that is remembered, and the damping that the curvature along it called for."""
+
+    v: Tree
+    damping: jax.Array
+
+
 class NestedState(NamedTuple):
     """The iterates, the last estimate of L, the largest eigenvalue of the inner Hessian, and opts.
 

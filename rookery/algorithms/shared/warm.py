@@ -1,7 +1,6 @@
 """The adjoint by a series that continues from the last round's v, and so finds the exact one."""
 
 from dataclasses import KW_ONLY
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,16 +14,9 @@ from rookery.algorithms.shared.curvature import damping_for
 from rookery.algorithms.shared.lipschitz import NeumannSettings, lipschitz
 from rookery.algorithms.shared.schedule import number
 from rookery.algorithms.shared.system import GlobalSystem, OneSampleSystem
-from rookery.algorithms.shared.two_level import NestedState, State
+from rookery.algorithms.shared.two_level import NestedState, State, Warm
 from rookery.problem.bilevel import Bilevel
 from rookery.types import Key, Tree
-
-
-class Warm(NamedTuple):
-    """The last adjoint, and the damping that the curvature along it called for."""
-
-    v: Tree
-    damping: jax.Array
 
 
 class WarmSeries(NeumannSettings, AbstractAdjoint):
