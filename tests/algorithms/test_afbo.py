@@ -193,15 +193,17 @@ def test_the_size_is_what_paths_since_the_clients_read_leave_of_one_over_the_cur
     rules = running.Rules(rk.parts.Curvature(safety=1.5), rk.parts.Curvature(safety=1.5))
     fed: Any = SimpleNamespace(weights=jnp.asarray(weights))
     opts = rules.first_opts(jnp.zeros(2))
-    found, (y, v), left = running.sized(fed, rules, opts, mean, jobs, jnp.array(1.0))
-    lag = weights @ (1.5 * L * (1 - begun))
+    found, (y, v) = running.sized(fed, rules, opts, mean, jobs, jnp.array(1.1))
+    lag = weights @ (1.5 * L * (1.1 - begun))
+    assert 0.5 < lag < 1.5
     np.testing.assert_allclose(found, 1.5 * weights @ L)
-    np.testing.assert_allclose(left, 1 - lag)
-    np.testing.assert_allclose(y.size, (1 - lag) / found)
+    np.testing.assert_allclose(y.size, (1.5 - lag) / found)
     assert v.damping == 0.5  # twice the negative curvature
-    np.testing.assert_allclose(v.size, (1 - lag) / (found + 0.5))
-    *_, left = running.sized(fed, rules, opts, mean, jobs, jnp.array(2.0))
-    assert left == 0  # y waits
+    np.testing.assert_allclose(v.size, (1.5 - lag) / (found + 0.5))
+    _, (y, _) = running.sized(fed, rules, opts, mean, jobs, jnp.array(2.0))
+    assert y.size == 0  # it waits
+    _, (y, _) = running.sized(fed, rules, opts, mean, jobs, jnp.array(1.0))
+    np.testing.assert_allclose(y.size, 1 / found)
 
 
 @pytest.mark.slow

@@ -101,8 +101,7 @@ class AFBO(PolledAlgorithm):
     True
 
     Args:
-        outer_lr: η, the server's step rule of x. If both rules find their sizes, x slows down with
-            y and v, from which a fast x would run away.
+        outer_lr: η, the server's step rule of x.
         inner_lr: β, that of y, and of a running adjoint. :class:`Curvature` is 1 / L less what y
             has stepped since clients read it (:mod:`rookery.algorithms.afbo.running`). With hops it
             is 1 / (2 L) with their L, half as much as elsewhere since results are old; y then rests
@@ -215,7 +214,7 @@ class AFBO(PolledAlgorithm):
         is_found = isinstance(state.g.measured, Measured)
 
         def inner_step(k, carry):
-            y, v, L, g, jobs, path, opts, _ = carry
+            y, v, L, g, jobs, path, opts = carry
             arrived = fed.poll(
                 jobs,
                 inner_iterations_with_residuals,
@@ -229,20 +228,17 @@ class AFBO(PolledAlgorithm):
             )  # -------------------------------------------------- down  x, y, v  up  G_i, R_i
             jobs = arrived.jobs
             g = running.summed_again(fed, tree.add(g, arrived.change), jobs, wait_for)
-            left = jnp.ones_like(L)
             if is_found:
-                L, opts, left = running.sized(fed, rules, opts, g, jobs, path)
+                L, opts = running.sized(fed, rules, opts, g, jobs, path)
             y, y_opt = move(rules.y, g.g, opts[0], y, fed.round)
             v, v_opt = move(rules.v, g.r, opts[1], v, fed.round)
             if is_found and isinstance(rules.y, Curvature):
                 path = path + rules.y.size(y_opt)
-            return projected(problem, "y", y), v, L, g, jobs, path, (y_opt, v_opt), left
+            return projected(problem, "y", y), v, L, g, jobs, path, (y_opt, v_opt)
 
         first = state.y, state.v, state.lipschitz, state.g, state.inner, state.path
-        y, v, L, g, inner, path, (y_opt, v_opt), left = fed.repeat(
-            self.inner_rounds,
-            inner_step,
-            (*first, (opts.inner, opts.adjoint), jnp.ones_like(state.lipschitz)),
+        y, v, L, g, inner, path, (y_opt, v_opt) = fed.repeat(
+            self.inner_rounds, inner_step, (*first, (opts.inner, opts.adjoint))
         )
         here = {"problem": problem, "batch_size": self.batch_size}
         arrived = fed.poll(
@@ -253,8 +249,6 @@ class AFBO(PolledAlgorithm):
         if is_found and isinstance(self.outer_lr, DoG):
             x_opt = self.outer_lr.renewed(x_opt, g.measured.outer)
         moved, x_opt = move(self.outer_lr, h, x_opt, x, fed.round)
-        if is_found and is_auto(self.outer_lr):  # as slow as y and v
-            moved = tree.axpy(left, tree.sub(moved, x), x)
         x = projected(problem, "x", moved)
         opts = Opts(y_opt, x_opt, v_opt)
         return AFBOState(x, y, L, g, h, inner, arrived.jobs, opts, v, path)

@@ -16,13 +16,13 @@ for old ones. With L_i the largest eigenvalue of client i's inner Hessian, w_i i
 how far y has stepped since the client read it (the sum of the sizes since then), the next size of y
 and v is what is left of 1 / L:
 
-    size = (1 - Σ_i w_i L_i D_i) / L,  L = Σ_i w_i L_i,  and zero if nothing is left
+    size = (3/2 - Σ_i w_i L_i D_i) / L,  L = Σ_i w_i L_i,  at most 1 / L and at least zero
 
 In a time that counts path instead of steps, D_i is the delay of client i, and Σ_i w_i L_i D_i < 3/2
-is enough for  y' = -Σ_i w_i L_i y(t - D_i)  to converge, however the delays vary. With results of
-one age a the size settles at 1 / (L (1 + a)). If a client of large curvature is away, y waits for
-it after a step of 1 / L. Clients measure L_i in their jobs, and send it back together with the path
-at which they began.
+is enough for  y' = -Σ_i w_i L_i y(t - D_i)  to converge, however the delays vary; the sum here is
+that before the step, and the measured L_i have a margin. With results of one age a the size settles
+at 3/2 / (L (1 + a)). If a client of large curvature is away, y soon waits for it. Clients measure
+L_i in their jobs, and send it back together with the path at which they began.
 
 **Rounding.** A mean that is moved by differences keeps the rounding errors of the largest results
 that it ever had. It is summed again from all latest results whenever as many have arrived as there
@@ -73,6 +73,10 @@ class RunningAdjoint(eqx.Module):
         if self.lr is not None:
             check_step_rule("RunningAdjoint.lr", self.lr, may_be_auto=True)
             check_curvature("RunningAdjoint.lr", self.lr)
+
+
+MOST_LAG = 1.5
+"""The largest sum of L_i D_i, the next step included."""
 
 
 class Measured(NamedTuple):
@@ -191,17 +195,14 @@ def sized(
     mean: Results,
     jobs: InFlight,
     path: jax.Array,
-) -> tuple[jax.Array, tuple[Tree, Tree], jax.Array]:
-    """The mean of the clients' L, the states of the rules with their sizes, and what was left.
-
-    The last is the size as a share of 1 / L.
-    """
+) -> tuple[jax.Array, tuple[Tree, Tree]]:
+    """The mean of the clients' L, and the states of the rules with the sizes that they give."""
     assert rules.measured is not None and isinstance(mean.measured, Measured)
     dtype, bend = mean.measured.L.dtype, mean.measured.bend
     measured, weights = jobs.results.measured, fed.weights.astype(dtype)
     each = tree.scale(rules.measured.safety, measured.L).astype(dtype)  # L_i
     lag = jnp.dot(weights, each * (path - measured.path))  # Σ w_i L_i D_i
-    left = jnp.clip(1 - lag, 0, 1)
+    left = jnp.clip(MOST_LAG - lag, 0, 1)
     L = jnp.dot(weights, each)
 
     def size(L):
@@ -215,4 +216,4 @@ def sized(
         damping = jnp.maximum(damping_for(bend), tree.scale(0.9, opt.damping))
         return AutoOpt(size(L + damping), damping)
 
-    return L, (one(rules.y, opts[0]), one(rules.v, opts[1])), left
+    return L, (one(rules.y, opts[0]), one(rules.v, opts[1]))
