@@ -57,6 +57,7 @@ from rookery import tree
 from rookery.algorithms.comfedl.weighting import AbstractWeighting, NormalisedWeights
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.auto import DoG, ServerOpts
+from rookery.algorithms.shared.curvature import along, bounded
 from rookery.algorithms.shared.meta_hessian import AbstractHessian, ExactHessian, meta_gradient
 from rookery.algorithms.shared.model import check_server_rule, move_to_mean
 from rookery.algorithms.shared.schedule import number
@@ -201,7 +202,8 @@ class ComFedL(SampledAlgorithm):
         cohort = fed.sample(self.clients, who)
         w, opt = fed.broadcast(cohort, state.w), state.own_opt  # ------------ down  w
         if self.gamma is None:
-            opt = self._first_size(fed, composed_direction, (w,), state, settings)
+            opt = self._bounded(fed, composed_curvature, (w,), opt, settings)
+            opt = self._first_size(fed, composed_direction, (w,), opt, state.w, settings)
             own, opt = local.map_steps(fed, cohort, opt, composed_steps, w, **settings)
             mean = fed.mean(own, around=w)  # -------------------------------- up    w
             return self._server_step(fed, problem, state._replace(own_opt=opt), mean)
@@ -211,7 +213,8 @@ class ComFedL(SampledAlgorithm):
 
         level, kept = self.weights.level(fed, cohort, losses, self.gamma, state.kept)
         level = fed.broadcast(cohort, level)  # ------------------------------ down  level, if any
-        opt = self._first_size(fed, weighted_direction, (w, level), state, settings)
+        opt = self._bounded(fed, weighted_curvature, (w, level), opt, settings)
+        opt = self._first_size(fed, weighted_direction, (w, level), opt, state.w, settings)
         both, opt = local.map_steps(fed, cohort, opt, weighted_steps, w, level, **settings)
         mean, report = fed.mean(both, around=(w, None))  # ------------------- up    w, any report
         kept = self.weights.after(report, self.gamma, kept)
@@ -235,22 +238,33 @@ class ComFedL(SampledAlgorithm):
             own = observed(self.lr, direction_of(self.lr, own.opts, state.w, mean), own, w)
         return state._replace(w=w, opt=opt, own_opt=own)
 
+    def _bounded(
+        self, fed, step: Step, values: tuple[Placed, ...], opt: Tree, settings: dict
+    ) -> Tree:
+        """The state of a rule that finds its size, with the curvature of the clients' directions.
+
+        A weight grows with the loss, and so does this curvature.
+        """
+        key = jax.random.fold_in(settings["key"], 2**32 - 2)
+        how = {"is_alone": self.local_steps != 1, "settings": {**settings, "key": key}}
+        return bounded(fed, self.lr, opt, step, values, **how)
+
     def _first_size(
-        self, fed, step: Step, values: tuple[Placed, ...], state: ComFedLState, settings: dict
+        self, fed, step: Step, values: tuple[Placed, ...], opt: Tree, w: Tree, settings: dict
     ) -> Tree:
         """The state of a rule that finds its size, which round 0 asks the clients' directions for.
 
         Later rounds know the directions of the round before.
         """
         if not is_auto(self.lr):
-            return state.own_opt
+            return opt
 
         def first(opt):
             key = jax.random.fold_in(settings["key"], 2**32 - 1)
             u_i = fed.map(step, *values, **{**settings, "key": key})
-            return observed(self.lr, fed.mean(u_i), opt, state.w)  # ---------- up    u
+            return observed(self.lr, fed.mean(u_i), opt, w)  # ---------------- up    u
 
-        return fed.when(jnp.asarray(fed.round) == 0, first, state.own_opt)
+        return fed.when(jnp.asarray(fed.round) == 0, first, opt)
 
     @property
     def weights(self) -> AbstractWeighting:
@@ -341,6 +355,33 @@ def weighted_direction(
 ) -> Tree:
     """The same with the client's weight."""
     return _weighted(client, problem, algorithm, w, level, client.key)
+
+
+def composed_curvature(
+    client: Client, w: Tree, *, problem: Meta | LocalComposition, algorithm: ComFedL
+) -> jax.Array:
+    """The largest curvature of that direction."""
+
+    def direction(w):
+        return _composed(client, problem, algorithm, w, client.key)
+
+    return along(client, direction, w, jax.random.fold_in(client.key, 1))
+
+
+def weighted_curvature(
+    client: Client,
+    w: Tree,
+    level: jax.Array | None,
+    *,
+    problem: SingleLevel | Meta,
+    algorithm: ComFedL,
+) -> jax.Array:
+    """The same with the client's weight."""
+
+    def direction(w):
+        return _weighted(client, problem, algorithm, w, level, client.key)
+
+    return along(client, direction, w, jax.random.fold_in(client.key, 1))
 
 
 def _composed(

@@ -37,7 +37,7 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
 from rookery.program.aggregate import robust_rule
-from rookery.program.federation import AbstractFederation, Cached, Client
+from rookery.program.federation import AbstractFederation, Cached, Client, Placed, Step
 from rookery.program.participation import AbstractParticipation, Cohort
 from rookery.types import BatchSize, Count, Key, Problem, Sample, Tree
 
@@ -152,6 +152,48 @@ def largest(client: Client, product: Product, like: Tree, iterations: int, key: 
     norm = tree.norm(direction)
     start = tree.scale(1 / norm, direction), jnp.zeros_like(norm)
     return client.repeat(iterations, step, start)[1]
+
+
+def along(client: Client, direction: Callable[[Tree], Tree], w: Tree, key: Key) -> jax.Array:
+    """The largest curvature of a client's direction, a function of its model."""
+
+    def product(p):
+        return jax.jvp(direction, (w,), (p,))[1]
+
+    return largest(client, product, w, Curvature().iterations, key)
+
+
+def bounded(
+    fed: AbstractFederation,
+    rule: StepRule,
+    opt: Tree,
+    step: Step,
+    values: tuple[Placed, ...],
+    *,
+    is_alone: bool,
+    settings: dict,
+) -> Tree:
+    """The state of a rule for the models of single-level methods, with L where it is due.
+
+    Args:
+        fed: the federation.
+        rule: of the clients' steps; unless it finds its size, nothing changes.
+        opt: its state.
+        step: gives a client's L (:func:`along`).
+        values: what the clients of a cohort have been sent.
+        is_alone: as in :func:`measured_blocks`.
+        settings: of the step.
+    """
+    if not isinstance(rule, DoG):
+        return opt
+
+    def measure(opt):
+        each = fed.stack(fed.map(step, *values, **settings), is_aggregated=True)  # up    L
+        cohort = values[0].cohort
+        L = fed.largest(each, cohort) if is_alone else _mean_of(fed, cohort, each)
+        return _like(opt, rule.renewed(_at_server(opt), L))
+
+    return fed.when(is_due(Curvature(), fed.round), measure, opt)
 
 
 # ---- blocks
