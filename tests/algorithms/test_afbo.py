@@ -406,8 +406,8 @@ def test_what_a_round_with_a_running_adjoint_costs():
     # a client that measures L is told so, and what it knows; in its first jobs it always does
     found = rk.AFBO(outer_lr=0.05, inner_lr=rk.parts.Curvature(iterations=4))
     ledger = advance(found, rounds=1, zoo=SCALAR, engine=rk.Eager()).ledgers[0]
-    assert ledger.bytes_down == m * (2 * (p + 2 * q) + 1 + 16)
-    assert ledger.bytes_up == m * (2 * q + 16 + p)
+    assert ledger.bytes_down == m * (2 * (p + 2 * q) + 1 + 24)
+    assert ledger.bytes_up == m * (2 * q + 24 + p)
     assert ledger.hessian_vectors == m * (1 + 4 + 1 + 1)
 
 

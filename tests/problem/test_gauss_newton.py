@@ -11,7 +11,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import rookery as rk
-from rookery.algorithms.shared.curvature import steepest
+from rookery.algorithms.shared.curvature import curvature_of
 from rookery.problem import GaussNewton, OverBatch, OverPairs
 from rookery.problem.sample import Rows
 
@@ -126,7 +126,9 @@ def test_the_adjoint_of_a_network_is_that_of_the_dense_system():
 
 def test_the_measured_curvature_is_that_of_the_steeper_matrix():
     client: Any = SimpleNamespace(repeat=lambda n, body, init: jax.lax.fori_loop(0, n, body, init))
-    found = jax.jit(lambda key: steepest(client, BENT, X, Y, Rows(ROWS), 100, key))
+    view, samples = rk.parts.BilevelView(), (Rows(ROWS), Rows(ROWS))
+    how = {"view": view, "iterations": 100}
+    found = jax.jit(lambda key: curvature_of(client, BENT, (X, Y, V), samples, 1, **how, key=key))
     both = (np.abs(np.linalg.eigvalsh(matrix)).max() for matrix in (hessian(), dense()))
     assert found(jax.random.key(0)) == pytest.approx(max(both), rel=1e-3)
 

@@ -184,7 +184,10 @@ class AFBO(PolledAlgorithm):
             opts = Opts(first_opt(self.inner_lr, y), x_opt)
             return AFBOState(x, y, L, g, h, InFlight.of("inner", (x, y), g), outer, opts)
         rules = self.inner_rules
-        v, results = tree.zeros_like(y), running.first_results(rules, y)
+        v, results = (
+            tree.zeros_like(y),
+            running.first_results(rules, y, is_x_found=isinstance(self.outer_lr, DoG)),
+        )
         y_opt, v_opt = rules.first_opts(y)
         opts = Opts(y_opt, x_opt, v_opt)
         if not isinstance(results.measured, Measured):

@@ -85,13 +85,14 @@ class Measured(NamedTuple):
     Attributes:
         L: the largest eigenvalue of its inner Hessian.
         bend: v' g_yy v / v' v, negative where the Hessian is indefinite along v.
-        outer: the curvature in x at fixed y and v (:mod:`rookery.algorithms.shared.curvature`).
+        outer: the curvature in x at fixed y and v (:mod:`rookery.algorithms.shared.curvature`);
+            empty if steps of x are given.
         path: the sum of the server's sizes of y when the job began.
     """
 
     L: jax.Array
     bend: jax.Array
-    outer: jax.Array
+    outer: Tree
     path: jax.Array
 
 
@@ -122,10 +123,12 @@ class Rules(NamedTuple):
         return y_opt, v_opt
 
 
-def first_results(rules: Rules, y: Tree) -> Results:
+def first_results(rules: Rules, y: Tree, *, is_x_found: bool) -> Results:
     """What counts as a client's latest results before it has delivered any."""
     zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
-    measured = () if rules.measured is None else Measured(zero, zero, zero, zero)
+    measured = (
+        () if rules.measured is None else Measured(zero, zero, zero if is_x_found else (), zero)
+    )
     return Results(tree.zeros_like(y), tree.zeros_like(y), measured)
 
 
@@ -157,12 +160,15 @@ def measured_curvature(
 
     def measure(_, known):
         samples = draw_samples(client, problem, view, batch_size, sample_key)
-        outer = curvature_of(client, problem, blocks, samples, 0, **how)
+        outer = known.outer
+        if isinstance(outer, jax.Array):
+            found = curvature_of(client, problem, blocks, samples, 0, **how)
+            outer = renewed_curvature(outer, found, 1.0)
         L = curvature_of(client, problem, blocks, samples, 1, **how)
         return Measured(
             renewed_curvature(known.L, L, 1.0),
             bend_of(problem, blocks, samples).astype(known.bend.dtype),
-            renewed_curvature(known.outer, outer, 1.0),
+            outer,
             known.path,
         )
 

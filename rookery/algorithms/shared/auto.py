@@ -174,9 +174,10 @@ class DoG(AbstractAuto):
     count: where the outer loss depends on x through y alone, the first one is, as v starts at zero.
 
     Args:
-        first: how far the first step moves the entry of x that it moves most.
+        first: how far the first step would move the entry of x that it moves most, as a fraction of
+            the root mean square of all entries, or of one if that is less.
         most: how far a later step may move it, as a fraction of one plus the root mean square of
-            the entries' distances from the start.
+            the entries' distances from the start; the bound of all steps.
         growth: by how much r may grow, see above.
         power: p; the paper's is 0.
 
@@ -212,17 +213,19 @@ class DoG(AbstractAuto):
         squares = tree.dot(direction, direction).astype(dtype)
         steepest = _largest_entry(direction).astype(dtype)
         far = tree.norm(tree.sub(w, start)).astype(dtype)
-        scale = 1 + far / jnp.sqrt(jnp.asarray(tree.size(w), dtype))
+        root = jnp.sqrt(jnp.asarray(tree.size(w), dtype))
+        scale = 1 + far / root
         # a step of size  s / steepest  moves the entry that it moves most by s
-        per_entry = scale / jnp.where(steepest > 0, steepest, jnp.ones_like(steepest))
-        first = jnp.asarray(self.first, dtype) * per_entry * jnp.sqrt(squares)
+        steepest = jnp.where(steepest > 0, steepest, jnp.ones_like(steepest))
+        rms = jnp.maximum(tree.norm(w).astype(dtype) / root, jnp.ones_like(root))
+        first = jnp.asarray(self.first, dtype) * rms / steepest * jnp.sqrt(squares)
         most = r * (1 + jnp.asarray(self.growth, dtype) / (k + 1).astype(dtype))
         is_step = squares > 0  # the first step is the first one along a direction
         grown = jnp.where(k == 0, first, jnp.maximum(r, jnp.minimum(far, most)))
         r = jnp.where(is_step, grown, r)
         total = total + (k + 1).astype(dtype) ** jnp.asarray(self.power, dtype) * squares
         size = r / jnp.sqrt(jnp.where(total > 0, total, jnp.ones_like(total)))
-        bound = jnp.asarray(self.most, dtype) * per_entry
+        bound = jnp.asarray(self.most, dtype) * scale / steepest
         clipped = clipped + (is_step & (size > bound)).astype(clipped.dtype)
         size = jnp.minimum(size, bound)
         size = jnp.where(L * size > 1, 1 / jnp.where(L > 0, L, jnp.ones_like(L)), size)

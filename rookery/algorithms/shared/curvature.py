@@ -1,6 +1,6 @@
 """L of rules that find their sizes: the largest curvature that steps of x and of y meet.
 
-    of y    the derivative of its map in y: g_yy of a bilevel problem, -f_yy of a minimax problem
+    of y    g_yy of a bilevel problem, f_yy of a minimax problem
     of x    the derivative of its map in x at fixed y and v: f_xx - (g_y v)_xx, or f_xx
 
 A measurement is one exchange: the iterates go down, one number per measured variable comes up, one
@@ -33,6 +33,7 @@ from rookery.algorithms.shared.views import (
     MinimaxView,
     view_of,
 )
+from rookery.problem import oracles
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.composition import Composition
 from rookery.problem.minimax import Minimax
@@ -306,7 +307,7 @@ def curvatures_of(
     samples = draw_samples(client, problem, view.at(round), batch_size, sample_key)
     how = {"view": view.at(round), "iterations": iterations, "key": start_key}
     each = tuple(curvature_of(client, problem, blocks, samples, place, **how) for place in places)
-    if not isinstance(view, BilevelView):
+    if not isinstance(view, BilevelView) or not isinstance(problem, Bilevel):
         return each, jnp.zeros_like(each[0])
     return each, bend_of(problem, blocks, samples)
 
@@ -322,25 +323,43 @@ def curvature_of(
     iterations: int,
     key: Key,
 ) -> jax.Array:
-    """The largest eigenvalue of the derivative of a block's map in the block, on one sample.
+    """The largest curvature in x at fixed y and v (place 0) or in y, on one sample of each level.
 
     With Gauss-Newton products steps of y and of v meet different matrices, and the larger counts.
     """
+    x, y = blocks[:2]
 
-    def own_map(block):
-        return view.maps(problem, (*blocks[:place], block, *blocks[place + 1 :]), samples)[place]
+    def x_map(x):
+        return view.maps(problem, (x, *blocks[1:]), samples)[0]
 
-    def product(p):
-        return jax.jvp(own_map, (blocks[place],), (p,))[1]
+    if place == 0:
+        return largest(client, lambda p: jax.jvp(x_map, (x,), (p,))[1], x, iterations, key)
+    if isinstance(problem, Minimax):
+        return largest(client, lambda p: f_yy(problem, x, y, p, samples[0]), y, iterations, key)
 
-    found = largest(client, product, blocks[place], iterations, key)
-    if place == 0 or not isinstance(problem, Bilevel) or problem.has_exact_hessian:
+    def g_yy(p):
+        return problem.exact_inner_hvp(x, y, p, samples[-1])
+
+    if isinstance(view, PenaltyView):
+
+        def bent(p):
+            f_yy = oracles.second_derivative(problem.outer, (x, y), 1, 1, p, samples[0])
+            return tree.axpy(view.share, f_yy, g_yy(p))
+
+        return largest(client, bent, y, iterations, key)
+    found = largest(client, g_yy, y, iterations, key)
+    if problem.has_exact_hessian:
         return found
 
     def gauss_newton(p):
-        return problem.inner_hvp(*blocks[:2], p, samples[-1])
+        return problem.inner_hvp(x, y, p, samples[-1])
 
-    return jnp.maximum(found, largest(client, gauss_newton, blocks[1], iterations, key))
+    return jnp.maximum(found, largest(client, gauss_newton, y, iterations, key))
+
+
+def f_yy(problem: Minimax, x: Tree, y: Tree, p: Tree, sample: Sample) -> Tree:
+    """The second derivative in y times a vector."""
+    return oracles.second_derivative(problem.loss, (x, y), 1, 1, p, sample)
 
 
 def bend_of(problem: Bilevel, blocks: Blocks, samples: tuple[Sample, ...]) -> jax.Array:
