@@ -187,23 +187,46 @@ def test_means_forget_the_rounding_of_early_results():
 def test_the_size_is_what_paths_since_the_clients_read_leave_of_one_over_the_curvature():
     L, begun = np.array([1.0, 2.0, 5.0]), np.array([1.0, 0.9, 0.85])
     weights, zero = np.array([0.5, 0.3, 0.2]), jnp.array(0.0)
-    measured = running.Measured(jnp.asarray(L), jnp.zeros(3), jnp.zeros(3), jnp.asarray(begun))
+    measured = running.Measured(jnp.asarray(L), jnp.zeros(3), jnp.zeros(3))
     jobs: Any = SimpleNamespace(results=running.Results((), (), measured))
-    mean = running.Results((), (), running.Measured(zero, jnp.array(-0.25), zero, zero))
+    mean = running.Results((), (), running.Measured(zero, jnp.array(-0.25), zero))
     rules = running.Rules(rk.parts.Curvature(safety=1.5), rk.parts.Curvature(safety=1.5))
     fed: Any = SimpleNamespace(weights=jnp.asarray(weights))
     opts = rules.first_opts(jnp.zeros(2))
-    found, (y, v) = running.sized(fed, rules, opts, mean, jobs, jnp.array(1.1))
+
+    def sized(path):
+        since = running.Paths(jnp.zeros(3), path - jnp.asarray(begun))
+        return running.sized(fed, rules, opts, mean, jobs, since)
+
+    found, (y, v) = sized(1.1)
     lag = weights @ (1.5 * L * (1.1 - begun))
     assert 0.5 < lag < 1.5
     np.testing.assert_allclose(found, 1.5 * weights @ L)
     np.testing.assert_allclose(y.size, (1.5 - lag) / found)
     assert v.damping == 0.5  # twice the negative curvature
     np.testing.assert_allclose(v.size, (1.5 - lag) / (found + 0.5))
-    _, (y, _) = running.sized(fed, rules, opts, mean, jobs, jnp.array(2.0))
-    assert y.size == 0  # it waits
-    _, (y, _) = running.sized(fed, rules, opts, mean, jobs, jnp.array(1.0))
-    np.testing.assert_allclose(y.size, 1 / found)
+    assert sized(2.0)[1][0].size == 0  # y waits
+    np.testing.assert_allclose(sized(1.0)[1][0].size, 1 / found)
+
+
+def test_paths_are_the_sums_of_sizes_since_a_client_read():
+    since = running.Paths(jnp.array([0.3, 0.3, 0.3]), jnp.array([0.5, 0.5, 0.5]))
+    # one begins and delivers, one delivers what it began in poll 2, one goes on working
+    jobs: Any = SimpleNamespace(
+        polls=jnp.array(5), version=jnp.array([4, 2, 1]), has_arrived=jnp.array([1, 1, 0], bool)
+    )
+    since = since.arrived(jobs).stepped(jnp.array(0.1))
+    np.testing.assert_allclose(since.results, [0.1, 0.4, 0.6])
+    np.testing.assert_allclose(since.job, [0.1, 0.4, 0.4])
+
+
+def test_a_found_size_of_v_alone_counts_the_paths_of_v():
+    state = limit_without_hops(
+        rounds=30, outer_lr=0.05, inner_lr=0.05,
+        aphe=rk.parts.RunningAdjoint(lr=rk.parts.Curvature()),
+    )  # fmt: skip
+    assert float(jnp.max(state.paths.rows.results)) > 0
+    assert 0 <= float(state.opts.adjoint.size) <= 1 / float(state.lipschitz)
 
 
 @pytest.mark.slow
@@ -406,8 +429,8 @@ def test_what_a_round_with_a_running_adjoint_costs():
     # a client that measures L is told so, and what it knows; in its first jobs it always does
     found = rk.AFBO(outer_lr=0.05, inner_lr=rk.parts.Curvature(iterations=4))
     ledger = advance(found, rounds=1, zoo=SCALAR, engine=rk.Eager()).ledgers[0]
-    assert ledger.bytes_down == m * (2 * (p + 2 * q) + 1 + 24)
-    assert ledger.bytes_up == m * (2 * q + 24 + p)
+    assert ledger.bytes_down == m * (2 * (p + 2 * q) + 1 + 16)
+    assert ledger.bytes_up == m * (2 * q + 16 + p)
     assert ledger.hessian_vectors == m * (1 + 4 + 1 + 1)
 
 

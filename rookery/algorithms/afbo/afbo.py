@@ -69,6 +69,7 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.constraints import projected, projection
 from rookery.program.algorithm import PolledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
+from rookery.program.memory import PerClient
 from rookery.program.polling import InFlight, PollRules
 from rookery.types import BatchSize, Key, Tree
 
@@ -77,7 +78,7 @@ class AFBOState(NamedTuple):
     """The iterates, L, the means of all clients' latest results, and the jobs that bring them.
 
     ``opts`` are the states of the server's rules. ``v``, a running adjoint, is empty with hops;
-    ``path``, the sum of the sizes of y, where these are given.
+    ``paths``, how far y has stepped since clients read it, where its steps are given.
     """
 
     x: Tree
@@ -89,7 +90,7 @@ class AFBOState(NamedTuple):
     outer: InFlight
     opts: Opts = Opts()
     v: Tree = ()
-    path: Tree = ()
+    paths: PerClient | tuple[()] = ()
 
 
 class AFBO(PolledAlgorithm):
@@ -184,17 +185,15 @@ class AFBO(PolledAlgorithm):
             opts = Opts(first_opt(self.inner_lr, y), x_opt)
             return AFBOState(x, y, L, g, h, InFlight.of("inner", (x, y), g), outer, opts)
         rules = self.inner_rules
-        v, results = (
-            tree.zeros_like(y),
-            running.first_results(rules, y, is_x_found=isinstance(self.outer_lr, DoG)),
-        )
+        is_x_found = isinstance(self.outer_lr, DoG)
+        v, results = tree.zeros_like(y), running.first_results(rules, y, is_x_found=is_x_found)
         y_opt, v_opt = rules.first_opts(y)
         opts = Opts(y_opt, x_opt, v_opt)
         if not isinstance(results.measured, Measured):
             inner = InFlight.of("inner", (x, y, v), results)
             return AFBOState(x, y, L, results, h, inner, outer, opts, v)
         inner = InFlight.of("inner", (x, y, v, (jnp.array(False), results.measured)), results)
-        return AFBOState(x, y, L, results, h, inner, outer, opts, v, jnp.zeros_like(L))
+        return AFBOState(x, y, L, results, h, inner, outer, opts, v, running.first_paths(y))
 
     def round(
         self, fed: AbstractFederation, problem: Bilevel, state: AFBOState, key: Key
@@ -214,33 +213,32 @@ class AFBO(PolledAlgorithm):
         inner_rules = self._rules(fed.n_clients, self.inner_staleness)
         outer_rules = self._rules(fed.n_clients, self.outer_staleness)
         settings = {"problem": problem, "algorithm": self}
-        is_found = isinstance(state.g.measured, Measured)
 
         def inner_step(k, carry):
-            y, v, L, g, jobs, path, opts = carry
+            y, v, L, g, jobs, paths, opts = carry
             arrived = fed.poll(
                 jobs,
                 inner_iterations_with_residuals,
                 x,
                 y,
                 v,
-                *running.orders(rules, jobs, path),
+                *running.orders(rules, jobs),
                 rules=inner_rules,
                 key=jax.random.fold_in(inner_key, k),
                 settings=settings,
             )  # -------------------------------------------------- down  x, y, v  up  G_i, R_i
             jobs = arrived.jobs
             g = running.summed_again(fed, tree.add(g, arrived.change), jobs, wait_for)
-            if is_found:
-                L, opts = running.sized(fed, rules, opts, g, jobs, path)
+            if isinstance(paths, PerClient):
+                since = paths.rows.arrived(jobs)
+                L, opts = running.sized(fed, rules, opts, g, jobs, since)
+                paths = PerClient(since.stepped(rules.found_size(opts)))
             y, y_opt = move(rules.y, g.g, opts[0], y, fed.round)
             v, v_opt = move(rules.v, g.r, opts[1], v, fed.round)
-            if is_found and isinstance(rules.y, Curvature):
-                path = path + rules.y.size(y_opt)
-            return projected(problem, "y", y), v, L, g, jobs, path, (y_opt, v_opt)
+            return projected(problem, "y", y), v, L, g, jobs, paths, (y_opt, v_opt)
 
-        first = state.y, state.v, state.lipschitz, state.g, state.inner, state.path
-        y, v, L, g, inner, path, (y_opt, v_opt) = fed.repeat(
+        first = state.y, state.v, state.lipschitz, state.g, state.inner, state.paths
+        y, v, L, g, inner, paths, (y_opt, v_opt) = fed.repeat(
             self.inner_rounds, inner_step, (*first, (opts.inner, opts.adjoint))
         )
         here = {"problem": problem, "batch_size": self.batch_size}
@@ -249,12 +247,12 @@ class AFBO(PolledAlgorithm):
         )  # -------------------------------------------------------- down  x, y, v  up  H_i
         h = running.summed_again(fed, tree.add(h, arrived.change), arrived.jobs, wait_for)
         x_opt = opts.outer
-        if is_found and isinstance(self.outer_lr, DoG):
+        if isinstance(g.measured, Measured) and isinstance(self.outer_lr, DoG):
             x_opt = self.outer_lr.renewed(x_opt, g.measured.outer)
         moved, x_opt = move(self.outer_lr, h, x_opt, x, fed.round)
         x = projected(problem, "x", moved)
         opts = Opts(y_opt, x_opt, v_opt)
-        return AFBOState(x, y, L, g, h, inner, arrived.jobs, opts, v, path)
+        return AFBOState(x, y, L, g, h, inner, arrived.jobs, opts, v, paths)
 
     def _round_with_hops(
         self,

@@ -22,7 +22,7 @@ In a time that counts path instead of steps, D_i is the delay of client i, and �
 is enough for  y' = -Σ_i w_i L_i y(t - D_i)  to converge, however the delays vary; the sum here is
 that before the step, and the measured L_i have a margin. With results of one age a the size settles
 at 3/2 / (L (1 + a)). If a client of large curvature is away, y soon waits for it. Clients measure
-L_i in their jobs, and send it back together with the path at which they began.
+L_i in their jobs; the server keeps the paths.
 
 **Rounding.** A mean that is moved by differences keeps the rounding errors of the largest results
 that it ever had. It is summed again from all latest results whenever as many have arrived as there
@@ -87,13 +87,11 @@ class Measured(NamedTuple):
         bend: v' g_yy v / v' v, negative where the Hessian is indefinite along v.
         outer: the curvature in x at fixed y and v (:mod:`rookery.algorithms.shared.curvature`);
             empty if steps of x are given.
-        path: the sum of the server's sizes of y when the job began.
     """
 
     L: jax.Array
     bend: jax.Array
     outer: Tree
-    path: jax.Array
 
 
 class Results(NamedTuple):
@@ -115,6 +113,11 @@ class Rules(NamedTuple):
         """The first of them that finds its size."""
         return next((rule for rule in self if isinstance(rule, Curvature)), None)
 
+    def found_size(self, opts: tuple[Tree, Tree]) -> jax.Array:
+        """The size of a step of the first rule that finds it, y's before v's."""
+        each = zip(self, opts, strict=True)
+        return next(rule.size(opt) for rule, opt in each if isinstance(rule, Curvature))
+
     def first_opts(self, y: Tree) -> tuple[Tree, Tree]:
         """The states of the rules before the first step, with a damping for v."""
         y_opt, v_opt = first_opt(self.y, y), first_opt(self.v, y)
@@ -126,19 +129,16 @@ class Rules(NamedTuple):
 def first_results(rules: Rules, y: Tree, *, is_x_found: bool) -> Results:
     """What counts as a client's latest results before it has delivered any."""
     zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
-    measured = (
-        () if rules.measured is None else Measured(zero, zero, zero if is_x_found else (), zero)
-    )
+    outer = zero if is_x_found else ()
+    measured = () if rules.measured is None else Measured(zero, zero, outer)
     return Results(tree.zeros_like(y), tree.zeros_like(y), measured)
 
 
-def orders(rules: Rules, jobs: InFlight, path: Tree) -> tuple[PerClient, ...]:
+def orders(rules: Rules, jobs: InFlight) -> tuple[PerClient, ...]:
     """What a client that begins a job is told about measuring: whether to, and what it knows."""
     if rules.measured is None:
         return ()
-    known = jobs.results.measured
-    known = known._replace(path=jnp.broadcast_to(path, known.path.shape))
-    return (PerClient((is_due(rules.measured, jobs.begun), known)),)
+    return (PerClient((is_due(rules.measured, jobs.begun), jobs.results.measured)),)
 
 
 def measured_curvature(
@@ -169,7 +169,6 @@ def measured_curvature(
             renewed_curvature(known.L, L, 1.0),
             bend_of(problem, blocks, samples).astype(known.bend.dtype),
             outer,
-            known.path,
         )
 
     return client.repeat(jnp.where(is_due, 1, 0), measure, known, most=1)
@@ -194,20 +193,47 @@ def summed_again(fed: AbstractFederation, mean: Tree, jobs: InFlight, wait_for: 
     return fed.when(jobs.polls % polls == 0, total, mean)
 
 
+class Paths(NamedTuple):
+    """Sums of sizes, for each client.
+
+    Attributes:
+        job: since the client began its last job.
+        results: D_i, since it read what its latest results were computed at.
+    """
+
+    job: jax.Array
+    results: jax.Array
+
+    def arrived(self, jobs: InFlight) -> "Paths":
+        """The paths after a poll, in which some clients have begun a job and some delivered."""
+        job = jnp.where(jobs.version == jobs.polls - 1, 0, self.job)
+        return Paths(job, jnp.where(jobs.has_arrived, job, self.results))
+
+    def stepped(self, size: jax.Array) -> "Paths":
+        """The paths after a step of this size."""
+        return Paths(self.job + size, self.results + size)
+
+
+def first_paths(y: Tree) -> PerClient:
+    """No step has been taken."""
+    zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
+    return PerClient.of(Paths(zero, zero))
+
+
 def sized(
     fed: AbstractFederation,
     rules: Rules,
     opts: tuple[Tree, Tree],
     mean: Results,
     jobs: InFlight,
-    path: jax.Array,
+    paths: Paths,
 ) -> tuple[jax.Array, tuple[Tree, Tree]]:
     """The mean of the clients' L, and the states of the rules with the sizes that they give."""
     assert rules.measured is not None and isinstance(mean.measured, Measured)
     dtype, bend = mean.measured.L.dtype, mean.measured.bend
-    measured, weights = jobs.results.measured, fed.weights.astype(dtype)
-    each = tree.scale(rules.measured.safety, measured.L).astype(dtype)  # L_i
-    lag = jnp.dot(weights, each * (path - measured.path))  # Σ w_i L_i D_i
+    weights = fed.weights.astype(dtype)
+    each = tree.scale(rules.measured.safety, jobs.results.measured.L).astype(dtype)  # L_i
+    lag = jnp.dot(weights, each * paths.results)  # Σ w_i L_i D_i
     left = jnp.clip(MOST_LAG - lag, 0, 1)
     L = jnp.dot(weights, each)
 
