@@ -26,7 +26,7 @@ Cost of a round: 1 exchange, all three variables down and up. Clients keep d_i, 
 """
 
 from dataclasses import KW_ONLY
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -79,6 +79,8 @@ class BRFedBi(AbstractBilevelSteps):
     >>> BRFedBi(outer_lr=0.05, inner_lr=0.1, momentum=0.9, cached=True).momentum
     0.9
     """
+
+    is_followed: ClassVar[bool] = False
 
     _: KW_ONLY
     momentum: float = eqx.field(converter=number, default=0.0)

@@ -26,7 +26,7 @@ Cost of a round: 1 exchange, all three variables down, one message of the codec'
 """
 
 from dataclasses import KW_ONLY
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -72,6 +72,8 @@ class CSOBA(AbstractBilevelSteps):
     >>> CSOBA(outer_lr=0.05, inner_lr=0.1, codec=rk.parts.StochasticRounding(4)).codec.bits
     4
     """
+
+    is_followed: ClassVar[bool] = False
 
     _: KW_ONLY
     codec: AbstractCodec

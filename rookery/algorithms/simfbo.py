@@ -137,13 +137,13 @@ class SimFBO(AbstractLocalBlocks):
         u, radius = state.u, self.inner_radius
         rules = self.server_rules(len(u))
         mean = tree.scale(1 / local.most_steps(self.local_steps), q)  # of a local step
+        own = all_observed(self._local_rules(len(u)), mean, own, u)
         if self.server_lr is None:
             assert isinstance(own, ServerOpts), "checked at construction"
             new, opts = descend(rules, mean, own.message(), u, fed.round, radius)[0], ()
         else:
             new, opts = descend(rules, q, state.opts, u, fed.round, radius)
         variables, added = self.inside(problem, new)
-        own = all_observed(self._local_rules(len(u)), mean, own, (*variables, *added))
         return LocalBlocksState(variables, added, d, opts, own, feedback)
 
 

@@ -5,15 +5,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arena import context
 from naive_afbo import Naive
 from some_slow import some_slow
 
 import rookery as rk
 from rookery.algorithms.afbo import running
+from rookery.algorithms.shared.auto import Agreement
 from rookery.algorithms.shared.system import AbstractSystem
 from rookery.engines.engine import Program
 from rookery.problem.zoo.quadratic import QuadraticBilevel
 from rookery.program.algorithm import first_state
+from rookery.program.memory import PerClient
 
 ZOO = rk.zoo.quadratic_bilevel(n_clients=4, x_size=1, y_size=2, cross=0.3)
 APHE = rk.parts.APHESum(terms=2, lipschitz=5.0)
@@ -189,16 +192,21 @@ def test_the_size_is_what_paths_since_the_clients_read_leave_of_one_over_the_cur
     weights, zero = np.array([0.5, 0.3, 0.2]), jnp.array(0.0)
     measured = running.Measured(jnp.asarray(L), jnp.zeros(3), jnp.zeros(3))
     jobs: Any = SimpleNamespace(results=running.Results((), (), measured))
-    mean = running.Results((), (), running.Measured(zero, jnp.array(-0.25), zero))
+    g = jnp.array([3.0, 4.0])
+    mean = running.Results(g, g, running.Measured(zero, jnp.array(-0.25), zero))
     rules = running.Rules(rk.parts.Curvature(safety=1.5), rk.parts.Curvature(safety=1.5))
-    fed: Any = SimpleNamespace(weights=jnp.asarray(weights))
+    at = context(ZOO)
+    fed: Any = SimpleNamespace(weights=jnp.asarray(weights), when=at.fed.when)
     opts = rules.first_opts(jnp.zeros(2))
+    jobs.version, jobs.polls, jobs.has_arrived = jnp.zeros(3), 5, jnp.zeros(3, bool)
 
-    def sized(path):
-        since = running.Paths(jnp.zeros(3), path - jnp.asarray(begun))
-        return running.sized(fed, rules, opts, mean, jobs, since)
+    def sized(path, *, factor=1.0, last=g, since=0.0):
+        paths = PerClient(running.Paths(jnp.zeros(3), path - jnp.asarray(begun)))
+        agreement = Agreement(last, jnp.array(factor))
+        lag = running.Lag(paths, agreement, jnp.array(since), jnp.array(4.0))
+        return running.sized(fed, rules, opts, mean, jobs, lag)
 
-    found, (y, v) = sized(1.1)
+    found, (y, v), after = sized(1.1)
     lag = weights @ (1.5 * L * (1.1 - begun))
     assert 0.5 < lag < 1.5
     np.testing.assert_allclose(found, 1.5 * weights @ L)
@@ -207,6 +215,19 @@ def test_the_size_is_what_paths_since_the_clients_read_leave_of_one_over_the_cur
     np.testing.assert_allclose(v.size, (1.5 - lag) / (found + 0.5))
     assert sized(2.0)[1][0].size == 0  # y waits
     np.testing.assert_allclose(sized(1.0)[1][0].size, 1 / found)
+
+    np.testing.assert_allclose(after.paths.rows.results, 1.1 - begun + y.size)
+    assert after.agreement.factor == 1 and after.path == y.size and after.steps == 5
+    _, (y, v), after = sized(1.1, factor=2.0)  # all L_i are divided by the factor
+    left = min(1.5 - lag / 2, 1)
+    np.testing.assert_allclose(y.size, left / (found / 2), rtol=1e-6)
+    np.testing.assert_allclose(v.size, left / (found / 2 + 0.5), rtol=1e-6)
+    far = 3 * lag / found
+    assert sized(1.1, since=0.99 * far)[2].agreement.factor == 1
+    _, (y, _), after = sized(1.1, since=1.01 * far)  # g agrees with the last, four steps ago
+    np.testing.assert_allclose(after.agreement.factor, np.exp(0.1 * 4))
+    assert after.path == y.size and after.steps == 1
+    assert sized(1.1, since=far * 1.01, last=-g)[2].agreement.factor == 0.5
 
 
 def test_paths_are_the_sums_of_sizes_since_a_client_read():
@@ -225,8 +246,9 @@ def test_a_found_size_of_v_alone_counts_the_paths_of_v():
         rounds=30, outer_lr=0.05, inner_lr=0.05,
         aphe=rk.parts.RunningAdjoint(lr=rk.parts.Curvature()),
     )  # fmt: skip
-    assert float(jnp.max(state.paths.rows.results)) > 0
-    assert 0 <= float(state.opts.adjoint.size) <= 1 / float(state.lipschitz)
+    assert float(jnp.max(state.lag.paths.rows.results)) > 0
+    most = float(state.lag.agreement.factor) / float(state.lipschitz)
+    assert 0 <= float(state.opts.adjoint.size) <= most
 
 
 @pytest.mark.slow

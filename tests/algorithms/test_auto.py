@@ -13,7 +13,8 @@ import pytest
 from arena import context, f_y, solve
 
 import rookery as rk
-from rookery.algorithms.shared.auto import AutoOpt
+from rookery import algorithms
+from rookery.algorithms.shared.auto import Agreement, AutoOpt, following
 from rookery.algorithms.shared.curvature import measured_blocks, measured_for
 from rookery.algorithms.shared.step_rule import first_opt, inner_rule, move, step_rule
 from rookery.algorithms.shared.two_level import NestedState, Opts
@@ -75,6 +76,69 @@ def test_the_measured_size_is_one_over_the_curvature_that_steps_meet():
     lower = rk.parts.Curvature().renewed(opt, jnp.array(0.1))  # falls by a fifth at most
     assert lower.size == pytest.approx(opt.size / 0.8)
     assert rk.parts.Curvature().renewed(opt, jnp.array(30.0)).size == pytest.approx(1 / 33)
+
+
+def test_the_factor_follows_how_directions_agree():
+    rule, w = rk.parts.Curvature(gain=0.3, least=0.4, most=1.5), jnp.zeros(2)
+    opt = following(rule.renewed(rule.first_opt(w), jnp.array(2.0)), w)
+    plain = rule.renewed(rule.first_opt(w), jnp.array(2.0))
+    size, factor, last = 1 / 2.2, 1.0, np.zeros(2)
+    east, north, long = np.array([1.0, 0.0]), np.array([1.0, 2.0]), np.array([3.0, 0.0])
+    for g in (east, east, east, north, -north, east, long, -east, -east, -east, east):
+        lengths = np.linalg.norm(g) * np.linalg.norm(last)
+        cosine = g @ last / lengths if lengths else 0.0
+        turns = cosine < -0.5 or np.linalg.norm(g) > 2 * np.linalg.norm(last) > 0
+        factor = np.clip(factor * (0.5 if turns else np.exp(0.3 * cosine)), 0.4, 1.5)
+        before, last = np.asarray(w), g
+        w, opt = move(rule, jnp.asarray(g), opt, w, 0)
+        np.testing.assert_allclose(w, before - size * factor * g, rtol=1e-12)
+        moved, plain = move(rule, jnp.asarray(g), plain, w, 0)  # no factor is kept
+        np.testing.assert_allclose(moved, w - size * g, rtol=1e-12)
+    assert opt.size == plain.size  # 1 / L is as it was measured
+    np.testing.assert_allclose(opt.message().size, size * factor)
+    half = replace(rule, scale=0.5)
+    np.testing.assert_allclose(half.size(opt), size * factor / 2)
+
+
+def test_only_what_is_fresh_of_a_direction_is_compared():
+    rule, w, g = rk.parts.Curvature(), jnp.zeros(2), jnp.array([1.0, 0.0])
+    opt = rule.observed(g, following(rule.first_opt(w), w), w)
+    assert rule.observed(g, opt, w).memory.factor == pytest.approx(np.exp(0.1))
+    turned = rule.observed(g, opt, w, -g)
+    assert turned.memory.factor == 0.5
+    np.testing.assert_array_equal(turned.memory.last, g)
+
+
+@pytest.mark.parametrize("L", [5.0, 1.0, 0.5])
+def test_steps_find_out_that_a_measured_curvature_is_too_large_or_too_small(L):
+    """Gradient descent on a quadratic of condition 100, whose largest curvature is 1."""
+    rule, eigenvalues, w = rk.parts.Curvature(), jnp.geomspace(1e-2, 1, 8), jnp.ones(8)
+
+    @jax.jit
+    def steps(w, opt):
+        def step(_, carry):
+            return move(rule, eigenvalues * carry[0], carry[1], carry[0], 0)
+
+        return jax.lax.fori_loop(0, 1400, step, (w, opt))
+
+    w, _ = steps(w, following(AutoOpt(jnp.array(1 / L)), w))
+    assert np.exp(-1400 / 100) > 5e-7  # what steps of size 1 leave of the flattest direction
+    assert jnp.linalg.norm(w) < 1e-6
+
+
+def test_sizes_do_not_follow_directions_of_penalties_and_compositions():
+    zoo, (x, y) = rk.zoo.scalar_bilevel(), (jnp.zeros(1), jnp.zeros(1))
+    kept = {
+        "SOBA": rk.SOBA().init(zoo.problem, x, y).opts[1],
+        "F2SA": algorithms.F2SA().init(zoo.problem, x, y).opts[1],
+        "BRFedBi": algorithms.BRFedBi().init(zoo.problem, x, y).opts[1],
+        "FedNest": rk.FedNest().init(zoo.problem, x, y).opts.inner.opts,
+    }
+    followed = [name for name, opt in kept.items() if isinstance(opt.memory, Agreement)]
+    assert followed == ["SOBA", "FedNest"]
+    levels = rk.zoo.scalar_composition()
+    state = rk.FedNest(inner_start=np.zeros(1)).init(levels.problem, *levels.start)
+    assert state.opts.inner.opts.memory == ()
 
 
 class Cubic:
@@ -146,6 +210,7 @@ def test_an_indefinite_system_is_damped_and_a_definite_one_is_not(H, is_damped):
         (lambda: rk.Scaffold(lr="auto", server_lr=1.0), "does not look for one"),
         (lambda: rk.FedNest(inner_lr="atuo"), "inner_lr must be a number, got 'atuo'"),
         (lambda: rk.parts.Curvature(every=0), "Curvature.every must be at least 1"),
+        (lambda: rk.parts.Curvature(least=3.0, most=2.0), "most less Curvature.least"),
         (lambda: rk.parts.DoG(first=-1.0), "DoG.first must be a finite number above 0"),
         (lambda: rk.parts.WarmSeries(damping=-1.0), "WarmSeries.damping"),
     ],

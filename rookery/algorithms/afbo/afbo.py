@@ -49,7 +49,7 @@ from rookery import check, tree
 from rookery.algorithms.afbo import running
 from rookery.algorithms.afbo.aphe import AbstractAPHE
 from rookery.algorithms.afbo.hessians import AbstractHessians, ActiveHessians, LocalHessians, Point
-from rookery.algorithms.afbo.running import Measured, RunningAdjoint
+from rookery.algorithms.afbo.running import Lag, Measured, RunningAdjoint
 from rookery.algorithms.shared import local
 from rookery.algorithms.shared.adjoint import own_piece
 from rookery.algorithms.shared.auto import AutoOpt, Curvature, DoG
@@ -69,7 +69,6 @@ from rookery.problem.bilevel import Bilevel
 from rookery.problem.constraints import projected, projection
 from rookery.program.algorithm import PolledAlgorithm, check_kind
 from rookery.program.federation import AbstractFederation, Client
-from rookery.program.memory import PerClient
 from rookery.program.polling import InFlight, PollRules
 from rookery.types import BatchSize, Key, Tree
 
@@ -78,7 +77,7 @@ class AFBOState(NamedTuple):
     """The iterates, L, the means of all clients' latest results, and the jobs that bring them.
 
     ``opts`` are the states of the server's rules. ``v``, a running adjoint, is empty with hops;
-    ``paths``, how far y has stepped since clients read it, where its steps are given.
+    ``lag``, what the server keeps to find the sizes of y, where its steps are given.
     """
 
     x: Tree
@@ -90,7 +89,7 @@ class AFBOState(NamedTuple):
     outer: InFlight
     opts: Opts = Opts()
     v: Tree = ()
-    paths: PerClient | tuple[()] = ()
+    lag: Lag | tuple[()] = ()
 
 
 class AFBO(PolledAlgorithm):
@@ -193,7 +192,7 @@ class AFBO(PolledAlgorithm):
             inner = InFlight.of("inner", (x, y, v), results)
             return AFBOState(x, y, L, results, h, inner, outer, opts, v)
         inner = InFlight.of("inner", (x, y, v, (jnp.array(False), results.measured)), results)
-        return AFBOState(x, y, L, results, h, inner, outer, opts, v, running.first_paths(y))
+        return AFBOState(x, y, L, results, h, inner, outer, opts, v, running.first_lag(y))
 
     def round(
         self, fed: AbstractFederation, problem: Bilevel, state: AFBOState, key: Key
@@ -215,7 +214,7 @@ class AFBO(PolledAlgorithm):
         settings = {"problem": problem, "algorithm": self}
 
         def inner_step(k, carry):
-            y, v, L, g, jobs, paths, opts = carry
+            y, v, L, g, jobs, lag, opts = carry
             arrived = fed.poll(
                 jobs,
                 inner_iterations_with_residuals,
@@ -229,16 +228,14 @@ class AFBO(PolledAlgorithm):
             )  # -------------------------------------------------- down  x, y, v  up  G_i, R_i
             jobs = arrived.jobs
             g = running.summed_again(fed, tree.add(g, arrived.change), jobs, wait_for)
-            if isinstance(paths, PerClient):
-                since = paths.rows.arrived(jobs)
-                L, opts = running.sized(fed, rules, opts, g, jobs, since)
-                paths = PerClient(since.stepped(rules.found_size(opts)))
+            if isinstance(lag, Lag):
+                L, opts, lag = running.sized(fed, rules, opts, g, jobs, lag)
             y, y_opt = move(rules.y, g.g, opts[0], y, fed.round)
             v, v_opt = move(rules.v, g.r, opts[1], v, fed.round)
-            return projected(problem, "y", y), v, L, g, jobs, paths, (y_opt, v_opt)
+            return projected(problem, "y", y), v, L, g, jobs, lag, (y_opt, v_opt)
 
-        first = state.y, state.v, state.lipschitz, state.g, state.inner, state.paths
-        y, v, L, g, inner, paths, (y_opt, v_opt) = fed.repeat(
+        first = state.y, state.v, state.lipschitz, state.g, state.inner, state.lag
+        y, v, L, g, inner, lag, (y_opt, v_opt) = fed.repeat(
             self.inner_rounds, inner_step, (*first, (opts.inner, opts.adjoint))
         )
         here = {"problem": problem, "batch_size": self.batch_size}
@@ -252,7 +249,7 @@ class AFBO(PolledAlgorithm):
         moved, x_opt = move(self.outer_lr, h, x_opt, x, fed.round)
         x = projected(problem, "x", moved)
         opts = Opts(y_opt, x_opt, v_opt)
-        return AFBOState(x, y, L, g, h, inner, arrived.jobs, opts, v, paths)
+        return AFBOState(x, y, L, g, h, inner, arrived.jobs, opts, v, lag)
 
     def _round_with_hops(
         self,

@@ -24,6 +24,11 @@ that before the step, and the measured L_i have a margin. With results of one ag
 at 3/2 / (L (1 + a)). If a client of large curvature is away, y soon waits for it. Clients measure
 L_i in their jobs; the server keeps the paths.
 
+As elsewhere (:class:`Curvature`), all L_i are divided by a factor that grows while directions
+agree. Mean gradients of successive steps always do, since most results are in both, and the swings
+that delays cause have periods of about four delays. So a mean is compared with the one that was
+compared last once y has gone three times the mean delay, Σ w_i L_i D_i / L, since then.
+
 **Rounding.** A mean that is moved by differences keeps the rounding errors of the largest results
 that it ever had. It is summed again from all latest results whenever as many have arrived as there
 are clients, so that this costs a step of the server as many rows as arrive in it.
@@ -36,7 +41,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import tree
-from rookery.algorithms.shared.auto import AutoOpt, Curvature, renewed_curvature
+from rookery.algorithms.shared.auto import Agreement, AutoOpt, Curvature, renewed_curvature
 from rookery.algorithms.shared.blocks import draw_samples
 from rookery.algorithms.shared.curvature import bend_of, curvature_of, damping_for, is_due
 from rookery.algorithms.shared.step_rule import (
@@ -77,6 +82,8 @@ class RunningAdjoint(eqx.Module):
 
 MOST_LAG = 1.5
 """The largest sum of L_i D_i, the next step included."""
+MOST_DELAYS = 3.0
+"""Between two mean gradients that are compared: more than half the period of a swing."""
 
 
 class Measured(NamedTuple):
@@ -214,10 +221,27 @@ class Paths(NamedTuple):
         return Paths(self.job + size, self.results + size)
 
 
-def first_paths(y: Tree) -> PerClient:
+class Lag(NamedTuple):
+    """What the server keeps to find sizes for results of any age.
+
+    Attributes:
+        paths: how far y has stepped since clients read it (:class:`Paths`).
+        agreement: the factor on 1 / L, and the mean gradient that was last compared.
+        path: how far y has stepped since then.
+        steps: in how many steps.
+    """
+
+    paths: PerClient
+    agreement: Agreement
+    path: jax.Array
+    steps: jax.Array
+
+
+def first_lag(y: Tree) -> Lag:
     """No step has been taken."""
     zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
-    return PerClient.of(Paths(zero, zero))
+    agreement = Agreement(tree.zeros_like(y), jnp.ones_like(zero))
+    return Lag(PerClient.of(Paths(zero, zero)), agreement, zero, zero)
 
 
 def sized(
@@ -226,16 +250,34 @@ def sized(
     opts: tuple[Tree, Tree],
     mean: Results,
     jobs: InFlight,
-    paths: Paths,
-) -> tuple[jax.Array, tuple[Tree, Tree]]:
-    """The mean of the clients' L, and the states of the rules with the sizes that they give."""
-    assert rules.measured is not None and isinstance(mean.measured, Measured)
+    lag: Lag,
+) -> tuple[jax.Array, tuple[Tree, Tree], Lag]:
+    """The mean of the clients' L, the states of the rules with their sizes, and the lag after them.
+
+    Args:
+        fed: the federation.
+        rules: of y and v.
+        opts: their states.
+        mean: of all clients' latest results.
+        jobs: with these results.
+        lag: before the poll that brought some of them.
+    """
+    rule = rules.measured
+    assert rule is not None and isinstance(mean.measured, Measured)
     dtype, bend = mean.measured.L.dtype, mean.measured.bend
-    weights = fed.weights.astype(dtype)
-    each = tree.scale(rules.measured.safety, jobs.results.measured.L).astype(dtype)  # L_i
-    lag = jnp.dot(weights, each * paths.results)  # Σ w_i L_i D_i
-    left = jnp.clip(MOST_LAG - lag, 0, 1)
-    L = jnp.dot(weights, each)
+    weights, paths = fed.weights.astype(dtype), lag.paths.rows.arrived(jobs)
+    each = tree.scale(rule.safety, jobs.results.measured.L).astype(dtype)  # L_i
+    L, behind = jnp.dot(weights, each), jnp.dot(weights, each * paths.results)  # Σ w_i L_i D_i
+
+    direction = mean.g if isinstance(rules.y, Curvature) else mean.r
+
+    def compared(agreement):
+        return rule.agreed(agreement, direction, steps=lag.steps)
+
+    is_due = L * lag.path >= MOST_DELAYS * behind
+    agreement = fed.when(is_due, compared, lag.agreement)
+    factor = agreement.factor
+    left = jnp.clip(MOST_LAG - behind / factor, 0, 1)
 
     def size(L):
         return jnp.where(L > 0, left / jnp.where(L > 0, L, jnp.ones_like(L)), jnp.zeros_like(L))
@@ -244,8 +286,11 @@ def sized(
         if not isinstance(rule, Curvature):
             return opt
         if not jax.tree.leaves(opt.damping):
-            return AutoOpt(size(L))
+            return AutoOpt(size(L / factor))
         damping = jnp.maximum(damping_for(bend), tree.scale(0.9, opt.damping))
-        return AutoOpt(size(L + damping), damping)
+        return AutoOpt(size(L / factor + damping), damping)
 
-    return L, (one(rules.y, opts[0]), one(rules.v, opts[1]))
+    opts = one(rules.y, opts[0]), one(rules.v, opts[1])
+    step, none = rules.found_size(opts), jnp.zeros_like(lag.path)
+    path, steps = jnp.where(is_due, none, lag.path), jnp.where(is_due, none, lag.steps)
+    return L, opts, Lag(PerClient(paths.stepped(step)), agreement, path + step, steps + 1)

@@ -51,7 +51,7 @@ from rookery.algorithms.shared.blocks import (
     own_maps,
 )
 from rookery.algorithms.shared.context import Context
-from rookery.algorithms.shared.curvature import measured_blocks, with_damping
+from rookery.algorithms.shared.curvature import first_states, measured_blocks
 from rookery.algorithms.shared.local import map_steps
 from rookery.algorithms.shared.on_view import AbstractOnView
 from rookery.algorithms.shared.step_rule import (
@@ -182,7 +182,7 @@ class FedMSA(AbstractOnView):
         view = view_of(problem, self.view)
         u = (*variables, *view.added(problem, *variables))
         rules = each_rule(self.outer_lr, self.inner_lr, len(u))
-        n, own = len(variables), with_damping(view, rules, kept_opts(rules, u))
+        n, own = len(variables), first_states(view, rules, kept_opts(rules, u), u)
         return MSAState(variables, u[n:], u, tree.zeros_like(u), self.output.init(variables), own)
 
     def round(
@@ -199,7 +199,9 @@ class FedMSA(AbstractOnView):
         own = self._measured(fed, problem, at_u, state.own_opts, key)
         h = self._direction(fed, problem, at_u, state, is_first, momentum_key)
         along_h = fed.cache(h)
-        own = all_observed(each_rule(self.outer_lr, self.inner_lr, len(u)), h, own, u)
+        kept = 0.0 if self.renewal is None else 1 - self.renewal
+        fresh = tree.axpy(-kept, state.h, h)
+        own = all_observed(each_rule(self.outer_lr, self.inner_lr, len(u)), h, own, u, fresh)
 
         who, sample_key = jax.random.split(local_key)
         settings = {"key": sample_key, "problem": problem, "algorithm": self}

@@ -17,12 +17,18 @@ import jax.numpy as jnp
 from rookery import check, tree
 from rookery.algorithms.fednest.local_part import AbstractLocalPart
 from rookery.algorithms.shared import levels, local
-from rookery.algorithms.shared.auto import Curvature
+from rookery.algorithms.shared.auto import Curvature, ServerOpts
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel
 from rookery.algorithms.shared.local import LocalPlan, LocalSteps
 from rookery.algorithms.shared.server import inner_gradient
-from rookery.algorithms.shared.step_rule import StepRule, check_curvature, inner_rule
+from rookery.algorithms.shared.step_rule import (
+    StepRule,
+    check_curvature,
+    direction_of,
+    inner_rule,
+    observed,
+)
 from rookery.algorithms.shared.system import LocalSystem
 from rookery.algorithms.shared.two_level import AbstractInner
 from rookery.problem.constraints import projected, projection
@@ -47,17 +53,20 @@ def fedinn(
     ``opt`` is what the clients keep of their optimisers' states, if anything.
     """
     who, anchor_key, local_key = jax.random.split(key, 3)
-    fed, cohort = context.fed, context.sample(who)
+    fed, cohort, start = context.fed, context.sample(who), y
     x, y = fed.broadcast(cohort, x, y)  # ----------------------------------- down  x, y
     if dealt:
         q_i, at_y = context.map(dealt_gradients, x, y, key=local_key)
-        q = fed.broadcast(cohort, fed.mean(q_i))  # ------------------------- up, down  q
+        q = fed.mean(q_i)  # ------------------------------------------------ up    q
+        opt = observed(lr, q, opt, start)
+        q = fed.broadcast(cohort, q)  # ------------------------------------- down  q
         how = {"key": local_key, "lr": lr, "steps": steps}  # the key deals the same batches
         y_i, opt = context.map_steps(cohort, opt, dealt_inner_steps, x, y, q, at_y, **how)
         y = fed.mean(y_i, around=y)  # -------------------------------------- up    y
         return projected(context.problem, "y", y), opt
     q_i = context.map(inner_gradient, x, y, key=anchor_key, batch_size=anchor_batch)
     q = fed.mean(q_i)  # ---------------------------------------------------- up    q
+    opt = observed(lr, q, opt, start)
     q = fed.broadcast(cohort, q)  # ----------------------------------------- down  q
     how = {"key": local_key, "lr": lr, "steps": steps}
     y_i, opt = context.map_steps(cohort, opt, corrected_inner_steps, x, y, q, **how)
@@ -70,11 +79,13 @@ def fedinn_sgd(
 ) -> tuple[Tree, Tree]:
     """One exchange: the mean of the clients' plain local steps."""
     who, local_key = jax.random.split(key)
-    fed, cohort = context.fed, context.sample(who)
+    fed, cohort, start = context.fed, context.sample(who), y
     x, y = fed.broadcast(cohort, x, y)  # ----------------------------------- down  x, y
     how = {"key": local_key, "lr": lr, "steps": steps}
     y_i, opt = context.map_steps(cohort, opt, plain_inner_steps, x, y, **how)
     y = fed.mean(y_i, around=y)  # ------------------------------------------ up    y
+    if isinstance(opt, ServerOpts):
+        opt = observed(lr, direction_of(lr, opt.opts, start, y), opt, start)
     return projected(context.problem, "y", y), opt
 
 

@@ -1,6 +1,7 @@
 """Step rules that find their size themselves: by curvature for inner, by distance for outer steps.
 
-    Curvature   1 / L,  L the largest curvature that inner steps meet, measured on clients
+    Curvature   f / L,  L the largest curvature that inner steps meet, measured on clients, and f a
+                factor that grows as long as consecutive directions agree
     DoG         (distance from the start) / sqrt(Σ k^p |h|²), at most 1 / L of x where L is measured
 
 Both are one number. The server finds it, and steps that clients take get it with the message that
@@ -33,6 +34,20 @@ class AutoOpt(NamedTuple):
     damping: Tree = ()
     memory: Tree = ()
 
+    def message(self) -> "AutoOpt":
+        """What clients are sent of it: the size and the damping."""
+        size = self.size
+        if isinstance(self.memory, Agreement):
+            size = size * self.memory.factor
+        return AutoOpt(size, self.damping)
+
+
+class Agreement(NamedTuple):
+    """What :class:`Curvature` remembers: the last direction, and the factor on 1 / L."""
+
+    last: Tree
+    factor: jax.Array
+
 
 class ServerOpts(NamedTuple):
     """States of local rules that stay at the server; clients are sent the sizes with every call."""
@@ -42,7 +57,7 @@ class ServerOpts(NamedTuple):
     def message(self) -> Tree:
         """What goes down: sizes and dampings."""
         return jax.tree.map(
-            lambda opt: opt._replace(memory=()) if isinstance(opt, AutoOpt) else opt,
+            lambda opt: opt.message() if isinstance(opt, AutoOpt) else opt,
             self.opts,
             is_leaf=lambda leaf: isinstance(leaf, AutoOpt),
         )
@@ -65,16 +80,26 @@ class AbstractAuto(eqx.Module):
         return dataclasses.replace(self, scale=self.scale * factor)
 
     def size(self, opt: AutoOpt) -> jax.Array:
-        """Of a step, with the factor."""
-        return opt.size * jnp.asarray(self.scale, opt.size.dtype)
+        """Of a step."""
+        size = opt.message().size
+        return size * jnp.asarray(self.scale, size.dtype)
 
     @abc.abstractmethod
     def first_opt(self, w: Tree) -> AutoOpt:
         """The state before the first step from ``w``."""
 
     @abc.abstractmethod
-    def observed(self, direction: Tree, opt: AutoOpt, w: Tree) -> AutoOpt:
-        """The state with the size for a step from ``w`` along a direction that the server has."""
+    def observed(
+        self, direction: Tree, opt: AutoOpt, w: Tree, fresh: Tree | None = None
+    ) -> AutoOpt:
+        """The state with the size for a step from ``w`` along a direction that the server has.
+
+        Args:
+            direction: of the step.
+            opt: the state.
+            w: the variable.
+            fresh: the part of the direction that is of this round alone; all of it if None.
+        """
 
     def move(
         self, direction: Tree, opt: AutoOpt, w: Tree, steps: Count = 1
@@ -87,6 +112,10 @@ class AbstractAuto(eqx.Module):
         return tree.axpy(-size, direction, w), opt
 
 
+TURN = -0.5
+"""A direction with a smaller cosine turns back: its steep part has outgrown all others."""
+GROWS = 2.0
+"""A direction that is so many times as long as the last one grows."""
 SAFETY = 1.1
 """Factor on a measured L, which power iteration approaches from below."""
 
@@ -100,6 +129,18 @@ class Curvature(AbstractAuto):
     largest of them. Between two measurements L falls by a fifth at most. The same L serves the
     series and systems of the adjoint v.
 
+    Steps are as long as L allows only where L is tight. Batches of few rows and clients that differ
+    have a larger L than their mean has, and a network's L grows as long as steps are short. So the
+    size is f / L with a factor f, which every step multiplies by  exp(gain cos),  cos the cosine
+    between its direction and the last one: steps grow while directions agree, and shrink where
+    noise is all that is left (L. B. Almeida, T. Langlois, J. D. Amaral, A. Plakhov. Parameter
+    adaptation in stochastic optimization. On-line Learning in Neural Networks, 1998). Where a
+    direction turns back, with a cosine below -1/2, f is halved at once: steps are too long for the
+    steepest directions, which grow unseen until they outweigh the others. f stays 1 for the levels
+    of compositions, whose L is known; for penalties (:class:`PenaltyView`), whose two inner
+    variables need the same size; and where directions are no sign of progress, because they are
+    compressed, chosen by a robust method, or means of earlier ones.
+
     Where the inner Hessian is indefinite, v would grow along directions of negative curvature. If
     v' g_yy v < 0 is measured, the system of v is damped to  (g_yy + δ I) v = f_y,  δ twice that
     curvature, which halves with every measurement that does not see it. The damped v is biased
@@ -109,6 +150,9 @@ class Curvature(AbstractAuto):
         safety: factor on the measured L, which power iteration approaches from below.
         every: rounds from one measurement to the next; the first ``every`` rounds measure each.
         iterations: Hessian-vector products per client and measurement.
+        gain: how fast the factor f follows the directions; 0 keeps it at 1.
+        least: the smallest f.
+        most: the largest f.
 
     >>> import rookery as rk
     >>> rk.FedNest(inner_lr="auto").inner_lr == rk.parts.Curvature()
@@ -119,24 +163,69 @@ class Curvature(AbstractAuto):
     safety: float = eqx.field(converter=number, default=SAFETY)
     every: int = 5
     iterations: int = 20
+    gain: float = eqx.field(converter=number, default=0.1)
+    least: float = eqx.field(converter=number, default=0.5)
+    most: float = eqx.field(converter=number, default=5.0)
 
     def __check_init__(self):
         check.positive("Curvature.safety", self.safety)
         check.count("Curvature.every", self.every)
         check.count("Curvature.iterations", self.iterations)
+        check.not_negative("Curvature.gain", self.gain)
+        check.positive("Curvature.least", self.least)
+        check.not_negative("Curvature.most less Curvature.least", self.most - self.least)
 
     def first_opt(self, w):
         """No size: the first measurement comes before the first step."""
         return AutoOpt(_zero(w))
 
-    def observed(self, direction, opt, w):
-        """The same: a direction says nothing about curvature."""
-        return opt
+    def observed(self, direction, opt, w, fresh=None):
+        """The state with the factor for this direction; the same where none is kept."""
+        if not isinstance(opt.memory, Agreement):
+            return opt
+        return opt._replace(memory=self.agreed(opt.memory, direction, fresh))
+
+    def agreed(
+        self, memory: Agreement, direction: Tree, fresh: Tree | None = None, steps: Count = 1
+    ) -> Agreement:
+        """The factor after a direction, which is kept.
+
+        Args:
+            memory: the factor, and the direction that this one is compared with.
+            direction: of the step.
+            fresh: the part of it that is compared; all of it if None.
+            steps: how many steps lie between the two directions.
+        """
+        fresh = direction if fresh is None else fresh
+        before, now = tree.norm(memory.last), tree.norm(fresh)
+        is_known = before * now > 0
+        cosine = tree.dot(memory.last, fresh) / jnp.where(is_known, before * now, 1)
+        dtype = memory.factor.dtype
+        gain, least, most = (jnp.asarray(v, dtype) for v in (self.gain, self.least, self.most))
+        cosine = cosine.astype(dtype)
+        change = jnp.exp(gain * jnp.asarray(steps, dtype) * cosine)
+        turns = ((cosine < TURN) | (is_known & (now > GROWS * before))) & (gain > 0)
+        two = jnp.full_like(change, 2)
+        factor = memory.factor * jnp.where(turns, 1 / two, jnp.clip(change, 1 / two, two))
+        last = jax.tree.map(lambda new, old: new.astype(old.dtype), direction, memory.last)
+        return Agreement(last, jnp.clip(factor, least, most))
 
     def renewed(self, opt: AutoOpt, measured: jax.Array) -> AutoOpt:
         """The state after a measurement of the largest eigenvalue."""
         known = jnp.where(opt.size > 0, 1 / jnp.where(opt.size > 0, opt.size, 1), 0)
         return opt._replace(size=1 / renewed_curvature(known, measured, self.safety))
+
+
+def following(opt: Tree, w: Tree) -> Tree:
+    """The first state of a :class:`Curvature` rule with a factor that follows the directions.
+
+    States of other rules stay as they are.
+    """
+    if isinstance(opt, ServerOpts):
+        return ServerOpts(following(opt.opts, w))
+    if not isinstance(opt, AutoOpt) or isinstance(opt.memory, DoGMemory):
+        return opt
+    return opt._replace(memory=Agreement(tree.zeros_like(w), jnp.ones_like(opt.size)))
 
 
 def renewed_curvature(known: jax.Array, measured: jax.Array, safety: float) -> jax.Array:
@@ -204,8 +293,8 @@ class DoG(AbstractAuto):
         w, none = tree.as_arrays(w), jnp.zeros((), jnp.int32)
         return AutoOpt(zero, (), DoGMemory(w, zero, zero, none, none, zero))
 
-    def observed(self, direction, opt, w):
-        """The size for this direction."""
+    def observed(self, direction, opt, w, fresh=None):
+        """The size for this direction, whatever of it is fresh."""
         if not isinstance(opt.memory, DoGMemory):
             return opt
         start, r, total, k, clipped, L = opt.memory

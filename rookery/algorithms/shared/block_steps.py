@@ -8,7 +8,7 @@ import jax
 
 from rookery.algorithms.shared.auto import Curvature, DoG
 from rookery.algorithms.shared.blocks import descend
-from rookery.algorithms.shared.curvature import measured_blocks, with_damping
+from rookery.algorithms.shared.curvature import first_states, measured_blocks
 from rookery.algorithms.shared.step_rule import (
     StepRule,
     StepRules,
@@ -49,6 +49,8 @@ class AbstractBlockSteps(SampledAlgorithm):
     """
 
     projects: ClassVar[bool] = True
+    is_followed: ClassVar[bool] = True
+    """Whether directions tell if steps are too long, so that measured sizes follow them."""
 
     _: KW_ONLY
     outer_lr: StepRule = eqx.field(converter=step_rule, default_factory=DoG)
@@ -62,7 +64,8 @@ class AbstractBlockSteps(SampledAlgorithm):
         """The states of the rules of all blocks before the first step."""
         rules = each_rule(self.outer_lr, self.inner_lr, len(blocks))
         view = view_of(problem, self.seen_as())
-        return with_damping(view, rules, tuple(map(first_opt, rules, blocks)))
+        opts = tuple(map(first_opt, rules, blocks))
+        return first_states(view, rules, opts, blocks, is_followed=self.is_followed)
 
     def seen_as(self) -> AbstractView | None:
         """The view whose blocks step; that of the problem's class if None."""

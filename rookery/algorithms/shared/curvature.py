@@ -19,7 +19,14 @@ import jax
 import jax.numpy as jnp
 
 from rookery import tree
-from rookery.algorithms.shared.auto import AutoOpt, Curvature, DoG, DoGMemory, ServerOpts
+from rookery.algorithms.shared.auto import (
+    AutoOpt,
+    Curvature,
+    DoG,
+    DoGMemory,
+    ServerOpts,
+    following,
+)
 from rookery.algorithms.shared.blocks import draw_samples
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.penalty_view import PenaltyView
@@ -209,10 +216,28 @@ def check_blocks(name: str, rule: StepRules, problem: Problem, view: AbstractVie
         )
 
 
-def with_damping(view: AbstractView, rules: tuple[StepRule, ...], opts: Tree) -> Tree:
-    """The states before round 0, with a damping for v where there is one."""
+def first_states(
+    view: AbstractView,
+    rules: tuple[StepRule, ...],
+    opts: Tree,
+    blocks: Blocks,
+    *,
+    is_followed: bool = True,
+) -> Tree:
+    """The states before round 0, with a damping for v where there is one.
+
+    Args:
+        view: of the problem.
+        rules: one for each block.
+        opts: their states before the first step.
+        blocks: x and the others.
+        is_followed: whether a measured size follows how directions agree (:class:`Curvature`).
+    """
     if isinstance(opts, ServerOpts):
-        return ServerOpts(with_damping(view, rules, opts.opts))
+        how = {"is_followed": is_followed}
+        return ServerOpts(first_states(view, rules, opts.opts, blocks, **how))
+    if is_followed and isinstance(view, BilevelView | MinimaxView):
+        opts = tuple(map(following, opts, blocks))
     if not isinstance(view, BilevelView) or not isinstance(rules[2], Curvature):
         return opts
     return (*opts[:2], opts[2]._replace(damping=jnp.zeros_like(opts[2].size)))

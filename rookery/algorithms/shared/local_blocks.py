@@ -34,7 +34,7 @@ from rookery.algorithms.shared import local, local_sizes
 from rookery.algorithms.shared.auto import Curvature, DoG
 from rookery.algorithms.shared.blocks import descend, evaluate, own_maps
 from rookery.algorithms.shared.compression import Feedback, mean_of_encoded
-from rookery.algorithms.shared.curvature import with_damping
+from rookery.algorithms.shared.curvature import first_states
 from rookery.algorithms.shared.estimators import AbstractEstimator, PlainEstimator
 from rookery.algorithms.shared.on_view import AbstractOnView
 from rookery.algorithms.shared.step_rule import (
@@ -181,7 +181,8 @@ class AbstractLocalBlocks(AbstractOnView):
         u = (*variables, *added)
         d = tree.zeros_like(u) if self.estimator.is_averaged else ()
         rules = each_rule(self.outer_lr, self.inner_lr, len(u))
-        own = with_damping(view, rules, kept_opts(rules, u))
+        is_fresh = not self.estimator.is_averaged and not self.error_feedback
+        own = first_states(view, rules, kept_opts(rules, u), u, is_followed=is_fresh)
         feedback = Feedback.of(self._reply_like(u)) if self.error_feedback else ()
         return LocalBlocksState(variables, added, d, self.first_opts(problem, u), own, feedback)
 

@@ -506,22 +506,33 @@ def move_by_sum(
     return tree.axpy(-size_of(rule, round) / count, total, w), opt
 
 
-def observed(rule: StepRule, direction: Tree, opt: Tree, w: Tree) -> Tree:
-    """The state of a rule with the size for a step along a direction; others stay as they are."""
+def observed(
+    rule: StepRule, direction: Tree, opt: Tree, w: Tree, fresh: Tree | None = None
+) -> Tree:
+    """The state of a rule with the size for a step along a direction; others stay as they are.
+
+    ``fresh`` is the part of the direction that is of this round alone, all of it if None.
+    """
     if not isinstance(rule, AbstractAuto):
         return opt
     if isinstance(opt, ServerOpts):
-        return ServerOpts(rule.observed(direction, opt.opts, w))
-    return rule.observed(direction, opt, w)
+        return ServerOpts(rule.observed(direction, opt.opts, w, fresh))
+    return rule.observed(direction, opt, w, fresh)
 
 
 def all_observed(
-    rules: tuple[StepRule, ...], directions: Tree, opts: Tree, blocks: tuple[Tree, ...]
+    rules: tuple[StepRule, ...],
+    directions: Tree,
+    opts: Tree,
+    blocks: tuple[Tree, ...],
+    fresh: tuple[Tree, ...] | None = None,
 ) -> Tree:
     """:func:`observed` of several rules together, whose states are sent with one call."""
     if not isinstance(opts, ServerOpts):
         return opts
-    return ServerOpts(tuple(map(observed, rules, directions, opts.opts, blocks)))
+    fresh = (None,) * len(rules) if fresh is None else fresh
+    each = zip(rules, directions, opts.opts, blocks, fresh, strict=True)
+    return ServerOpts(tuple(observed(*one) for one in each))
 
 
 def direction_of(rule: StepRule, opt: Tree, old: Tree, new: Tree) -> Tree:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import tree
+from rookery.algorithms.shared.auto import following
 from rookery.algorithms.shared.context import Context
 from rookery.algorithms.shared.levels import TwoLevel, check_two_levels
 from rookery.algorithms.shared.step_rule import StepRule
@@ -111,7 +112,10 @@ class TwoLevelAlgorithm(SampledAlgorithm):
     def init(self, problem: TwoLevel, x: Tree, y: Tree = None) -> State:
         """The given iterates; L is estimated when it is first needed."""
         y = self._given_inner_start() if y is None else y
-        return initial_state(problem, x, y)._replace(opts=self.first_opts(x, y))
+        opts = self.first_opts(x, y)
+        if not isinstance(problem, Composition):
+            opts = opts._replace(inner=following(opts.inner, y))
+        return initial_state(problem, x, y)._replace(opts=opts)
 
     def solution(self, state: State) -> tuple[Tree, ...]:
         """(x, y), or (x,) of a composition."""
