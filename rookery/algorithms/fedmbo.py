@@ -96,6 +96,11 @@ class FedMBO(TwoLevelAlgorithm):
             return self.hypergradient
         return WarmSeries() if is_measured(self.inner_lr) else PHESum()
 
+    @property
+    def is_alone(self) -> bool:
+        """All steps are the server's."""
+        return False
+
     def first_opts(self, x: Tree, y: Tree) -> Opts:
         """The states of the server's rules and of the estimator, if they have any."""
         own = first_opt(self.inner_lr, y), first_opt(self.outer_lr, x)

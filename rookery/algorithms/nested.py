@@ -77,7 +77,7 @@ class Nested(TwoLevelAlgorithm):
         return Opts(*own, self.outer.first_memory(y))
 
     @property
-    def _is_alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Whether clients take several steps by themselves."""
         return any(getattr(part, "local_steps", 1) != 1 for part in (self.inner, self.outer))
 
@@ -86,7 +86,7 @@ class Nested(TwoLevelAlgorithm):
         context = Context(fed, problem, self.clients, self.batch_size)
         inner_key, outer_key = jax.random.split(key)
         of_rule = self.inner.rule, self.outer
-        opts, outer = measured_for(context, *of_rule, state, key, is_alone=self._is_alone)
+        opts, outer = measured_for(context, *of_rule, state, key, is_alone=self.is_alone)
 
         def inner_round(t, carry):
             y, opt = carry

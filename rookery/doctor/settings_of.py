@@ -28,6 +28,7 @@ class Settings:
         batch_size: rows of one evaluation.
         series: of the adjoint.
         clipped: share of the outer steps that their rule has cut; None if it cuts none.
+        is_found: whether the run has found the step, and shortens it where directions turn back.
     """
 
     step: float | None
@@ -37,6 +38,7 @@ class Settings:
     batch_size: BatchSize
     series: NeumannSettings | None
     clipped: float | None = None
+    is_found: bool = False
 
     @property
     def is_warm(self) -> bool:
@@ -71,6 +73,7 @@ def settings_of(
         getattr(algorithm, "batch_size", None),
         series,
         _clipped(found),
+        is_auto(rule),
     )
 
 

@@ -89,7 +89,7 @@ def verdicts_of_record(
 
 
 def _steps(v: Vitals, s: Settings) -> Iterator[Verdict]:
-    if s.step is not None and s.step * v.L >= UNSTABLE:
+    if s.step is not None and not s.is_found and s.step * v.L >= UNSTABLE:
         yield Verdict(
             "steps too long",
             f"{s.step_name} {s.step:.3g} times the curvature of a client's batch, {v.L:.3g}, is "

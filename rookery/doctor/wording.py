@@ -26,10 +26,8 @@ def _curvature(vitals: Sequence[Vitals], s: Settings) -> Iterator[str]:
         places.append(f"{last.L:.3g} {_place(last)}")
     yield f"The steepest batch of a client had the curvature L = {' and '.join(places)}."
     if s.step is not None:
-        yield (
-            f"A step of size {s.step:.3g} is {s.step * last.L:.3g} / L; steps of 2 / L and more "
-            "diverge."
-        )
+        why = "the run found it" if s.is_found else "steps of 2 / L and more diverge"
+        yield f"A step of size {s.step:.3g} is {s.step * last.L:.3g} / L; {why}."
 
 
 def _at_the_end(v: Vitals, s: Settings) -> Iterator[str]:

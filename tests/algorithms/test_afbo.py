@@ -222,7 +222,7 @@ def test_the_size_is_what_paths_since_the_clients_read_leave_of_one_over_the_cur
     left = min(1.5 - lag / 2, 1)
     np.testing.assert_allclose(y.size, left / (found / 2), rtol=1e-6)
     np.testing.assert_allclose(v.size, left / (found / 2 + 0.5), rtol=1e-6)
-    far = 3 * lag / found
+    far = float(3 * lag / found)
     assert sized(1.1, since=0.99 * far)[2].agreement.factor == 1
     _, (y, _), after = sized(1.1, since=1.01 * far)  # g agrees with the last, four steps ago
     np.testing.assert_allclose(after.agreement.factor, np.exp(0.1 * 4))

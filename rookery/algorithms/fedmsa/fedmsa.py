@@ -182,7 +182,8 @@ class FedMSA(AbstractOnView):
         view = view_of(problem, self.view)
         u = (*variables, *view.added(problem, *variables))
         rules = each_rule(self.outer_lr, self.inner_lr, len(u))
-        n, own = len(variables), first_states(view, rules, kept_opts(rules, u), u)
+        n, how = len(variables), {"is_followed": self.local_steps == 1}
+        own = first_states(view, rules, kept_opts(rules, u), u, **how)
         return MSAState(variables, u[n:], u, tree.zeros_like(u), self.output.init(variables), own)
 
     def round(

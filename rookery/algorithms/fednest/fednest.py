@@ -112,7 +112,7 @@ class FedNest(TwoLevelAlgorithm):
         return Opts(*own, self.adjoint.first_memory(y))
 
     @property
-    def _is_alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Whether clients take several steps by themselves."""
         return self.inner_steps != 1 or self.outer_steps != 1
 
@@ -125,7 +125,7 @@ class FedNest(TwoLevelAlgorithm):
         inner = {"lr": self.inner_lr, "steps": self.inner_steps, **anchor}
         outer = {"lr": self.outer_lr, "steps": self.outer_steps}
         of_rule = self.inner_lr, self.adjoint
-        opts, ihgp = measured_for(context, *of_rule, state, key, is_alone=self._is_alone)
+        opts, ihgp = measured_for(context, *of_rule, state, key, is_alone=self.is_alone)
         inner_opt, outer_opt, _ = opts
 
         def inner_round(t, carry):

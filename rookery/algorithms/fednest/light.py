@@ -232,6 +232,11 @@ class LFedNestNonAlt(TwoLevelAlgorithm):
         self.check_problem(problem, n_clients)
         local.check_fields(self, n_clients)
 
+    @property
+    def is_alone(self) -> bool:
+        """All steps are the clients'."""
+        return True
+
     def first_opts(self, x: Tree, y: Tree) -> Opts:
         """What the clients keep of both optimisers' states together, if anything."""
         return Opts(kept_opts((self.inner_lr, self.outer_lr), (y, x)), ())

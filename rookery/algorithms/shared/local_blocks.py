@@ -182,7 +182,8 @@ class AbstractLocalBlocks(AbstractOnView):
         d = tree.zeros_like(u) if self.estimator.is_averaged else ()
         rules = each_rule(self.outer_lr, self.inner_lr, len(u))
         is_fresh = not self.estimator.is_averaged and not self.error_feedback
-        own = first_states(view, rules, kept_opts(rules, u), u, is_followed=is_fresh)
+        is_followed = is_fresh and self.local_steps == 1
+        own = first_states(view, rules, kept_opts(rules, u), u, is_followed=is_followed)
         feedback = Feedback.of(self._reply_like(u)) if self.error_feedback else ()
         return LocalBlocksState(variables, added, d, self.first_opts(problem, u), own, feedback)
 

@@ -105,6 +105,11 @@ class TwoLevelAlgorithm(SampledAlgorithm):
             y = self._given_inner_start()
             validation.check_like("inner_start", y, "the value of layers[0]", value)
 
+    @property
+    @abc.abstractmethod
+    def is_alone(self) -> bool:
+        """Whether clients take several steps by themselves."""
+
     @abc.abstractmethod
     def first_opts(self, x: Tree, y: Tree) -> Opts:
         """The states of the step rules before round 0."""
@@ -113,7 +118,7 @@ class TwoLevelAlgorithm(SampledAlgorithm):
         """The given iterates; L is estimated when it is first needed."""
         y = self._given_inner_start() if y is None else y
         opts = self.first_opts(x, y)
-        if not isinstance(problem, Composition):
+        if not isinstance(problem, Composition) and not self.is_alone:
             opts = opts._replace(inner=following(opts.inner, y))
         return initial_state(problem, x, y)._replace(opts=opts)
 
