@@ -32,16 +32,27 @@ import equinox as eqx
 import jax
 
 from rookery import check
+from rookery.algorithms.shared.auto import DoG
 from rookery.algorithms.shared.block_steps import AbstractBlockSteps
 from rookery.algorithms.shared.blocks import descend, draw_samples
 from rookery.algorithms.shared.penalty_view import PenaltyView
-from rookery.algorithms.shared.step_rule import check_step_rules, each_rule
+from rookery.algorithms.shared.step_rule import StepRule, check_step_rules, each_rule, step_rule
 from rookery.algorithms.shared.views import Blocks
 from rookery.problem.bilevel import Bilevel
 from rookery.problem.constraints import projected
 from rookery.program.algorithm import check_kind
 from rookery.program.federation import AbstractFederation, Client
-from rookery.types import Count, Key, Sample, Tree
+from rookery.types import Converted, Count, Key, Sample, Tree
+
+
+def outer_rule(value: object) -> Converted:
+    """Field converter: "auto" is a :class:`DoG` that sets out faster.
+
+    x may move further in a round than elsewhere, since the inner variables do not lag behind it:
+    they take T steps before it moves again.
+    """
+    is_auto = isinstance(value, str) and value == "auto"
+    return DoG(first=0.5, growth=2.0) if is_auto else step_rule(value)
 
 
 class F2SAState(NamedTuple):
@@ -57,7 +68,7 @@ class F2SA(AbstractBlockSteps):
     """Inner steps of both perturbed problems, then one outer step.
 
     Args:
-        outer_lr: step rule of x.
+        outer_lr: step rule of x; "auto" is ``DoG(first=0.5, growth=2.0)``.
         inner_lr: of the two inner variables, or a tuple with one each.
         inner_rounds: T, inner steps per round.
         penalty: σ, and whether the difference is symmetric.
@@ -67,6 +78,7 @@ class F2SA(AbstractBlockSteps):
     """
 
     _: KW_ONLY
+    outer_lr: StepRule = eqx.field(converter=outer_rule, default="auto")
     inner_rounds: int = 10
     penalty: PenaltyView = eqx.field(default_factory=PenaltyView)
 
