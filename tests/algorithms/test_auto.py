@@ -122,8 +122,7 @@ def test_steps_find_out_that_a_measured_curvature_is_too_large_or_too_small(L):
         return jax.lax.fori_loop(0, 1400, step, (w, opt))
 
     w, _ = steps(w, following(AutoOpt(jnp.array(1 / L)), w))
-    assert np.exp(-1400 / 100) > 5e-7  # what steps of size 1 leave of the flattest direction
-    assert jnp.linalg.norm(w) < 1e-6
+    assert jnp.linalg.norm(w) < 1e-6  # steps of size 1 leave exp(-14) of the flattest direction
 
 
 def test_sizes_do_not_follow_directions_of_penalties_and_compositions():

@@ -135,9 +135,9 @@ class Curvature(AbstractAuto):
     between its direction and the last one: steps grow while directions agree, and shrink where
     noise is all that is left (L. B. Almeida, T. Langlois, J. D. Amaral, A. Plakhov. Parameter
     adaptation in stochastic optimization. On-line Learning in Neural Networks, 1998). Where a
-    direction turns back, with a cosine below -1/2, f is halved at once: steps are too long for the
-    steepest directions, which grow unseen until they outweigh the others. f stays 1 where
-    clients take several local steps, which could run away before the server sees them; for the
+    direction turns back, with a cosine below -1/2, or is more than twice as long as the last one, f
+    is halved at once: steps are too long for the steepest directions, which grow unseen until they
+    outweigh the others. f stays 1 where clients take several local steps, which could run away before the server sees them; for the
     levels of compositions, whose L is known; for penalties (:class:`PenaltyView`), whose two inner
     variables need the same size; and where directions are no sign of progress, because they are
     compressed, chosen by a robust method, or means of earlier ones.
