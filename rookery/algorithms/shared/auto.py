@@ -137,10 +137,11 @@ class Curvature(AbstractAuto):
     adaptation in stochastic optimization. On-line Learning in Neural Networks, 1998). Where a
     direction turns back, with a cosine below -1/2, or is more than twice as long as the last one, f
     is halved at once: steps are too long for the steepest directions, which grow unseen until they
-    outweigh the others. f stays 1 where clients take several local steps, which could run away before the server sees them; for the
-    levels of compositions, whose L is known; for penalties (:class:`PenaltyView`), whose two inner
-    variables need the same size; and where directions are no sign of progress, because they are
-    compressed, chosen by a robust method, or means of earlier ones.
+    outweigh the others. f stays 1 where clients take several local steps, which could run away
+    before the server sees them; for the levels of compositions, whose L is known; for penalties
+    (:class:`PenaltyView`), whose two inner variables need the same size; and where directions are
+    no sign of progress, because they are compressed, chosen by a robust method, or means of earlier
+    ones.
 
     Where the inner Hessian is indefinite, v would grow along directions of negative curvature. If
     v' g_yy v < 0 is measured, the system of v is damped to  (g_yy + δ I) v = f_y,  δ twice that
